@@ -1,0 +1,217 @@
+"""Artifacts: canonical JSON, digests, and the three kinds that never mix.
+
+`Raw` is private data and anything un-noised computed from it; `Noised` is output of the mechanism;
+`Public` is everything else. The kinds are types, so that a function which publishes can take
+`Noised | Public` and a type checker, as well as `require_publishable`, refuses a `Raw`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.errors import ArtifactError, Refused, StorageError
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file or folder written by one step."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Raw(Artifact):
+    """Private: lives below the private root, never in the pipeline UI, never in a bundle."""
+
+
+@dataclass(frozen=True)
+class Noised(Artifact):
+    """Output of the mechanism: may be published once the gate allows it."""
+
+
+@dataclass(frozen=True)
+class Public(Artifact):
+    """Computed from public constants and noised outputs alone."""
+
+
+def require_publishable(*artifacts: Artifact) -> None:
+    """Refuses anything that is not `Noised` or `Public`.
+
+    Raises:
+      Refused: one of them is raw.
+    """
+    for artifact in artifacts:
+        if not isinstance(artifact, Noised | Public):
+            raise Refused(
+                f"{artifact.path.name} is {type(artifact).__name__}, and only Noised or Public "
+                "artifacts may be published; leave it out"
+            )
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns the one byte string of a JSON value: sorted keys, no spaces, UTF-8, no NaN.
+
+    Raises:
+      ArtifactError: the value holds NaN, infinity or something JSON has no word for.
+    """
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"this value cannot be written as canonical JSON: {error}") from error
+    return text.encode()
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of bytes, 64 lower-case hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value. For public values only: see dp.md, commitments."""
+    return sha256_hex(canonical_json(value))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_digests(root: Path) -> dict[str, str]:
+    """Maps every file below `root` (POSIX path relative to it, sorted) to its SHA-256."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): file_digest(path) for path in files}
+
+
+def tree_digest(root: Path) -> str:
+    """One digest of all files below `root` and their names."""
+    return json_digest(tree_digests(root))
+
+
+def _temporary(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    return Path(name)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
+
+    Raises:
+      StorageError: the disk is full or the folder may not be written; nothing is left behind.
+    """
+    try:
+        temporary = _temporary(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(mode)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"could not write {path.name}: {error.strerror}; free space or fix permissions of "
+            f"{path.parent}, then run again"
+        ) from error
+
+
+def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Creates a file with its whole content, or fails if the name exists (link of a temporary).
+
+    Raises:
+      FileExistsError: somebody created the name first.
+      StorageError: the disk is full or the folder may not be written.
+    """
+    try:
+        temporary = _temporary(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(mode)
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"could not create {path.name}: {error.strerror}; free space or fix permissions of "
+            f"{path.parent}, then run again"
+        ) from error
+
+
+def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> str:
+    """Writes a document `{"schema": schema, **body}` atomically and returns its JSON digest.
+
+    `schema` is `fedemb/<artifact>/<version>`. The file is indented for people; the digest is that
+    of the canonical form.
+    """
+    document = {"schema": schema, **body}
+    digest = json_digest(document)
+    text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, text.encode() + b"\n")
+    return digest
+
+
+def parse_json(data: bytes, schema: str, name: str) -> dict[str, Any]:
+    """Parses a document and checks its schema.
+
+    Raises:
+      ArtifactError: not JSON, holds NaN, or of another schema or version.
+    """
+
+    def refuse(constant: str) -> float:
+        raise ArtifactError(
+            f"{name} holds {constant}, which is not a number; it was not written by us"
+        )
+
+    try:
+        document = json.loads(data, parse_constant=refuse)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{name} is not JSON ({error}); write it anew with the step that owns it"
+        ) from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise ArtifactError(
+            f"{name} has schema {found!r}, expected {schema!r}; run the step that writes it with "
+            "this version of the package"
+        )
+    return document
+
+
+def read_json(path: Path, schema: str) -> dict[str, Any]:
+    """Reads a document written by `write_json`.
+
+    Raises:
+      ArtifactError: missing, not JSON, or of another schema or version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.name} is missing in {path.parent}; run the step that writes it"
+        ) from error
+    return parse_json(data, schema, path.name)
+
+
+def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a JSON-lines file."""
+    with path.open("rb") as file:
+        for line in file:
+            yield json.loads(line)

@@ -1,0 +1,72 @@
+"""Every error a user can meet, and the exit code it ends the process with.
+
+The codes are a contract with schedulers: 0 released (or simulation done), 2 bad input, 3 refused,
+4 worth retrying, 5 interrupted and resumable, 1 anything else. A message says what, got, wanted and
+what to do next, in one sentence, and never holds a user id or an image name.
+"""
+
+from __future__ import annotations
+
+
+class FedEmbError(Exception):
+    """Base of all errors whose message is meant for the user."""
+
+    exit_code = 1
+
+
+class ConfigError(FedEmbError):
+    """The configuration contradicts itself or holds a value out of bounds."""
+
+    exit_code = 2
+
+
+class InputError(FedEmbError):
+    """An input is missing, unreadable, or has not the columns the configuration names."""
+
+    exit_code = 2
+
+
+class ArtifactError(FedEmbError):
+    """An artifact is incomplete, of another schema version, or not what its digest says."""
+
+
+class StorageError(FedEmbError):
+    """A store cannot be reached, written or read: permission, credentials, disk, network."""
+
+    exit_code = 4
+
+
+class Refused(FedEmbError):
+    """A rule of privacy says no. Retrying changes nothing."""
+
+    exit_code = 3
+
+
+class BudgetExceeded(Refused):
+    """A user block would pass its cap."""
+
+
+class LedgerError(Refused):
+    """The ledger is broken, incomplete, or does not hold what a step needs."""
+
+
+class SignatureInvalid(Refused):
+    """A signature is missing, made by an unknown key, or does not fit its content."""
+
+
+class PlanMismatch(Refused):
+    """What is about to run, or ran, is not what was planned and reserved."""
+
+
+class UnsupportedAccounting(Refused):
+    """No accountant is known to be valid for this event under this neighbouring relation."""
+
+
+class GateDenied(Refused):
+    """The gate found reasons against the release."""
+
+
+class Interrupted(FedEmbError):
+    """The run was asked to stop, finished its round and can be resumed."""
+
+    exit_code = 5

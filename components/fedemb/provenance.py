@@ -1,0 +1,20 @@
+"""What code ran: one digest over the sources of this package."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import components
+from components.fedemb.artifacts import file_digest, json_digest
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 over names and contents of all sources below `components/`, 64 hexadecimal digits.
+
+    Part of what a reservation binds: a resumed attempt with other code is refused.
+    """
+    root = Path(components.__file__).parent
+    sources = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".html"))
+    return json_digest({path.relative_to(root).as_posix(): file_digest(path) for path in sources})
