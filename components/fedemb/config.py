@@ -66,6 +66,7 @@ class SourceConfig(Section):
     image_root: str | None = None
     """CSV only: folder of the image files."""
     columns: Columns = Columns()
+    """Which column is what."""
     where: dict[str, tuple[str, ...]] = {}
     """Keep a record only if each named column has one of the values: a public filter."""
     label_scope: Literal["user", "global"] = "user"
@@ -163,6 +164,7 @@ class LossConfig(Section):
     kind: Literal["softmax", "normalized_softmax", "arcface", "cosface", "triplet"] = (
         "normalized_softmax"
     )
+    """Softmax of plain or cosine logits, with or without margin; or batch-hard triplets."""
     scale: PositiveFloat = 16.0
     """Factor on cosine logits; unused by `softmax` and `triplet`."""
     margin: NonNegativeFloat = 0.2
@@ -217,6 +219,7 @@ class ServerConfig(Section):
     """What the server does with the noised mean update: post-processing, free of charge."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """Rule that applies the noised mean update."""
     learning_rate: PositiveFloat = 0.5
     """Step along the noised mean update."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -250,16 +253,23 @@ class PretrainingConfig(Section):
     """Public start of the backbone."""
 
     kind: Literal["none", "supervised", "simclr", "import"] = "none"
+    """No start, classes, self-supervision without labels, or a model file."""
     source: SourceConfig | None = None
     """Public images; images found here are dropped from the private side."""
     epochs: PositiveInt = 10
+    """Passes over the public images."""
     batch_size: PositiveInt = 64
+    """Public images per step."""
     learning_rate: PositiveFloat = 0.05
+    """Peak learning rate; decays by a cosine."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """SGD momentum."""
     loss: LossConfig = LossConfig()
+    """Loss of supervised pretraining."""
     temperature: PositiveFloat = 0.2
     """SimCLR only."""
     augmentation: AugmentationConfig | None = AugmentationConfig()
+    """Public augmentation; null trains on the images as they are."""
     import_path: str | None = None
     """`import` only: a .keras file with whitelisted layers."""
     licence: str = "unknown"
@@ -311,6 +321,7 @@ class GroupPoissonGaussianConfig(_Noised):
     sampling_probability: Probability
     """Chance (q) of each virtual client in each round."""
     adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
 class UserPoissonConfig(_Noised):
@@ -322,6 +333,7 @@ class UserPoissonConfig(_Noised):
     clients_per_round: PositiveInt
     """Groups (K) the sampled users are hashed into; the normaliser."""
     adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
 class FixedSizeConfig(_Noised):
@@ -333,6 +345,7 @@ class FixedSizeConfig(_Noised):
     users_per_client: PositiveInt
     """Users (M) per group."""
     adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
 class TreeAggregationConfig(_Noised):
@@ -392,6 +405,7 @@ class PolicyConfig(Section):
     """The budget this run draws from, and for whom the guarantee must hold."""
 
     policy_id: Name = "default"
+    """Name of the policy in the ledger; caps and keys belong to it."""
     users_lower_bound: Annotated[int, Field(ge=2)]
     """A public number below which the population surely never falls; delta must be safe for it."""
     certify_at: tuple[Annotated[int, Field(ge=2)], ...] = ()
@@ -444,6 +458,7 @@ class ReleaseConfig(Section):
     """Name under which a model is published."""
 
     name: Name = "embedding"
+    """Folder below the releases."""
     version: Name | None = None
     """Null: the run id."""
 
@@ -467,6 +482,7 @@ class RunConfig(Section):
     """Everything that decides a run."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema."""
     purpose: Literal["release", "simulation"]
     """`simulation`: shows utility and projected epsilon, can never be released."""
     data: DataConfig
@@ -475,6 +491,7 @@ class RunConfig(Section):
     pretraining: PretrainingConfig = PretrainingConfig()
     training: TrainingConfig = TrainingConfig()
     mechanism: MechanismConfig
+    """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
     policy: PolicyConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     audit: AuditConfig = AuditConfig()

@@ -1,0 +1,57 @@
+# Every command of the project lives here once; README, .ci/run and the workflow call these targets.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= quickstart
+STAMP := $(VENV)/.installed-$(shell cat requirements/dev.txt requirements/bootstrap.txt pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+
+help: ## Show this help
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make the virtual environment (all other targets do it for you)
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or say PYTHON=/path/to/python3.11" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/bootstrap.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+run: setup ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
+	$(BIN)/fedemb run --config $(CONFIG) $(if $(DATA),--data $(DATA)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
+
+check: setup ## Format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+test: check ## Everything CI runs (20 minutes at most)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-full: check ## The long tests too
+	$(BIN)/python -m pytest
+
+bench: setup ## Time the engine against the plain loop
+	$(BIN)/python -m tests.benchmarks.bench_engine
+
+golden: setup ## Rewrite golden files; review the diff
+	$(BIN)/python -m pytest -m "not slow" --force-regen tests/golden || true
+	git diff --stat tests/golden
+
+lock: setup ## Compile requirements/*.in to hashed locks
+	cd requirements && for name in cpu dev light; do ../$(BIN)/uv pip compile --quiet --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --override overrides.txt $$name.in -o $$name.txt; done
+	cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header bootstrap.in -o bootstrap.txt
+
+clean: ## Remove the environment and all caches (never runs/)
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+
+.PHONY: help setup run check test test-full bench golden lock clean

@@ -1,0 +1,245 @@
+"""Charts as inline SVG: deterministic, legible in light and dark, text stays text.
+
+matplotlib draws in stand-in colours, which become CSS variables of the page (`--series-1`, ink,
+line) afterwards, so that one drawing serves both colour schemes and print.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from markupsafe import Markup, escape
+
+INK, SOFT, LINE = "#010203", "#020304", "#030405"
+SERIES = ("#11a001", "#11a002", "#11a003", "#11a004")
+"""Stand-in colours: draw with these, `figure_svg` turns them into the page's own."""
+
+_CSS = {
+    INK: "currentColor",
+    SOFT: "var(--soft, #565f6d)",
+    LINE: "var(--line, #e0ddd6)",
+    SERIES[0]: "var(--series-1, #17627d)",
+    SERIES[1]: "var(--series-2, #b4541a)",
+    SERIES[2]: "var(--series-3, #6a4fa3)",
+    SERIES[3]: "var(--series-4, #5c7a1f)",
+}
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.color": SOFT,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "text.color": INK,
+    "path.simplify": True,
+}
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+
+
+class Line(NamedTuple):
+    """A named curve; `band` holds its lower and upper limits."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+class Bar(NamedTuple):
+    """A value with its interval; `low` and `high` may be None."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    series: int = 0
+
+
+def new_figure(width: float = 5.0, height: float = 3.0) -> Any:
+    """Returns a matplotlib figure (inches) in the style of the pages, outside pyplot."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        figure.add_subplot()
+    return figure
+
+
+def figure_svg(figure: Any, alt: str) -> Markup:
+    """Turns a matplotlib figure into inline SVG.
+
+    The same figure gives the same bytes: no date, hash salt from `alt`, ids of its own so that
+    several charts share a page.
+
+    Args:
+      figure: drawn in the stand-in colours of this module.
+      alt: what the chart shows, for those who do not see it.
+    """
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({**_STYLE, "svg.hashsalt": alt}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=none)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    prefix = "c" + sha256(alt.encode()).hexdigest()[:8]
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
+    text = re.sub(r"font: ([\d.]+)px '[^;\"]*", r"font-size: \1px", text)
+    for stand_in, css in _CSS.items():
+        text = text.replace(stand_in, css)
+    opening = f'<svg role="img" aria-label="{escape(alt)}"'
+    text = re.sub(r"<svg", opening, text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[\d.]+pt"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) width="[\d.]+pt"', r"\1", text, count=1)
+    return Markup(text)
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    alt: str,
+    x_log: bool = False,
+    y_log: bool = False,
+    y_limits: tuple[float, float] | None = None,
+    marks: Sequence[tuple[str, float]] = (),
+    diagonal: bool = False,
+) -> Markup:
+    """Draws curves, at most four, told apart by colour and dash.
+
+    Args:
+      lines: the curves.
+      x_label: axis, with unit.
+      y_label: axis, with unit.
+      alt: what the chart shows, for those who do not see it.
+      x_log: logarithmic axis.
+      y_log: logarithmic axis.
+      y_limits: limits of the y axis.
+      marks: named vertical lines.
+      diagonal: also draw y = x, what chance would give on a ROC.
+    """
+    from matplotlib import rc_context
+
+    figure = new_figure()
+    with rc_context(_STYLE):
+        axes = figure.axes[0]
+        for position, line in enumerate(lines):
+            colour, dash = SERIES[position % 4], _DASHES[position % 4]
+            axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
+            if line.band is not None:
+                axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
+        if diagonal:
+            grid = [10 ** (-6 + 6 * i / 200) for i in range(201)] if x_log else [0.0, 1.0]
+            shortest = min((min(line.x) for line in lines if len(line.x)), default=0.0)
+            grid = [x for x in grid if x >= shortest] if x_log else grid
+            axes.plot(grid, grid, color=SOFT, linewidth=1.0, label="chance")
+        for name, x in marks:
+            axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
+            axes.annotate(
+                name, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
+                textcoords="offset points", fontsize=8.5, color=SOFT,
+            )  # fmt: skip
+        if x_log:
+            axes.set_xscale("log")
+        if y_log:
+            axes.set_yscale("log")
+        if y_limits is not None:
+            axes.set_ylim(*y_limits)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        if len(lines) + diagonal > 1:
+            axes.legend()
+        return figure_svg(figure, alt)
+
+
+def bar_chart(
+    bars: Sequence[Bar], *, x_label: str, alt: str, x_limits: tuple[float, float] | None = None
+) -> Markup:
+    """Draws horizontal bars with their intervals, first on top.
+
+    Args:
+      bars: the values; `series` picks the colour.
+      x_label: axis, with unit.
+      alt: what the chart shows, for those who do not see it.
+      x_limits: limits of the value axis.
+    """
+    from matplotlib import rc_context
+
+    figure = new_figure(height=0.75 + 0.36 * len(bars))
+    with rc_context(_STYLE):
+        axes = figure.axes[0]
+        positions = list(range(len(bars)))[::-1]
+        colours = [SERIES[bar.series % 4] for bar in bars]
+        axes.barh(positions, [bar.value for bar in bars], color=colours, height=0.55)
+        for position, bar in zip(positions, bars, strict=True):
+            if bar.low is not None and bar.high is not None:
+                axes.plot([bar.low, bar.high], [position] * 2, color=INK, linewidth=1.2, marker="|")
+        axes.set_yticks(positions, [bar.name for bar in bars])
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        if x_limits is not None:
+            axes.set_xlim(*x_limits)
+        axes.set_xlabel(x_label)
+        return figure_svg(figure, alt)
+
+
+def histogram_chart(
+    counts: Sequence[tuple[str, Sequence[float]]],
+    edges: Sequence[float],
+    *,
+    x_label: str,
+    y_label: str,
+    alt: str,
+) -> Markup:
+    """Draws step outlines of histograms that share their edges.
+
+    Args:
+      counts: named heights, each one shorter than `edges`.
+      edges: edges of the bins.
+      x_label: axis, with unit.
+      y_label: axis, with unit.
+      alt: what the chart shows, for those who do not see it.
+    """
+    from matplotlib import rc_context
+
+    figure = new_figure(height=2.6)
+    with rc_context(_STYLE):
+        axes = figure.axes[0]
+        for position, (name, heights) in enumerate(counts):
+            colour = SERIES[position % 4]
+            axes.stairs(heights, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
+            axes.stairs(
+                heights, edges, color=colour, label=name, linewidth=1.6,
+                linestyle=_DASHES[position % 4],
+            )  # fmt: skip
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        if len(counts) > 1:
+            axes.legend()
+        return figure_svg(figure, alt)

@@ -1,0 +1,38 @@
+"""KFP face of partition_users."""
+
+from kfp import dsl
+
+from components.step import step
+
+
+@step("cpu")
+def partition_users(
+    config: dict,
+    run_id: str,
+    private_root: str,
+    keys: str,
+    beam_options: list,
+    reservation: dsl.Input[dsl.Artifact],
+    users: dsl.Output[dsl.Dataset],
+):
+    """Validates images, splits users, hashes them into virtual clients; the output is a manifest.
+
+    The users themselves stay below the private root.
+    """
+    from pathlib import Path
+
+    from components.fedemb.config import RunConfig
+    from components.partition_users.partition import run
+    from components.step import step_process
+
+    with step_process("partition_users"):
+        manifest = run(
+            RunConfig.model_validate(config),
+            reservation_path=Path(reservation.path),
+            private_root=private_root,
+            run_id=run_id,
+            keys_uri=keys,
+            manifest_path=Path(users.path),
+            pipeline_options=beam_options,
+        )
+        users.metadata.update(virtual_clients=manifest["virtual_clients"])

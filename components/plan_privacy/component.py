@@ -1,0 +1,23 @@
+"""KFP face of plan_privacy."""
+
+from kfp import dsl
+
+from components.step import step
+
+
+@step("light")
+def plan_privacy(config: dict, privacy_plan: dsl.Output[dsl.Artifact]):
+    """Prices the mechanism before anything runs."""
+    from pathlib import Path
+
+    from components.fedemb.config import RunConfig
+    from components.plan_privacy.plan import run
+    from components.step import step_process
+
+    with step_process("plan_privacy"):
+        plan = run(RunConfig.model_validate(config), Path(privacy_plan.path))
+        guarantee = plan["guarantee"]
+        privacy_plan.metadata.update(
+            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")},
+            plan_sha=plan["plan_sha"],
+        )

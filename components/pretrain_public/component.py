@@ -1,0 +1,24 @@
+"""KFP face of pretrain_public."""
+
+from kfp import dsl
+
+from components.step import step
+
+
+@step("trainer")
+def pretrain_public(model: dict, pretraining: dict, seed: int, pretrained: dsl.Output[dsl.Model]):
+    """Trains the backbone on public images, imports one, or draws initial weights."""
+    from pathlib import Path
+
+    from components.fedemb.config import ModelConfig, PretrainingConfig
+    from components.pretrain_public.pretrain import run
+    from components.step import step_process
+
+    with step_process("pretrain_public"):
+        card = run(
+            ModelConfig.model_validate(model),
+            PretrainingConfig.model_validate(pretraining),
+            seed=seed,
+            output_dir=Path(pretrained.path),
+        )
+        pretrained.metadata.update(weights_sha=card["weights_sha"], licence=card["licence"])

@@ -1,0 +1,53 @@
+"""KFP face of release_model."""
+
+from kfp import dsl
+
+from components.step import step
+
+
+@step("cpu")
+def release_model(
+    config: dict,
+    ledger: str,
+    keys: str,
+    releases: str,
+    privacy_plan: dsl.Input[dsl.Artifact],
+    reservation: dsl.Input[dsl.Artifact],
+    users: dsl.Input[dsl.Dataset],
+    pretrained: dsl.Input[dsl.Model],
+    model: dsl.Input[dsl.Model],
+    privacy_report: dsl.Input[dsl.Artifact],
+    privacy_page: dsl.Input[dsl.HTML],
+    audit_report: dsl.Input[dsl.Artifact],
+    utility_report: dsl.Input[dsl.Artifact],
+    verdict: dsl.Input[dsl.Artifact],
+    release: dsl.Output[dsl.Artifact],
+):
+    """Verifies again, then publishes the signed bundle by exclusive create."""
+    from pathlib import Path
+
+    from components.fedemb.config import RunConfig
+    from components.release_model.release import run
+    from components.step import step_process
+
+    with step_process("release_model"):
+        published = run(
+            RunConfig.model_validate(config),
+            verdict_path=Path(verdict.path),
+            model_dir=Path(model.path),
+            pretrained_dir=Path(pretrained.path),
+            users_manifest_path=Path(users.path),
+            report_path=Path(privacy_report.path),
+            html_path=Path(privacy_page.path),
+            audit_path=Path(audit_report.path),
+            utility_path=Path(utility_report.path),
+            plan_path=Path(privacy_plan.path),
+            reservation_path=Path(reservation.path),
+            ledger_uri=ledger,
+            keys_uri=keys,
+            releases_uri=releases,
+            release_path=Path(release.path),
+        )
+        release.metadata.update(
+            published_at=published["uri"] or "", bundle_sha=published["bundle_sha"] or ""
+        )

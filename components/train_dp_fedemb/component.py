@@ -1,0 +1,41 @@
+"""KFP face of train_dp_fedemb."""
+
+from kfp import dsl
+
+from components.step import step
+
+
+@step("trainer")
+def train_dp_fedemb(
+    config: dict,
+    run_id: str,
+    private_root: str,
+    ledger: str,
+    keys: str,
+    privacy_plan: dsl.Input[dsl.Artifact],
+    reservation: dsl.Input[dsl.Artifact],
+    users: dsl.Input[dsl.Dataset],
+    pretrained: dsl.Input[dsl.Model],
+    model: dsl.Output[dsl.Model],
+):
+    """Runs the private rounds; the output is the noised backbone and its public round log."""
+    from pathlib import Path
+
+    from components.fedemb.config import RunConfig
+    from components.step import step_process
+    from components.train_dp_fedemb.train import run
+
+    with step_process("train_dp_fedemb"):
+        card = run(
+            RunConfig.model_validate(config),
+            plan_path=Path(privacy_plan.path),
+            reservation_path=Path(reservation.path),
+            users_manifest_path=Path(users.path),
+            pretrained_dir=Path(pretrained.path),
+            private_root=private_root,
+            run_id=run_id,
+            ledger_uri=ledger,
+            keys_uri=keys,
+            model_dir=Path(model.path),
+        )
+        model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])

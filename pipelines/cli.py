@@ -1,0 +1,162 @@
+"""The command line. Imports nothing heavy at the top: `fedemb --help` answers within a second."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.fedemb.errors import FedEmbError
+
+app = typer.Typer(
+    name="fedemb",
+    help="Train image embedding models with user-level differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigOption = Annotated[
+    str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+]
+
+
+@app.command()
+def run(
+    config: ConfigOption = "quickstart",
+    data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of a lasting ledger and its keys.")
+    ] = None,
+    set_: SetOption = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this run directory; other options are ignored.")
+    ] = None,
+) -> None:
+    """Run the whole pipeline on this machine."""
+    from pipelines.run_command import execute, prepare
+
+    if resume is None:
+        overrides = list(set_ or [])
+        if policy is not None:
+            overrides.append(f"storage.ledger={policy.resolve() / 'ledger'}")
+            overrides.append(f"storage.keys={policy.resolve() / 'keys'}")
+        directory = prepare(config, overrides, runs, run_id, data)
+    else:
+        from pipelines.run_directory import RunDirectory
+
+        directory = RunDirectory.open(resume)
+    sys.exit(execute(directory))
+
+
+@app.command()
+def report(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the privacy report as JSON.")
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Print or open the report of a run."""
+    from components.fedemb.errors import InputError
+    from pipelines.local import iter_runs
+    from pipelines.run_directory import RunDirectory
+
+    found = RunDirectory.open(run) if run else next(iter_runs(runs), None)
+    if found is None:
+        raise InputError(f"no run in {runs}; start one with `fedemb run`")
+    if json_:
+        typer.echo(json.dumps(found.document("account_privacy", "privacy_report"), indent=1))
+        return
+    for line in found.read_state().get("closing_lines", []):
+        typer.echo(line)
+    typer.echo(f"report: {found.index}")
+    if open_:
+        typer.launch(str(found.index))
+
+
+@app.command(name="compile")
+def compile_(
+    output: Annotated[Path, typer.Option(help="YAML file to write.")],
+    profile: Annotated[str, typer.Option(help="cpu, gpu or tpu.")] = "cpu",
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=REF@sha256:... for light, cpu and trainer; may be given often."),
+    ] = None,
+) -> None:
+    """Compile the pipeline for a cluster and check the result."""
+    from pipelines.cluster import compile_pipeline, parse_images
+
+    compile_pipeline(output, profile=profile, images=parse_images(image or []))
+    typer.echo(f"wrote {output}")
+
+
+@config_app.command(name="schema")
+def config_schema() -> None:
+    """Print the JSON schema of RunConfig."""
+    from components.fedemb.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=1, sort_keys=True))
+
+
+@config_app.command(name="show")
+def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
+    """Print a configuration with all defaults filled in, as YAML."""
+    import yaml
+
+    from pipelines.load_config import load_config
+
+    tree = load_config(config, set_ or []).model_dump(mode="json")
+    typer.echo(yaml.safe_dump(tree, sort_keys=False))
+
+
+@config_app.command(name="describe")
+def config_describe(
+    section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
+) -> None:
+    """Say what every setting means, its unit and bounds."""
+    from pipelines.describe_config import describe
+
+    for line in describe(section):
+        typer.echo(line)
+
+
+@config_app.command(name="presets")
+def config_presets() -> None:
+    """List the presets that ship with the package."""
+    from pipelines.load_config import preset_names
+
+    for name in preset_names():
+        typer.echo(name)
+
+
+@contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except FedEmbError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def main(arguments: Any = None) -> None:
+    """Entry point of the console script."""
+    with _errors_as_sentences():
+        app(args=arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`fedemb run`: prepare a run directory, run it, say how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from components.fedemb.config import RunConfig, SourceConfig
+from pipelines.load_config import load_config
+from pipelines.local import (
+    PlainView,
+    closing_lines,
+    collect_reports,
+    run_pipeline,
+)
+from pipelines.run_directory import RunDirectory
+
+BUILTIN = "builtin"
+
+
+def prepare(
+    config: str | Path,
+    overrides: Sequence[str],
+    parent: Path,
+    run_id: str | None = None,
+    data: str | None = None,
+) -> RunDirectory:
+    """Checks the configuration, makes the run directory, and draws the built-in data if asked for.
+
+    Args:
+      config: YAML file or preset.
+      overrides: `dotted.key=value` each.
+      parent: folder of all runs.
+      run_id: name of the run; None: one from time and chance.
+      data: replaces the URI of the private source, and of the public source where a preset takes
+        both from one file.
+
+    Raises:
+      ConfigError: the configuration is wrong. Nothing has been written.
+      InputError: a run of this name exists.
+    """
+    checked = load_config(config, overrides)
+    if data is not None:
+        checked = _with_data(checked, data)
+    if checked.data.source.uri == BUILTIN:
+        checked = _with_builtin_data(checked, parent)
+    return RunDirectory.create(parent, run_id, checked)
+
+
+def _with_data(config: RunConfig, data: str) -> RunConfig:
+    uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
+    overrides = {"data.source.uri": uri}
+    public = config.pretraining.source
+    if public is not None and public.uri == config.data.source.uri:
+        overrides["pretraining.source.uri"] = uri
+    return config.updated(overrides)
+
+
+def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
+    """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
+    from components.fedemb.artifacts import json_digest
+    from pipelines.builtin_data import write_builtin
+
+    size = config.model.image_size
+    digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]
+    folder = parent.resolve() / "builtin-data" / digest
+    private, public = folder / "private.parquet", folder / "public.parquet"
+    if not (private.exists() and public.exists()):
+        started = time.monotonic()
+        write_builtin(config.data.builtin, size, private, public)
+        typer.echo(
+            f"drew {config.data.builtin.users:,} glyph identities in "
+            f"{time.monotonic() - started:.1f} s"
+        )
+    overrides = {"data.source.uri": str(private)}
+    source = config.pretraining.source
+    if source is not None and source.uri == BUILTIN:
+        public_source = SourceConfig(uri=str(public), label_scope="global")
+        overrides["pretraining.source"] = public_source.model_dump(mode="json")
+    return config.updated(overrides)
+
+
+def execute(run: RunDirectory) -> int:
+    """Runs or resumes a run directory, prints the closing lines and returns the exit code."""
+    console = Console()
+    typer.echo(f"run {run.run_id} in {run.root}")
+    if console.is_terminal:
+        view = LiveView()
+        with Live(view, console=console, refresh_per_second=4):
+            outcome = run_pipeline(run, view)
+    else:
+        outcome = run_pipeline(run, PlainView(typer.echo))
+    lines = closing_lines(run, outcome)
+    run.write_state({**outcome.state(), "closing_lines": lines})
+    collect_reports(run)
+    write_index(run)
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"report: {run.index}")
+    return outcome.exit_code
+
+
+def write_index(run: RunDirectory) -> None:
+    """Writes the page that links everything a run has to show."""
+    from pipelines.run_index import render_index
+
+    run.index.write_text(render_index(run), encoding="utf-8")
+
+
+class LiveView:
+    """A table of steps and the newest round, redrawn in place."""
+
+    def __init__(self) -> None:
+        from pipelines.dp_fedemb import STEPS
+
+        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(STEPS, ("", ""))
+        self._since: dict[str, float] = {}
+
+    def started(self, step: str) -> None:
+        """See View."""
+        self._since[step] = time.monotonic()
+        self.rows[step] = ("running", "")
+
+    def progress(self, step: str, text: str) -> None:
+        """See View."""
+        self.rows[step] = ("running", text)
+
+    def finished(self, step: str, seconds: float) -> None:
+        """See View."""
+        self.rows[step] = ("done", f"{seconds:.1f} s")
+
+    def failed(self, step: str, message: str) -> None:
+        """See View."""
+        self.rows[step] = ("stopped", message)
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        marks = {"": " ", "running": "[cyan]>[/]", "done": "[green]ok[/]", "stopped": "[red]x[/]"}
+        for step, (state, text) in self.rows.items():
+            if state == "running" and not text:
+                text = f"{time.monotonic() - self._since[step]:.0f} s"  # noqa: PLW2901
+            table.add_row(marks[state], step, text)
+        return table

@@ -1,0 +1,98 @@
+"""The configuration refuses what cannot be, in a sentence, before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ConfigError
+from pipelines.describe_config import describe
+from pipelines.load_config import load_config, preset_names, validate
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "run_config.schema.json"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_is_valid_and_survives_a_round_trip(name):
+    config = load_config(name)
+    assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
+    assert validate(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+def test_schema_is_the_golden_one(request):
+    text = json.dumps(RunConfig.model_json_schema(), indent=1, sort_keys=True) + "\n"
+    if request.config.getoption("--force-regen", default=False):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), "the schema changed; review with `make golden`"
+
+
+def test_every_setting_has_words():
+    assert [line for line in describe() if line.endswith("): ")] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("mechanism.noise_multiplyer=1", "did you mean noise_multiplier"),
+        ("mechanism.noise_multiplier=.nan", "finite number"),
+        ("mechanism.noise_multiplier=0", "greater than 0"),
+        ("mechanism.sampling_probability=1.5", "less than or equal to 1"),
+        ("mechanism.sampling_probability=0", "greater than 0"),
+        ("policy.delta=0.5", "below 1/users_lower_bound"),
+        ("policy.delta=1e-400", "greater than 0"),
+        ("training.algorithm=centralized", "cannot stand in a release"),
+        ("evaluation.centralized_baseline=true", "purpose: simulation"),
+        ("purpose=relaese", "'release' or 'simulation'"),
+        ("pretraining.kind=import", "needs pretraining.import_path"),
+        ("partition.virtual_clients=0", "greater than 0"),
+        ("model.channels=2", "1 or 3"),
+        ("nonsense", "expected key=value"),
+        ("mechanism={kind: nothing}", "mechanism"),
+    ],
+)
+def test_wrong_setting_is_one_sentence(override, sentence):
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load_config("quickstart", [override])
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_regroupings_are_refused_where_participation_is_tracked():
+    tree = load_config("quickstart").model_dump(mode="json")
+    tree["partition"]["groupings"] = 3
+    tree["mechanism"] = {
+        "kind": "tree_aggregation",
+        "rounds": 10,
+        "noise_multiplier": 4.0,
+        "clients_per_round": 10,
+        "min_separation": 2,
+        "max_participations": 3,
+    }
+    with pytest.raises(ConfigError, match="groupings must be 1"):
+        validate(tree)
+
+
+def test_mechanism_is_never_the_default():
+    tree = load_config("quickstart").model_dump(mode="json")
+    del tree["mechanism"]
+    with pytest.raises(ConfigError, match="mechanism is missing"):
+        validate(tree)
+
+
+def test_missing_file_names_the_presets():
+    with pytest.raises(ConfigError, match="quickstart"):
+        load_config("no_such_preset")
+
+
+def test_override_reaches_into_sections():
+    config = load_config("quickstart", ["mechanism.rounds=3", "policy.delta=1e-6"])
+    assert config.mechanism.rounds == 3
+    assert config.policy.delta == 1e-6
+
+
+def test_float_numbers_of_kfp_structs_become_integers_again():
+    tree = load_config("quickstart").model_dump(mode="json")
+    tree["mechanism"]["rounds"] = float(tree["mechanism"]["rounds"])
+    assert validate(tree) == load_config("quickstart")
