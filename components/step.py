@@ -33,9 +33,10 @@ EVENT_PREFIX = "fedemb-event: "
 """Begins the log lines that `pipelines.local` reads: one JSON object each."""
 
 
-def step(image: Image) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def step(image: Image) -> Callable[[Callable[..., Any]], Any]:
     """Makes a function a KFP component that runs in one of our images, installing nothing."""
-    return dsl.component(base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False)
+    made: Any = dsl.component(base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False)
+    return made
 
 
 def log_event(kind: str, **fields: Any) -> None:

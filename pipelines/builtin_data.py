@@ -4,8 +4,8 @@ Private identities draw curved strokes with a thin pen, public classes straight 
 pen, as public data seldom looks like one's own. Every image is the glyph in another pose: wobbling
 control points, rotation, scale, shear, shift, pen width, contrast, noise.
 
-A stroke is a row of Gaussian dots. A dot is separable in x and y, so the ink of a whole image is one
-matrix product [height, dots] x [dots, width], and thousands of images render per second.
+A stroke is a row of Gaussian dots. A dot is separable in x and y, so the ink of a whole image is
+one matrix product [height, dots] x [dots, width], and thousands of images render per second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from components.fedemb.pixels import encode_png
 
 _CHUNK = 500
 """Identities drawn from one random stream; fixed, so that the first N never depend on the rest."""
-_DOTS = 12
+_DOTS = 14
 """Dots per stroke."""
 _MAX_STROKES = 5
 
@@ -48,7 +48,7 @@ PUBLIC = Style(stream=2, min_strokes=3, bend=0.0, joined=0.9, pen=0.11)
 
 
 def _glyphs(rng: np.random.Generator, style: Style) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `_CHUNK` glyphs: control points [glyphs, strokes, 3, 2] in -1..1 and ink [glyphs, strokes]."""
+    """Draws glyphs: control points [_CHUNK, strokes, 3, 2] in -1..1, ink [_CHUNK, strokes]."""
     shape = (_CHUNK, _MAX_STROKES)
     angle = rng.uniform(0, 2 * np.pi, shape)
     length = rng.uniform(0.6, 1.5, shape)
@@ -80,7 +80,7 @@ def _glyphs(rng: np.random.Generator, style: Style) -> tuple[np.ndarray, np.ndar
 def _poses(rng: np.random.Generator, images: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws affine poses of images: matrices [images, 2, 2] and shifts [images, 2]."""
     turn = np.deg2rad(rng.uniform(-15, 15, images))
-    scale = rng.uniform(0.58, 0.82, (images, 1)) * rng.uniform(0.9, 1.1, (images, 2))
+    scale = rng.uniform(0.62, 0.86, (images, 1)) * rng.uniform(0.9, 1.1, (images, 2))
     shear = rng.uniform(-0.2, 0.2, images)
     cos, sin = np.cos(turn), np.sin(turn)
     matrix = np.empty((images, 2, 2))

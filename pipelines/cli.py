@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from components.fedemb.errors import FedEmbError
+from pipelines.cli_data import check_data, make_data
+from pipelines.cli_plan import plan
+from pipelines.cli_schedule import schedule_app, submit
 
 app = typer.Typer(
     name="fedemb",
@@ -22,6 +25,11 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.command()(check_data)
+app.command()(make_data)
+app.command()(plan)
+app.command()(submit)
+app.add_typer(schedule_app, name="schedule")
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")

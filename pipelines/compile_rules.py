@@ -34,7 +34,7 @@ def _dags(spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def _tasks(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    for _, dag in _dags(spec):
+    for dag in dict(_dags(spec)).values():
         yield from dag["tasks"].items()
 
 
@@ -106,7 +106,7 @@ def _input_definitions(spec: Spec) -> Iterator[tuple[str, Spec]]:
 def release_behind_gate(spec: Spec, _: Spec) -> Iterator[str]:
     """Every release takes the gate's verdict from the gate, and runs only if it succeeded."""
     found = False
-    for _, dag in _dags(spec):
+    for dag in dict(_dags(spec)).values():
         for name, task in dag["tasks"].items():
             if _step(task) != "release-model":
                 continue
@@ -143,15 +143,16 @@ def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
 def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
     """Both documents parse strictly: no field that the backend would silently drop."""
     from google.protobuf import json_format
-    from kfp.kubernetes import kubernetes_executor_config_pb2
-    from kfp.pipeline_spec import pipeline_spec_pb2
+    from kfp.kubernetes import kubernetes_executor_config_pb2 as executor_pb2
+    from kfp.pipeline_spec import pipeline_spec_pb2 as spec_pb2
 
+    # Generated modules: their messages exist at run time only, so the type checker cannot see them.
+    pipeline_spec, executor_config = vars(spec_pb2), vars(executor_pb2)
     try:
-        json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
+        json_format.ParseDict(spec, pipeline_spec["PipelineSpec"]())
         kubernetes = platform.get("platforms", {}).get("kubernetes", {})
         for executor in kubernetes.get("deploymentSpec", {}).get("executors", {}).values():
-            message = kubernetes_executor_config_pb2.KubernetesExecutorConfig()
-            json_format.ParseDict(executor, message)
+            json_format.ParseDict(executor, executor_config["KubernetesExecutorConfig"]())
     except json_format.ParseError as error:
         yield f"the specification has a field that Kubeflow does not know: {error}"
 

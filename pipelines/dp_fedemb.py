@@ -40,7 +40,7 @@ PUBLIC_STEPS = ("pretrain_public",)
 def build_pipeline(
     run_id: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER,
     configure: Callable[[str, dsl.PipelineTask], None] | None = None,
-    pipeline_config: dsl.PipelineConfig | None = None,
+    pipeline_config: Any = None,
 ) -> Any:
     """Returns the KFP pipeline.
 
@@ -48,7 +48,7 @@ def build_pipeline(
       run_id: idempotency key of the run. On a cluster the job's id, which is the default; a local
         run names its own, so that a resumed run finds its reservation and its rounds.
       configure: called with name and task of every step, for resources and node selection.
-      pipeline_config: options of the whole workflow, such as its time to live.
+      pipeline_config: a `dsl.PipelineConfig`: options of the workflow, such as its time to live.
     """
 
     @dsl.pipeline(
@@ -57,13 +57,13 @@ def build_pipeline(
         pipeline_config=pipeline_config,
     )
     def dp_fedemb(  # noqa: PLR0917 - kfp passes them by name
-        config: dict,
+        config: str,
         private_root: str,
         ledger: str,
         keys: str,
         releases: str,
-        model: dict,
-        pretraining: dict,
+        model: str,
+        pretraining: str,
         seed: int,
         beam_options: list,
     ):
@@ -153,16 +153,18 @@ def pipeline_arguments(
     releases: str,
     beam_options: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Returns the arguments of the pipeline for a configuration and its four stores."""
-    tree = config.model_dump(mode="json")
+    """Returns the arguments of the pipeline for a configuration and its four stores.
+
+    Sections travel as JSON text: kfp's structs know no null and turn 32 into 32.0.
+    """
     return {
-        "config": tree,
+        "config": config.model_dump_json(),
         "private_root": private_root,
         "ledger": ledger,
         "keys": keys,
         "releases": releases,
-        "model": tree["model"],
-        "pretraining": tree["pretraining"],
+        "model": config.model.model_dump_json(),
+        "pretraining": config.pretraining.model_dump_json(),
         "seed": config.training.seed,
         "beam_options": list(beam_options),
     }

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ConfigError
 
+BUILTIN = "builtin"
+"""The source URI that stands for the generated glyphs."""
 PRESETS = Path(__file__).parent / "configs"
 _UNION_TAGS = ("hash", "value")
 
@@ -51,6 +53,21 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _set(tree, override)
     return validate(tree)
+
+
+def with_data(config: RunConfig, data: str | None) -> RunConfig:
+    """Returns the configuration with another private source; unchanged if `data` is None.
+
+    The public source follows where both are taken from one file.
+    """
+    if data is None:
+        return config
+    uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
+    overrides = {"data.source.uri": uri}
+    public = config.pretraining.source
+    if public is not None and public.uri == config.data.source.uri:
+        overrides["pretraining.source.uri"] = uri
+    return config.updated(overrides)
 
 
 def validate(tree: dict[str, Any]) -> RunConfig:

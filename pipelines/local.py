@@ -267,7 +267,8 @@ def _execute(run: RunDirectory) -> None:
         raise_on_error=True,
         enable_caching=True,
     )
-    build_pipeline(run.run_id)(**pipeline_arguments(config, **run.stores()))
+    arguments: dict[str, Any] = pipeline_arguments(config, **run.stores(), beam_options=())
+    build_pipeline(run.run_id)(**arguments)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from components.fedemb.config import RunConfig, SourceConfig
-from pipelines.load_config import load_config
+from pipelines.load_config import BUILTIN, load_config, with_data
 from pipelines.local import (
     PlainView,
     closing_lines,
@@ -20,8 +21,6 @@ from pipelines.local import (
     run_pipeline,
 )
 from pipelines.run_directory import RunDirectory
-
-BUILTIN = "builtin"
 
 
 def prepare(
@@ -45,21 +44,10 @@ def prepare(
       ConfigError: the configuration is wrong. Nothing has been written.
       InputError: a run of this name exists.
     """
-    checked = load_config(config, overrides)
-    if data is not None:
-        checked = _with_data(checked, data)
+    checked = with_data(load_config(config, overrides), data)
     if checked.data.source.uri == BUILTIN:
         checked = _with_builtin_data(checked, parent)
     return RunDirectory.create(parent, run_id, checked)
-
-
-def _with_data(config: RunConfig, data: str) -> RunConfig:
-    uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
-    overrides = {"data.source.uri": uri}
-    public = config.pretraining.source
-    if public is not None and public.uri == config.data.source.uri:
-        overrides["pretraining.source.uri"] = uri
-    return config.updated(overrides)
 
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
@@ -78,7 +66,7 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
             f"drew {config.data.builtin.users:,} glyph identities in "
             f"{time.monotonic() - started:.1f} s"
         )
-    overrides = {"data.source.uri": str(private)}
+    overrides: dict[str, Any] = {"data.source.uri": str(private)}
     source = config.pretraining.source
     if source is not None and source.uri == BUILTIN:
         public_source = SourceConfig(uri=str(public), label_scope="global")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from components.fedemb.artifacts import file_digest, json_digest, tree_digest
+from components.fedemb.privacy.ledger import open_ledger, read_trust
+from components.fedemb.privacy.ledger_history import history, worst_block
 from components.fedemb.report import render_run_index
+from components.fedemb.storage import open_store
 from pipelines.local import PAGES
 from pipelines.run_directory import RunDirectory
 
@@ -92,14 +95,21 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
 
 
 def _budget(run: RunDirectory) -> dict[str, Any] | None:
+    """What the fullest block had spent before this run's reservation, and has now."""
     report = run.document("account_privacy", "privacy_report")
-    if report is None:
+    if report is None or report["cumulative"]["max_block_epsilon"] is None:
         return None
     cumulative = report["cumulative"]
+    store = open_store(run.stores()["ledger"])
+    ledger = open_ledger(store.uri, cumulative["policy_id"], trust=read_trust(store))
+    block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
+    points = history(ledger, block, cumulative["ledger_sequence"]) if block else []
+    before = [point.epsilon for point in points if point.run_id != run.run_id]
+    spent = before[-1] if before else 0.0
     return {
-        "label": f"privacy budget of policy {run.config().policy.policy_id}",
-        "spent_before": cumulative["epsilon_before"],
-        "spent_now": cumulative["max_block_epsilon"] - cumulative["epsilon_before"],
+        "label": f"epsilon of policy {cumulative['policy_id']} at delta {cumulative['delta']:g}",
+        "spent_before": spent,
+        "spent_now": cumulative["max_block_epsilon"] - spent,
         "cap": cumulative["cap"],
     }
 

@@ -7,7 +7,7 @@ from components.step import step
 
 @step("light")
 def account_privacy(
-    config: dict,
+    config: str,
     ledger: str,
     keys: str,
     privacy_plan: dsl.Input[dsl.Artifact],
@@ -30,7 +30,7 @@ def account_privacy(
 
     with step_process("account_privacy"):
         report = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             plan_path=Path(privacy_plan.path),
             reservation_path=Path(reservation.path),
             model_dir=Path(model.path),

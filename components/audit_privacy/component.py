@@ -7,7 +7,7 @@ from components.step import step
 
 @step("trainer")
 def audit_privacy(
-    config: dict,
+    config: str,
     run_id: str,
     private_root: str,
     users: dsl.Input[dsl.Dataset],
@@ -25,7 +25,7 @@ def audit_privacy(
 
     with step_process("audit_privacy"):
         report = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             model_dir=Path(model.path),
             pretrained_dir=Path(pretrained.path),
             users_manifest_path=Path(users.path),

@@ -7,7 +7,7 @@ from components.step import step
 
 @step("trainer")
 def evaluate_embeddings(
-    config: dict,
+    config: str,
     run_id: str,
     private_root: str,
     users: dsl.Input[dsl.Dataset],
@@ -27,7 +27,7 @@ def evaluate_embeddings(
 
     with step_process("evaluate_embeddings"):
         report = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             model_dir=Path(model.path),
             pretrained_dir=Path(pretrained.path),
             users_manifest_path=Path(users.path),

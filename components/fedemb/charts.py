@@ -27,7 +27,7 @@ _CSS = {
     SERIES[2]: "var(--series-3, #6a4fa3)",
     SERIES[3]: "var(--series-4, #5c7a1f)",
 }
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -99,7 +99,7 @@ def figure_svg(figure: Any, alt: str) -> Markup:
 
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({**_STYLE, "svg.hashsalt": alt}):
+    with rc_context(_STYLE | {"svg.hashsalt": alt}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=none)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -155,14 +155,14 @@ def line_chart(
                 axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
         if diagonal:
             grid = [10 ** (-6 + 6 * i / 200) for i in range(201)] if x_log else [0.0, 1.0]
-            shortest = min((min(line.x) for line in lines if len(line.x)), default=0.0)
-            grid = [x for x in grid if x >= shortest] if x_log else grid
+            every = [x for line in lines for x in line.x] or [0.0, 1.0]
+            grid = [x for x in grid if min(every) <= x <= max(every)] if x_log else grid
             axes.plot(grid, grid, color=SOFT, linewidth=1.0, label="chance")
         for name, x in marks:
             axes.axvline(x, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
             axes.annotate(
-                name, (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -9),
-                textcoords="offset points", fontsize=8.5, color=SOFT,
+                name, (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+                textcoords="offset points", fontsize=8.5, color=SOFT, ha="center", va="bottom",
             )  # fmt: skip
         if x_log:
             axes.set_xscale("log")
@@ -178,7 +178,12 @@ def line_chart(
 
 
 def bar_chart(
-    bars: Sequence[Bar], *, x_label: str, alt: str, x_limits: tuple[float, float] | None = None
+    bars: Sequence[Bar],
+    *,
+    x_label: str,
+    alt: str,
+    x_limits: tuple[float, float] | None = None,
+    reference: float | None = None,
 ) -> Markup:
     """Draws horizontal bars with their intervals, first on top.
 
@@ -187,6 +192,7 @@ def bar_chart(
       x_label: axis, with unit.
       alt: what the chart shows, for those who do not see it.
       x_limits: limits of the value axis.
+      reference: a value that means nothing happened; the chart then has dots instead of bars.
     """
     from matplotlib import rc_context
 
@@ -195,7 +201,13 @@ def bar_chart(
         axes = figure.axes[0]
         positions = list(range(len(bars)))[::-1]
         colours = [SERIES[bar.series % 4] for bar in bars]
-        axes.barh(positions, [bar.value for bar in bars], color=colours, height=0.55)
+        values = [bar.value for bar in bars]
+        if reference is None:
+            axes.barh(positions, values, color=colours, height=0.55)
+        else:
+            axes.axvline(reference, color=SOFT, linewidth=1.0, linestyle=(0, (2, 2)))
+            axes.scatter(values, positions, color=colours, s=42, zorder=3)
+            axes.set_ylim(-0.6, len(bars) - 0.4)
         for position, bar in zip(positions, bars, strict=True):
             if bar.low is not None and bar.high is not None:
                 axes.plot([bar.low, bar.high], [position] * 2, color=INK, linewidth=1.2, marker="|")

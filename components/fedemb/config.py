@@ -420,6 +420,9 @@ class PolicyConfig(Section):
     """Order of the Renyi filter, fixed when the policy is created."""
     planned_runs: PositiveInt = 1
     """`planned` only: how many runs of exactly this plan the schedule holds."""
+    off_schedule: Literal["refuse", "renyi"] = "refuse"
+    """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
+    prices each way at half of delta, as which way is taken may depend on earlier models."""
     audit_level: Literal["monitoring", "full"] = "monitoring"
     """What the audit must have shown before a release."""
 

@@ -37,9 +37,7 @@ class BadImageError(Exception):
 @cache
 def _header(height: int, width: int, channels: int) -> bytes:
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPE[channels], 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    )
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -93,7 +91,14 @@ def decode_pngs(images: Sequence[bytes], image_size: int, channels: int) -> np.n
 
 
 def decode_image(data: Any, image_size: int, channels: int, max_pixels: int) -> np.ndarray:
-    """Decodes any PNG or JPEG and brings it to the size of the model.
+    """Decodes any PNG or JPEG to the size of the model: the pixels of `canonical_image`."""
+    return canonical_image(data, image_size, channels, max_pixels)[0]
+
+
+def canonical_image(
+    data: Any, image_size: int, channels: int, max_pixels: int
+) -> tuple[np.ndarray, bytes]:
+    """Decodes any PNG or JPEG, brings it to the size of the model and encodes it canonically.
 
     Transparency is laid on white, the orientation of EXIF is applied, 16 bits become 8, and the
     resize is bilinear with antialiasing, as `tf.image.resize(antialias=True)`.
@@ -105,7 +110,8 @@ def decode_image(data: Any, image_size: int, channels: int, max_pixels: int) -> 
       max_pixels: width x height above which the image is not decoded.
 
     Returns:
-      uint8 [image_size, image_size, channels].
+      Pixels, uint8 [image_size, image_size, channels], and their canonical PNG. What is canonical
+      already stays as it is.
 
     Raises:
       BadImageError: not bytes, empty, too large, or not decodable.
@@ -117,13 +123,20 @@ def decode_image(data: Any, image_size: int, channels: int, max_pixels: int) -> 
     if data.startswith(_header(image_size, image_size, channels)):
         pixels = _decode_canonical(data, image_size, channels)
         if pixels is not None:
-            return pixels
-    return _decode_with_pillow(data, image_size, channels, max_pixels)
+            return pixels, data
+    pixels = _decode_with_pillow(data, image_size, channels, max_pixels)
+    return pixels, encode_png(pixels)
 
 
 def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray | None:
     """Decodes our own PNG without Pillow; None: not ours, let Pillow look."""
-    if data[37:41] != b"IDAT" or not data.endswith(_END):
+    length, crc = int.from_bytes(data[33:37], "big"), data[-16:-12]
+    if (
+        length != len(data) - 57
+        or data[37:41] != b"IDAT"
+        or not data.endswith(_END)
+        or zlib.crc32(data[37:-16]).to_bytes(4, "big") != crc
+    ):
         return None
     wanted = image_size * (1 + image_size * channels)
     inflater = zlib.decompressobj()
@@ -136,7 +149,7 @@ def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray
     rows = np.frombuffer(raw, np.uint8).reshape(image_size, -1)
     if rows[:, 0].any():
         return None
-    return rows[:, 1:].reshape(image_size, image_size, channels)
+    return np.ascontiguousarray(rows[:, 1:]).reshape(image_size, image_size, channels)
 
 
 def _decode_with_pillow(data: bytes, image_size: int, channels: int, max_pixels: int) -> np.ndarray:

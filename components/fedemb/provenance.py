@@ -7,6 +7,7 @@ from pathlib import Path
 
 import components
 from components.fedemb.artifacts import file_digest, json_digest
+from components.fedemb.config import RunConfig
 
 
 @cache
@@ -18,3 +19,8 @@ def code_digest() -> str:
     root = Path(components.__file__).parent
     sources = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".html"))
     return json_digest({path.relative_to(root).as_posix(): file_digest(path) for path in sources})
+
+
+def config_digest(config: RunConfig) -> str:
+    """SHA-256 of the whole configuration, stamped on every artifact as `config_sha`."""
+    return json_digest(config.model_dump(mode="json"))

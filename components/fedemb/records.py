@@ -9,7 +9,7 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from components.fedemb.errors import ArtifactError
@@ -127,7 +127,7 @@ def decode_user(data: bytes) -> UserRecord:
 
 
 def canonical_text(value: Any) -> str | None:
-    """Returns the one spelling of a value that names something (user, class, cohort).
+    r"""Returns the one spelling of a value that names something (user, class, cohort).
 
     Unicode forms are unified (NFKC), white space is collapsed, invisible characters vanish, whole
     numbers lose their type (`7`, `7.0`, `b"7"` and `"7"` are one). Case and leading zeros of text
@@ -136,21 +136,26 @@ def canonical_text(value: Any) -> str | None:
     Returns:
       The text, or None for what names nothing: null, NaN, empty, bytes that are not UTF-8.
 
-    >>> canonical_text("  Ada\\u00a0L\\u006f\\u0308we "), canonical_text(7.0), canonical_text("")
+    >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
     ('Ada Löwe', '7', None)
     """
-    if hasattr(value, "item"):
-        value = value.item()
+    if isinstance(value, dict | list | tuple | bytearray):
+        return None
+    return _canonical_text(value.item() if hasattr(value, "item") else value)
+
+
+@lru_cache(1 << 16, typed=True)
+def _canonical_text(value: Any) -> str | None:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
         value = int(value) if value.is_integer() else repr(value)
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, bytes):
         try:
             value = value.decode()
         except UnicodeDecodeError:
             return None
-    if value is None or isinstance(value, dict | list | tuple):
+    if value is None:
         return None
     text = str(value)
     if not (text.isascii() and text.isalnum()):

@@ -214,6 +214,7 @@ def render_run_index(
     """
     refused = release.startswith("refused")
     simulation = purpose == "simulation"
+    listed = [{"href": None, **step} for step in steps]
     return render(
         "run_index.html",
         tone="bad" if refused else "plain" if simulation else "good",
@@ -222,8 +223,8 @@ def render_run_index(
         guarantee=guarantee,
         utility=utility,
         release=release,
-        dag=layout_dag(steps),
-        steps=[{"href": None, **step} for step in steps],
+        dag=layout_dag(listed),
+        steps=listed,
         reports=reports,
         budget=budget,
         artifacts=artifacts,

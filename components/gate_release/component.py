@@ -7,7 +7,7 @@ from components.step import step
 
 @step("light")
 def gate_release(
-    config: dict,
+    config: str,
     ledger: str,
     keys: str,
     privacy_plan: dsl.Input[dsl.Artifact],
@@ -28,7 +28,7 @@ def gate_release(
 
     with step_process("gate_release"):
         decision = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             plan_path=Path(privacy_plan.path),
             reservation_path=Path(reservation.path),
             users_manifest_path=Path(users.path),

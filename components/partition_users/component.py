@@ -7,7 +7,7 @@ from components.step import step
 
 @step("cpu")
 def partition_users(
-    config: dict,
+    config: str,
     run_id: str,
     private_root: str,
     keys: str,
@@ -27,7 +27,7 @@ def partition_users(
 
     with step_process("partition_users"):
         manifest = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             reservation_path=Path(reservation.path),
             private_root=private_root,
             run_id=run_id,

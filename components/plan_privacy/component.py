@@ -6,7 +6,7 @@ from components.step import step
 
 
 @step("light")
-def plan_privacy(config: dict, privacy_plan: dsl.Output[dsl.Artifact]):
+def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from pathlib import Path
 
@@ -15,7 +15,7 @@ def plan_privacy(config: dict, privacy_plan: dsl.Output[dsl.Artifact]):
     from components.step import step_process
 
     with step_process("plan_privacy"):
-        plan = run(RunConfig.model_validate(config), Path(privacy_plan.path))
+        plan = run(RunConfig.model_validate_json(config), Path(privacy_plan.path))
         guarantee = plan["guarantee"]
         privacy_plan.metadata.update(
             {key: guarantee[key] for key in ("epsilon", "delta", "accountant")},

@@ -6,7 +6,7 @@ from components.step import step
 
 
 @step("trainer")
-def pretrain_public(model: dict, pretraining: dict, seed: int, pretrained: dsl.Output[dsl.Model]):
+def pretrain_public(model: str, pretraining: str, seed: int, pretrained: dsl.Output[dsl.Model]):
     """Trains the backbone on public images, imports one, or draws initial weights."""
     from pathlib import Path
 
@@ -16,8 +16,8 @@ def pretrain_public(model: dict, pretraining: dict, seed: int, pretrained: dsl.O
 
     with step_process("pretrain_public"):
         card = run(
-            ModelConfig.model_validate(model),
-            PretrainingConfig.model_validate(pretraining),
+            ModelConfig.model_validate_json(model),
+            PretrainingConfig.model_validate_json(pretraining),
             seed=seed,
             output_dir=Path(pretrained.path),
         )

@@ -7,7 +7,7 @@ from components.step import step
 
 @step("cpu")
 def release_model(
-    config: dict,
+    config: str,
     ledger: str,
     keys: str,
     releases: str,
@@ -32,7 +32,7 @@ def release_model(
 
     with step_process("release_model"):
         published = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             verdict_path=Path(verdict.path),
             model_dir=Path(model.path),
             pretrained_dir=Path(pretrained.path),

@@ -7,7 +7,7 @@ from components.step import step
 
 @step("light")
 def reserve_budget(
-    config: dict,
+    config: str,
     run_id: str,
     ledger: str,
     keys: str,
@@ -23,7 +23,7 @@ def reserve_budget(
 
     with step_process("reserve_budget"):
         entry = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             plan_path=Path(privacy_plan.path),
             run_id=run_id,
             ledger_uri=ledger,

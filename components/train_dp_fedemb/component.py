@@ -7,7 +7,7 @@ from components.step import step
 
 @step("trainer")
 def train_dp_fedemb(
-    config: dict,
+    config: str,
     run_id: str,
     private_root: str,
     ledger: str,
@@ -27,7 +27,7 @@ def train_dp_fedemb(
 
     with step_process("train_dp_fedemb"):
         card = run(
-            RunConfig.model_validate(config),
+            RunConfig.model_validate_json(config),
             plan_path=Path(privacy_plan.path),
             reservation_path=Path(reservation.path),
             users_manifest_path=Path(users.path),

@@ -1,0 +1,187 @@
+"""audit_privacy: can the model tell its training users from held-out ones? Level `monitoring`.
+
+A membership attack by verification scores on real users. It can show a leak; it can never show
+that there is none, and it bounds no epsilon. Its figures are exact functions of training users, so
+in a release run they are Raw: score by score and in sum they stay in the private root, and the
+public report holds the method, the self-test and where the figures are. A simulation protects
+nobody, and shows them.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.audit_privacy.attack import MIN_USERS, attack, verification_scores
+from components.audit_privacy.page import audit_page
+from components.audit_privacy.self_test import self_test
+from components.audit_privacy.sentence import LIMITATIONS, audit_sentence
+from components.fedemb.artifacts import canonical_json, read_json, write_bytes, write_json
+from components.fedemb.client_data import UserStore
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ArtifactError
+from components.fedemb.pixels import decode_pngs
+from components.fedemb.provenance import code_digest, config_digest
+from components.fedemb.storage import join, local_tree, open_store
+
+SCHEMA = "fedemb/audit_report/1"
+IMAGES_PER_USER = 8
+"""More images of one user hardly sharpen their score."""
+_PIECE = 512
+_DRAW_SEED, _BOOTSTRAP_SEED = 61, 67
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    config: RunConfig,
+    *,
+    model_dir: Path,
+    pretrained_dir: Path,
+    users_manifest_path: Path,
+    private_root: str,
+    run_id: str,
+    report_path: Path,
+    html_path: Path,
+) -> dict[str, Any]:
+    """Attacks the model of a run and writes report, page and, in the private root, the figures.
+
+    Args:
+      config: of the run.
+      model_dir: `backbone.keras`, `model.json`.
+      pretrained_dir: `backbone.keras` before private training: what a score is compared with.
+      users_manifest_path: of `partition_users`; must belong to this run.
+      private_root: where `<run_id>/users/` and `<run_id>/evaluation/` lie, and where
+        `<run_id>/audit/{scores.parquet,audit.json,audit.html}` go.
+      run_id: of the run.
+      report_path: JSON to write, schema `fedemb/audit_report/1`.
+      html_path: page to write.
+
+    Returns:
+      The public report. `auroc`, `tpr_at_fpr`, `finding` and `calibrated` are None in a release
+      run.
+
+    Raises:
+      ArtifactError: an artifact is missing, damaged, or of another run.
+      StorageError: the private root cannot be read or written.
+    """
+    model = read_json(model_dir / "model.json", "fedemb/model/1")
+    manifest = read_json(users_manifest_path, "fedemb/users/1")
+    for document, name in ((model, "model.json"), (manifest, users_manifest_path.name)):
+        if document["run_id"] != run_id:
+            raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
+    figures = _attack_real_users(config, model_dir, pretrained_dir, private_root, run_id)
+    open_figures = config.purpose == "simulation"
+    report: dict[str, Any] = {
+        "run_id": run_id,
+        "config_sha": config_digest(config),
+        "model_sha": model["weights_sha"],
+        "code_sha": code_digest(),
+        "level": "monitoring",
+        "attack": "verification_score",
+        "self_test": self_test(),
+        "figures": "open" if open_figures else "private",
+        "split_by_value": config.partition.evaluation.by == "value",
+        "users_at_most": config.audit.max_users,
+        "bootstrap_samples": config.audit.bootstrap_samples,
+        "limitations": list(LIMITATIONS),
+        **(figures if open_figures else dict.fromkeys(figures)),
+    }
+    report["sentence"] = audit_sentence(report)
+    private = {**report, **figures, "figures": "open"}
+    private["sentence"] = audit_sentence(private)
+    store = open_store(join(private_root, run_id, "audit"))
+    store.write("audit.json", canonical_json({"schema": SCHEMA, **private}))
+    store.write("audit.html", audit_page(private).encode())
+    write_json(report_path, SCHEMA, report)
+    write_bytes(html_path, audit_page(report).encode())
+    logger.info("%s", report["sentence"])
+    return {"schema": SCHEMA, **report}
+
+
+def _attack_real_users(
+    config: RunConfig, model_dir: Path, pretrained_dir: Path, private_root: str, run_id: str
+) -> dict[str, Any]:
+    """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
+    from components.fedemb.embedding.loading import load_backbone
+
+    backbones = [
+        load_backbone(folder / "backbone.keras", config.model)
+        for folder in (model_dir, pretrained_dir)
+    ]
+    keys: list[np.ndarray] = []
+    sizes: list[int] = []
+    embeddings: list[list[np.ndarray]] = [[], []]
+    owners: list[np.ndarray] = []
+    for side, folder_name in enumerate(("users", "evaluation")):
+        with local_tree(join(private_root, run_id, folder_name)) as folder:
+            store = UserStore(folder)
+            rows = _draw(store, config, side)
+            keys.append(store.user_keys[rows])
+            for start in range(0, len(rows), _PIECE):
+                images, owner = _images(store, rows[start : start + _PIECE])
+                owners.append(owner + start + sum(sizes))
+                for matrix, part in zip(embeddings, _embed(backbones, images, config), strict=True):
+                    matrix.append(part)
+            sizes.append(len(rows))
+    missing = {"auroc": None, "tpr_at_fpr": None, "finding": None, "calibrated": None}
+    store = open_store(join(private_root, run_id, "audit"))
+    if min(sizes) < MIN_USERS:
+        return {**missing, "measured": False}
+    owner_of = np.concatenate(owners)
+    after, before = (
+        verification_scores(np.concatenate(matrix), owner_of, sum(sizes)) for matrix in embeddings
+    )
+    members = np.arange(sum(sizes)) < sizes[0]
+    store.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
+    plain, calibrated = (
+        attack(
+            scores[members],
+            scores[~members],
+            samples=config.audit.bootstrap_samples,
+            seed=_BOOTSTRAP_SEED,
+        )
+        for scores in (after, after - before)
+    )
+    return {**plain.to_json(), "calibrated": calibrated.to_json(), "measured": True}
+
+
+def _draw(store: UserStore, config: RunConfig, side: int) -> np.ndarray:
+    """Rows of at most `audit.max_users` users with two images or more, ascending."""
+    rows = np.flatnonzero(store.image_counts >= 2)
+    random = np.random.default_rng(np.random.SeedSequence([config.training.seed, _DRAW_SEED, side]))
+    return np.sort(random.permutation(rows)[: config.audit.max_users])
+
+
+def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [n, size, size, channels] of some users, and the position of each one's user."""
+    users = store.read(rows)
+    kept = [user.images[:IMAGES_PER_USER] for user in users]
+    images = decode_pngs(
+        [image for images in kept for image in images], store.image_size, store.channels
+    )
+    return images, np.repeat(np.arange(len(users)), [len(images) for images in kept])
+
+
+def _embed(backbones: list[Any], images: np.ndarray, config: RunConfig) -> list[np.ndarray]:
+    from components.fedemb.embedding import embed
+
+    return [embed(backbone, images, config.evaluation.batch_size) for backbone in backbones]
+
+
+def _scores_table(
+    keys: np.ndarray, members: np.ndarray, after: np.ndarray, before: np.ndarray
+) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {"user_key": keys, "member": members, "score": after, "score_before_training": before}
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()

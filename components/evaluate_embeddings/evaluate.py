@@ -1,0 +1,189 @@
+"""evaluate_embeddings: how useful is the model on identities that never trained?
+
+Measures the trained model, the public backbone it started from and an untrained one on the same
+held-out users, and, in simulations, a backbone trained centrally without privacy: the utility drop.
+All figures are exact over evaluation users, whom the guarantee does not cover; the report says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.evaluate_embeddings import measure as m
+from components.evaluate_embeddings.embed import embed_users
+from components.evaluate_embeddings.page import write_utility_page
+from components.evaluate_embeddings.previous import compare_with_previous, embedding_space_id
+from components.evaluate_embeddings.sentence import COVERS, utility_sentence
+from components.fedemb.artifacts import read_json, write_json
+from components.fedemb.client_data import UserStore
+from components.fedemb.config import RunConfig
+from components.fedemb.embedding.loading import load_backbone
+from components.fedemb.errors import ArtifactError
+from components.fedemb.provenance import config_digest
+from components.fedemb.storage import join, local_tree
+
+SCHEMA = "fedemb/utility_report/1"
+MODEL_SCHEMA = "fedemb/model/1"
+UNTRAINED_SEED = 7919
+"""Added to the training seed: the untrained backbone shares no weight with the trained one."""
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    config: RunConfig,
+    *,
+    model_dir: Path,
+    pretrained_dir: Path,
+    users_manifest_path: Path,
+    private_root: str,
+    run_id: str,
+    report_path: Path,
+    html_path: Path,
+    pipeline_options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Measures the model of a run on its held-out identities and writes report and page.
+
+    Args:
+      config: of the run.
+      model_dir: `backbone.keras`, `model.json`.
+      pretrained_dir: `backbone.keras` before private training.
+      users_manifest_path: of `partition_users`; must belong to this run.
+      private_root: where `<run_id>/evaluation/` lies.
+      run_id: of the run.
+      report_path: JSON to write, schema `fedemb/utility_report/1`.
+      html_path: page to write.
+      pipeline_options: flags of Beam; if any, images are embedded by a Beam pipeline over tfx-bsl
+        RunInference instead of in this process.
+
+    Returns:
+      The report. If too few identities were held out, `measured` is false and the figures are
+      missing: data never decides whether a run exists.
+
+    Raises:
+      ArtifactError: an artifact is missing, damaged, or of another run.
+      StorageError: the private root cannot be read.
+    """
+    model = read_json(model_dir / "model.json", MODEL_SCHEMA)
+    manifest = read_json(users_manifest_path, "fedemb/users/1")
+    for document, name in ((model, "model.json"), (manifest, users_manifest_path.name)):
+        if document["run_id"] != run_id:
+            raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
+    backbones = _backbones(config, model_dir, pretrained_dir)
+    with local_tree(join(private_root, run_id, "evaluation")) as folder:
+        store = UserStore(folder)
+        if config.evaluation.centralized_baseline:
+            backbones["centralized"] = _train_centralized(
+                config, pretrained_dir, private_root, run_id
+            )
+        if pipeline_options:
+            from components.evaluate_embeddings.beam import embed_users_beam
+
+            subjects, embeddings = embed_users_beam(store, backbones, config, pipeline_options)
+        else:
+            subjects, embeddings = embed_users(store, backbones, config)
+        report: dict[str, Any] = {
+            "run_id": run_id,
+            "config_sha": config_digest(config),
+            "model_sha": model["weights_sha"],
+            "embedding_space_id": embedding_space_id(model["weights_sha"], config.model),
+            "covers": COVERS,
+            "simulation": config.purpose == "simulation",
+            "public_kind": config.pretraining.kind,
+            "bootstrap": {
+                "samples": config.evaluation.bootstrap_samples,
+                "unit": subjects.identity_kind,
+            },
+        }
+        report |= _measure_all(config, subjects, embeddings)
+        report["previous_release"] = (
+            compare_with_previous(config, store, subjects, embeddings["model"])
+            if config.evaluation.previous_release and report["measured"]
+            else None
+        )
+    report["sentence"] = utility_sentence(report)
+    write_json(report_path, SCHEMA, report)
+    write_utility_page(html_path, report)
+    logger.info("%s", report["sentence"])
+    return {"schema": SCHEMA, **report}
+
+
+def _backbones(config: RunConfig, model_dir: Path, pretrained_dir: Path) -> dict[str, Any]:
+    from components.fedemb.embedding import build_backbone
+
+    backbones = {
+        "model": load_backbone(model_dir / "backbone.keras", config.model),
+        "public_backbone": load_backbone(pretrained_dir / "backbone.keras", config.model),
+    }
+    if config.pretraining.kind != "none":
+        seed = config.training.seed + UNTRAINED_SEED
+        backbones["untrained"] = build_backbone(config.model, seed)
+    return backbones
+
+
+def _train_centralized(
+    config: RunConfig, pretrained_dir: Path, private_root: str, run_id: str
+) -> Any:
+    """Trains the baseline without privacy, from the same public start. Simulations only."""
+    from components.fedemb.client_data import load_examples
+    from components.fedemb.embedding import train_centralized
+
+    backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
+    with local_tree(join(private_root, run_id, "users")) as folder:
+        store = UserStore(folder)
+        images, labels = load_examples(
+            store,
+            np.arange(len(store)),
+            max_examples=int(store.image_counts.sum()),
+            image_size=config.model.image_size,
+            channels=config.model.channels,
+        )
+    epochs = config.evaluation.centralized_epochs
+    return train_centralized(backbone, images, labels, config.training, epochs=epochs)
+
+
+def _measure_all(
+    config: RunConfig, subjects: m.Subjects, embeddings: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """The measured part of the report."""
+    names = ("public_backbone", "untrained", "centralized")
+    if not subjects.measurable:
+        empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
+        missing = dict.fromkeys((*names, "retrieval", "utility_drop", "subgroups"))
+        return {"measured": False, "recall_at_far": {}, "roc": empty, **missing}
+    measured = {
+        name: m.measure(subjects, matrix, config.evaluation) for name, matrix in embeddings.items()
+    }
+    trained = measured["model"]
+    part: dict[str, Any] = {
+        "measured": True,
+        "evaluated": {
+            "images": len(subjects.labels),
+            "identities": len(np.unique(subjects.clusters)),
+            "positive_pairs": trained.verification.positives,
+            "negative_pairs": trained.verification.negatives,
+        },
+        **trained.to_json(),
+        "roc": m.roc_points(trained.verification),
+        "utility_drop": None,
+        "subgroups": None,
+    }
+    for name in names:
+        other = measured.get(name)
+        part[name] = other and {
+            **other.to_json(),
+            "roc": m.roc_points(other.verification),
+            "difference": m.differences(trained, other),
+        }
+    if "centralized" in measured:
+        part["utility_drop"] = m.differences(measured["centralized"], trained)
+    if config.data.source.columns.subgroup is not None:
+        threshold = trained.verification.thresholds[0]
+        model = embeddings["model"]
+        part["subgroups"] = m.by_subgroup(subjects, model, config.evaluation, threshold)
+    return part

@@ -1,0 +1,183 @@
+"""What is said of one model: metrics as JSON, paired differences, subgroups. numpy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.config import EvaluationConfig
+from components.fedemb.embedding.bootstrap import Estimate
+from components.fedemb.embedding.metrics import Verification, arrange, rates_at, verify
+from components.fedemb.embedding.retrieval import Retrieval, retrieve
+from components.fedemb.errors import InputError
+
+MIN_SUBGROUP_IDENTITIES = 10
+"""Smaller subgroups are counted, not measured: their intervals would say nothing."""
+ROC_POINTS = 120
+_SEED = 20221121
+"""Of the bootstrap: fixed, so that two reports on the same identities can be paired."""
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Who is measured: one entry per image.
+
+    Attributes:
+      labels: int64 [n] classes.
+      users: uint64 [n] owners.
+      subgroups: str [n]; empty where none is named.
+    """
+
+    labels: np.ndarray
+    users: np.ndarray
+    subgroups: np.ndarray
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """What the bootstrap resamples: users where a class has one owner, else classes."""
+        pairs = np.unique(np.stack([self.labels, self.users.view(np.int64)]), axis=1)
+        owned = len(pairs[0]) == len(np.unique(self.labels))
+        return self.users if owned else self.labels
+
+    @property
+    def identity_kind(self) -> str:
+        """`user` or `class`: what `clusters` holds."""
+        return "user" if self.clusters is self.users else "class"
+
+    @property
+    def measurable(self) -> bool:
+        """Two classes, one of them with two images: less has no pair of each kind."""
+        sizes = np.unique(self.labels, return_counts=True)[1]
+        return len(sizes) >= 2 and int(sizes.max()) >= 2
+
+    def take(self, use: np.ndarray) -> Subjects:
+        """The images where `use` is true."""
+        return Subjects(self.labels[use], self.users[use], self.subgroups[use])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model on one set of subjects."""
+
+    verification: Verification
+    retrieval: Retrieval
+
+    @property
+    def headline(self) -> Estimate:
+        """Recall at the first false accept rate."""
+        return self.verification.recall[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """`recall_at_far` and `retrieval` of the utility report."""
+        verification, retrieval = self.verification, self.retrieval
+        return {
+            "recall_at_far": {
+                rate_name(rate): {**recall.to_json(), "threshold": round(threshold, 6)}
+                for rate, recall, threshold in zip(
+                    verification.false_accept_rates,
+                    verification.recall,
+                    verification.thresholds,
+                    strict=True,
+                )
+            },
+            "retrieval": {
+                "recall_at": {str(k): e.to_json() for k, e in retrieval.recall_at.items()},
+                "mean_average_precision": retrieval.mean_average_precision.to_json(),
+                "nearest_neighbour": retrieval.nearest_neighbour.to_json(),
+                "queries": retrieval.queries,
+            },
+        }
+
+
+def rate_name(rate: float) -> str:
+    """The key of a false accept rate in reports: `0.001`."""
+    return f"{rate:g}"
+
+
+def measure(
+    subjects: Subjects,
+    embeddings: np.ndarray,
+    config: EvaluationConfig,
+    gallery: np.ndarray | None = None,
+) -> Measured:
+    """Measures embeddings; with `gallery`, queries of one model against a gallery of another.
+
+    Args:
+      subjects: who they are of.
+      embeddings: [n, dim].
+      config: rates, depths and draws.
+      gallery: [n, dim] of the same images.
+
+    Raises:
+      InputError: the subjects are not measurable, or an embedding is not finite.
+    """
+    data = arrange(embeddings, subjects.labels, subjects.clusters, gallery)
+    draws = {"samples": config.bootstrap_samples, "seed": _SEED}
+    return Measured(
+        verify(data, config.false_accept_rates, **draws),
+        retrieve(data, config.recall_at, **draws),
+    )
+
+
+def differences(better: Measured, than: Measured) -> dict[str, Any]:
+    """Paired differences of recall per false accept rate."""
+    rates = better.verification.false_accept_rates
+    pairs = zip(rates, better.verification.recall, than.verification.recall, strict=True)
+    return {rate_name(rate): (a - b).to_json() for rate, a, b in pairs}
+
+
+def roc_points(verification: Verification) -> dict[str, list[float]]:
+    """A ROC as lists, thinned evenly in log false accept rate; KFP wants a list per axis."""
+    roc = verification.roc
+    wanted = np.linspace(np.log(roc[0, 0]), np.log(roc[-1, 0]), ROC_POINTS)
+    rows = roc[np.unique(np.searchsorted(np.log(roc[:, 0]), wanted).clip(0, len(roc) - 1))]
+    return {
+        name: [round(float(value), 8) for value in rows[:, column]]
+        for column, name in enumerate(("far", "recall", "threshold"))
+    }
+
+
+def by_subgroup(
+    subjects: Subjects, embeddings: np.ndarray, config: EvaluationConfig, threshold: float
+) -> dict[str, Any]:
+    """Who is served worse: every subgroup at its own threshold and at the common one.
+
+    Args:
+      subjects: with subgroups.
+      embeddings: [n, dim].
+      config: rates, depths and draws.
+      threshold: of the first false accept rate over all subjects.
+
+    Returns:
+      `measured`: a mapping per subgroup, worst recall first; `too_small`: how many were left out.
+    """
+    measured: list[dict[str, Any]] = []
+    too_small = 0
+    for name in np.unique(subjects.subgroups):
+        use = subjects.subgroups == name
+        part = subjects.take(use)
+        if not part.measurable or len(np.unique(part.clusters)) < MIN_SUBGROUP_IDENTITIES:
+            too_small += 1
+            continue
+        try:
+            data = arrange(embeddings[use], part.labels, part.clusters)
+        except InputError:
+            too_small += 1
+            continue
+        draws = {"samples": config.bootstrap_samples, "seed": _SEED}
+        own = verify(data, config.false_accept_rates[:1], **draws)
+        accepts, recall = rates_at(data, threshold, **draws)
+        measured.append(
+            {
+                "name": str(name) or "(none)",
+                "images": int(use.sum()),
+                "identities": len(np.unique(part.clusters)),
+                "recall_at_own_threshold": own.recall[0].to_json(),
+                "recall_at_common_threshold": recall.to_json() if recall else None,
+                "false_accept_rate_at_common_threshold": accepts.to_json() if accepts else None,
+            }
+        )
+    measured.sort(key=lambda group: group["recall_at_own_threshold"]["value"])
+    return {"measured": measured, "too_small": too_small}

@@ -1,0 +1,80 @@
+"""The page of the utility report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from components.fedemb import report as pages
+
+NAMES = {
+    "model": "this model",
+    "public_backbone": "public backbone",
+    "untrained": "untrained backbone",
+    "centralized": "central, not private",
+}
+
+
+def display_name(name: str, report: dict[str, Any]) -> str:
+    """Name of a model for people."""
+    if name == "public_backbone" and report["public_kind"] == "none":
+        return "untrained start"
+    return NAMES[name]
+
+
+def _models(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    others = [(name, report[name]) for name in NAMES if name != "model" and report[name]]
+    return [("this model", report)] + [(display_name(name, report), part) for name, part in others]
+
+
+def _recall_chart(report: dict[str, Any], rate: str) -> Any:
+    bars = []
+    for series, (name, part) in enumerate(_models(report)):
+        recall = part["recall_at_far"][rate]
+        bars.append(pages.Bar(name, recall["value"], recall["low"], recall["high"], series))
+    alt = f"Recall at a false accept rate of {rate}, with 95 % intervals: " + ", ".join(
+        f"{bar.name} {bar.value:.3f}" for bar in bars
+    )
+    limits = (0.0, max(bar.high or bar.value for bar in bars) * 1.08 or 1.0)
+    return pages.bar_chart(bars, x_label="recall", alt=alt, x_limits=limits)
+
+
+def _roc_chart(report: dict[str, Any]) -> Any:
+    lines = [
+        pages.Line(name, part["roc"]["far"], part["roc"]["recall"])
+        for name, part in _models(report)
+    ]
+    marks = [(f"FAR {rate}", float(rate)) for rate in report["recall_at_far"]]
+    return pages.line_chart(
+        lines,
+        x_label="false accept rate",
+        y_label="recall",
+        alt="Recall over the false accept rate for each model, logarithmic axis",
+        x_log=True,
+        y_limits=(0, 1.02),
+        marks=marks,
+        diagonal=True,
+    )
+
+
+def _tone(report: dict[str, Any]) -> str:
+    if not report["measured"] or not report["public_backbone"]:
+        return "plain"
+    difference = next(iter(report["public_backbone"]["difference"].values()))
+    return "good" if difference["low"] > 0 else "bad" if difference["high"] < 0 else "plain"
+
+
+def write_utility_page(path: Path, report: dict[str, Any]) -> None:
+    """Writes `utility_report.html` for a report; the same report gives the same bytes."""
+    charts = {}
+    if report["measured"]:
+        rate = next(iter(report["recall_at_far"]))
+        charts = {"recall": _recall_chart(report, rate), "roc": _roc_chart(report)}
+    pages.write_page(
+        path,
+        "utility_report.html",
+        tone=_tone(report),
+        report=report,
+        models=_models(report) if report["measured"] else [],
+        charts=charts,
+    )

@@ -1,0 +1,84 @@
+"""A new model breaks the embeddings that are stored: how much, and which space is which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.evaluate_embeddings.embed import embed_users
+from components.evaluate_embeddings.measure import Subjects, differences, measure
+from components.fedemb.artifacts import file_digest, json_digest, parse_json
+from components.fedemb.client_data import UserStore
+from components.fedemb.config import ModelConfig, RunConfig
+from components.fedemb.embedding.loading import load_backbone
+from components.fedemb.errors import ArtifactError, FedEmbError
+from components.fedemb.storage import local_tree
+
+
+def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
+    """Names the space an embedding lives in: store it beside every embedding.
+
+    Two embeddings are comparable only if their ids are equal.
+    """
+    return "es-" + json_digest({"weights_sha": weights_sha, "model": model.model_dump()})[:20]
+
+
+def compare_with_previous(
+    config: RunConfig, store: UserStore, subjects: Subjects, embeddings: np.ndarray
+) -> dict[str, Any]:
+    """Measures new queries against a gallery embedded by the previous release.
+
+    Args:
+      config: of the run; names the bundle.
+      store: evaluation users.
+      subjects: of the embeddings.
+      embeddings: of the new model, [n, dim].
+
+    Returns:
+      A mapping with `comparable` (false: the old model takes other images or gives embeddings of
+      another length), and where comparable `old` (old against old), `new_against_old` and `change`
+      (new against new, minus old against old).
+
+    Raises:
+      ArtifactError: the bundle holds no backbone.
+      StorageError: it cannot be read.
+    """
+    uri = str(config.evaluation.previous_release)
+    with local_tree(uri) as bundle:
+        path = _backbone_of(bundle)
+        old_sha = _weights_sha(path)
+        try:
+            backbone = load_backbone(path, config.model)
+        except FedEmbError as error:
+            return {"comparable": False, "old_model_sha": old_sha, "reason": str(error)}
+        _, old = embed_users(store, {"old": backbone}, config)
+    new = measure(subjects, embeddings, config.evaluation)
+    before = measure(subjects, old["old"], config.evaluation)
+    crossed = measure(subjects, embeddings, config.evaluation, gallery=old["old"])
+    return {
+        "comparable": True,
+        "old_model_sha": old_sha,
+        "old_embedding_space_id": embedding_space_id(old_sha, config.model),
+        "old": before.to_json(),
+        "new_against_old": crossed.to_json(),
+        "change": differences(new, before),
+    }
+
+
+def _backbone_of(bundle: Path) -> Path:
+    found = sorted(bundle.rglob("*.keras"))
+    if not found:
+        raise ArtifactError(
+            "the previous release holds no .keras file; point evaluation.previous_release to a "
+            "bundle that release_model wrote, or leave it out"
+        )
+    return found[0]
+
+
+def _weights_sha(path: Path) -> str:
+    described = path.parent / "model.json"
+    if described.is_file():
+        return parse_json(described.read_bytes(), "fedemb/model/1", "model.json")["weights_sha"]
+    return file_digest(path)

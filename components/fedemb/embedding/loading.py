@@ -1,0 +1,74 @@
+"""Loading and saving a finished backbone, wherever a step meets one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import sha256_hex, write_bytes
+from components.fedemb.config import ModelConfig
+from components.fedemb.embedding.backbones import check_backbone
+from components.fedemb.errors import ArtifactError
+
+
+def load_backbone(path: Path, model: ModelConfig) -> Any:
+    """Loads a `.keras` file in safe mode (no code in it runs) and checks its shape.
+
+    Args:
+      path: the file.
+      model: what the backbone must fit.
+
+    Raises:
+      ArtifactError: missing, damaged, or it would need code of its own.
+      ConfigError: it does not fit `model`.
+    """
+    import keras
+
+    try:
+        backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(
+            f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "
+            "step that writes it again"
+        ) from error
+    check_backbone(backbone, model)
+    return backbone
+
+
+def save_backbone(backbone: Any, path: Path) -> str:
+    """Writes a `.keras` file of the backbone alone and returns its SHA-256.
+
+    The same weights give the same bytes: Keras's date of saving is left out.
+
+    Raises:
+      StorageError: it cannot be written; nothing is left behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "backbone.keras")
+        backbone.save(saved)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(saved) as source, zipfile.ZipFile(packed, "w") as target:
+            for name in sorted(source.namelist()):
+                data = source.read(name)
+                if name == "metadata.json":
+                    metadata = json.loads(data)
+                    metadata.pop("date_saved", None)
+                    data = json.dumps(metadata, sort_keys=True).encode()
+                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+    write_bytes(path, packed.getvalue())
+    return sha256_hex(packed.getvalue())
+
+
+def weights_digest(backbone: Any) -> str:
+    """SHA-256 over names, shapes and values of all weights of a backbone."""
+    digest = hashlib.sha256()
+    for variable in backbone.weights:
+        value = variable.numpy()
+        digest.update(f"{variable.path}{value.shape}{value.dtype}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,273 @@
+"""What one virtual client does with the broadcast backbone, as graph code.
+
+Fresh head, labels renumbered inside the client, local steps, difference of the weights: algorithm
+of DP-FedEmb (arXiv 2211.10844; paper.md (a) 4-7). The state of a client lives in the variables of
+the worker that trains it and is overwritten by the next one; nothing of it is returned but the
+update. Fused in-place optimizer kernels keep a local step as cheap as one of a plain loop.
+
+All randomness is stateless and depends on the seed of the client alone. All batch shapes depend on
+the number of the client's examples alone: the last batch of an epoch is short, never padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from components.fedemb.config import LocalTrainingConfig
+from components.fedemb.embedding.augmentation import augment
+from components.fedemb.embedding.heads import glorot_head, local_labels, prototype_head
+from components.fedemb.embedding.losses import build_loss
+from components.fedemb.embedding.preprocessing import preprocess
+
+ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
+"""Local Adam of the paper's code."""
+
+PROTOTYPE_BATCH = 128
+"""Images embedded at once for a prototype head, at least."""
+
+# Streams of a client's seed; a step adds its index to the second number.
+_HEAD, _SHUFFLE, _AUGMENT = 1, 2, 3
+
+Phase = Literal["joint", "head", "backbone"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A backbone, the variables of it that train, and how they train locally."""
+
+    backbone: Any
+    """`keras.Model`; weights outside `variables` stay as they are."""
+    variables: Sequence[Any]
+    """Keras variables that train, in the order of the update."""
+    config: LocalTrainingConfig
+    shared_head_rows: int = 0
+    """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a fresh
+    local head for every client."""
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return int(self.backbone.output_shape[-1])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the tensors of an update."""
+        shapes = [tuple(int(n) for n in v.shape) for v in self.variables]
+        return [*shapes, (self.shared_head_rows, self.dim)] if self.shared_head_rows else shapes
+
+    def embeddings(self, weights: Sequence[Any], images: Any) -> Any:
+        """Embeds preprocessed images under `weights` in place of `variables`; float32."""
+        import tensorflow as tf
+
+        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
+        trainable = [given.get(id(v), v.value) for v in self.backbone.trainable_variables]
+        state = [v.value for v in self.backbone.non_trainable_variables]
+        outputs, _ = self.backbone.stateless_call(trainable, state, images, training=True)
+        return tf.cast(outputs, tf.float32)
+
+
+class Examples(NamedTuple):
+    """What a virtual client brings, as tensors."""
+
+    images: Any
+    """uint8 `[examples, size, size, channels]`, at least one."""
+    labels: Any
+    """int64 `[examples]`; for a shared head, row numbers in it."""
+    seed: Any
+    """int64 `[2]`; depends on run seed, round, grouping and group only."""
+
+
+class Worker:
+    """Variables in which one virtual client after the other trains; one worker per core or device.
+
+    Args:
+      objective: what trains.
+      index: number of the worker, for names only.
+    """
+
+    def __init__(self, objective: Objective, index: int) -> None:
+        import tensorflow as tf
+
+        def make(shape: Sequence[int | None], kind: str) -> Any:
+            known = [n or 0 for n in shape]
+            return tf.Variable(
+                tf.zeros(known), shape=shape, trainable=False, name=f"worker{index}_{kind}"
+            )
+
+        config = objective.config
+        per_weight = 2 if config.optimizer == "adam" else int(config.client_momentum > 0)
+        body = [tuple(int(n) for n in v.shape) for v in objective.variables]
+        head = (objective.shared_head_rows or None, objective.dim)
+        self.weights = [make(shape, "weight") for shape in body]
+        self.head = make(head, "head")
+        self.slots = [[make(shape, "slot") for _ in range(per_weight)] for shape in [*body, head]]
+
+    def start(self, values: Sequence[Any]) -> None:
+        """Overwrites whatever the last client left behind; `values` are weights, then the head."""
+        import tensorflow as tf
+
+        for variable, value, slots in zip(
+            [*self.weights, self.head], values, self.slots, strict=True
+        ):
+            variable.assign(value)
+            for slot in slots:
+                slot.assign(tf.zeros_like(value))
+
+
+def fresh_head(
+    objective: Objective, broadcast: Sequence[Any], images: Any, labels: Any, seed: Any
+) -> tuple[Any, Any]:
+    """Labels renumbered inside the client, and a head of one row per label."""
+    config = objective.config
+    rows, classes = local_labels(labels)
+    if config.head_init == "glorot":
+        return rows, glorot_head(classes, objective.dim, _stream(seed, _HEAD))
+    head = prototype_head(
+        lambda batch: objective.embeddings(broadcast, preprocess(batch)),
+        images,
+        rows,
+        classes,
+        dim=objective.dim,
+        batch_size=max(config.batch_size, PROTOTYPE_BATCH),
+    )
+    return rows, head
+
+
+def apply_gradient(
+    config: LocalTrainingConfig, trained: Any, *, gradient: Any, rate: float, step: Any
+) -> None:
+    """One optimizer step in place, on a variable and its slots."""
+    import tensorflow as tf
+
+    variable, slots = trained
+    if config.optimizer == "adam":
+        time = tf.cast(step + 1, tf.float32)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=slots[0].handle,
+            v=slots[1].handle,
+            beta1_power=tf.pow(config.client_momentum, time),
+            beta2_power=tf.pow(ADAM_BETA_2, time),
+            lr=rate,
+            beta1=config.client_momentum,
+            beta2=ADAM_BETA_2,
+            epsilon=ADAM_EPSILON,
+            grad=gradient,
+        )
+    elif slots:
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=slots[0].handle,
+            lr=rate,
+            grad=gradient,
+            momentum=config.client_momentum,
+        )
+    else:
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+
+
+def shuffled_rows(count: Any, epochs: int, seed: Any) -> Any:
+    """Row numbers of all epochs one after the other, int32 `[epochs * count]`, each shuffled."""
+    import tensorflow as tf
+
+    draws = tf.random.stateless_uniform([epochs, count], _stream(seed, _SHUFFLE))
+    return tf.reshape(tf.argsort(draws, axis=1, stable=True), [-1])
+
+
+def _stream(seed: Any, purpose: int, step: Any = 0) -> Any:
+    import tensorflow as tf
+
+    return seed + tf.cast(tf.stack([purpose, step]), tf.int64)
+
+
+def train_client(
+    objective: Objective, worker: Worker, broadcast: Sequence[Any], examples: Examples
+) -> tuple[list[Any], Any]:
+    """Trains one virtual client and returns its update.
+
+    Args:
+      objective: backbone, trained variables, local configuration.
+      worker: variables to train in.
+      broadcast: float32 tensors of `objective.shapes`, the weights all clients start from.
+      examples: of the virtual client.
+
+    Returns:
+      The update, trained minus broadcast, float32 tensors of `objective.shapes`; and float32 `[2]`:
+      mean loss of the first and of the last epoch. Not clipped, not checked for finiteness: the
+      mechanism does both.
+    """
+    import tensorflow as tf
+
+    config, seed = objective.config, examples.seed
+    # The cap holds per epoch, in the keyed order in which examples are stored.
+    images = examples.images[: config.max_examples_per_client]
+    labels = examples.labels[: config.max_examples_per_client]
+    count = tf.shape(labels)[0]
+
+    backbone, shared = list(broadcast), bool(objective.shared_head_rows)
+    if shared:
+        rows, head = tf.cast(labels, tf.int32), backbone.pop()
+    else:
+        rows, head = fresh_head(objective, backbone, images, labels, seed)
+    worker.start([*backbone, head])
+
+    loss = build_loss(config.loss)
+    order = shuffled_rows(count, config.epochs, seed)
+    per_epoch = -(-count // config.batch_size)
+    total = per_epoch * config.epochs
+
+    def step(index: Any, losses: Any, phase: Phase) -> tuple[Any, Any]:
+        epoch = index // per_epoch
+        offset = (index - epoch * per_epoch) * config.batch_size
+        size = tf.minimum(config.batch_size, count - offset)
+        chosen = tf.slice(order, [epoch * count + offset], [size])
+        batch, wanted = tf.gather(images, chosen), tf.gather(rows, chosen)
+        if config.augmentation is not None:
+            batch, wanted = augment(
+                batch, wanted, config.augmentation, _stream(seed, _AUGMENT, index)
+            )
+        weights = [v.read_value() for v in worker.weights]
+        current = worker.head.read_value()
+        learners = {
+            "joint": [*weights, current],
+            "head": [current],
+            "backbone": weights,
+        }[phase]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(learners)
+            value = loss(objective.embeddings(weights, preprocess(batch)), current, wanted)
+        gradients = tape.gradient(
+            value, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
+        trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]
+        for pair, gradient in zip(trained, gradients, strict=True):
+            rate = config.client_learning_rate
+            if pair[0] is worker.head:
+                rate *= config.head_learning_rate_scale
+            apply_gradient(config, pair, gradient=gradient, rate=rate, step=index)
+        share = value / tf.cast(per_epoch, tf.float32)
+        first = tf.where(epoch == 0, share, 0.0)
+        last = tf.where(epoch == config.epochs - 1, share, 0.0)
+        return index + 1, losses + tf.stack([first, last])
+
+    def steps(start: Any, stop: Any, losses: Any, phase: Phase) -> Any:
+        return tf.while_loop(
+            lambda index, _: index < stop,
+            lambda index, losses: step(index, losses, phase),
+            (start, losses),
+            parallel_iterations=1,
+        )
+
+    state = (tf.constant(0), tf.zeros([2]))
+    if config.reconstruction_steps:
+        state = steps(*state[:1], tf.minimum(config.reconstruction_steps, total), state[1], "head")
+        state = steps(state[0], total, state[1], "backbone")
+    else:
+        state = steps(state[0], total, state[1], "joint")
+
+    ends = [v.read_value() for v in worker.weights] + ([worker.head.read_value()] if shared else [])
+    starts = [*backbone, head] if shared else backbone
+    return [end - start for end, start in zip(ends, starts, strict=True)], state[1]

@@ -1,0 +1,233 @@
+"""Counts over all pairs of embeddings, streamed in tiles: memory does not grow with the pairs.
+
+A cosine is rounded to a multiple of 2**-26 (finer than the error of a float32 dot product), so that
+equal scores are equal everywhere and a pair belongs to exactly one bin. Two passes select the
+threshold of a false accept rate exactly: the first counts negative pairs in about 500 bins, the
+second counts every grid value inside the bins that hold a threshold. Only pairs above a cut,
+estimated from a subset and verified by the counts, are looked at closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+GRID = 2**26
+"""Grid values per unit of cosine."""
+MAX_TILE = 2048
+MAX_BINS = 512
+MAX_UNITS = 10_000
+"""Units of the bootstrap; more clusters than this are merged into as many groups."""
+_NO_PAIR = np.float32(-2.0)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Embeddings sorted so that a unit, and in it a label, is contiguous.
+
+    Attributes:
+      queries: float32 [n, dim], unit norm.
+      gallery: the other side of each pair, [n, dim]; the same array where a model meets itself.
+      labels: dense label ids [n], not decreasing.
+      units: dense ids [n] of what the bootstrap resamples, not decreasing; a label is in one unit.
+      order: [n] positions of the rows in the caller's arrays.
+    """
+
+    queries: np.ndarray
+    gallery: np.ndarray
+    labels: np.ndarray
+    units: np.ndarray
+    order: np.ndarray
+
+    @property
+    def symmetric(self) -> bool:
+        """Each unordered pair once; otherwise each ordered pair of two images."""
+        return self.gallery is self.queries
+
+    @property
+    def label_sizes(self) -> np.ndarray:
+        """Images per label, [labels]."""
+        return np.bincount(self.labels)
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What the metrics need to know of all pairs.
+
+    Attributes:
+      thresholds: grid value per false accept rate [rates]; accept a pair above it.
+      accepted: positive pairs above each threshold [rates].
+      negatives: number of negative pairs.
+      positives: number of positive pairs.
+      edges: scores at the edges of the bins, ascending [bins + 1].
+      touching_bins: negative pairs that touch a unit, per bin [units, bins]; a pair counts for both
+        its ends.
+      touching: the same over all bins and below them [units].
+      positive_bins: positive pairs of a unit [units, 1 + bins]; the first bin is all below.
+    """
+
+    thresholds: np.ndarray
+    accepted: np.ndarray
+    negatives: int
+    positives: int
+    edges: np.ndarray
+    touching_bins: np.ndarray
+    touching: np.ndarray
+    positive_bins: np.ndarray
+
+
+def grid_keys(scores: np.ndarray) -> np.ndarray:
+    """Rounds cosines to the grid: int32, clipped to [-1, 1]."""
+    return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
+
+
+def _tile_size(count: int) -> int:
+    return min(MAX_TILE, 1 << max(count - 1, 1).bit_length())
+
+
+def negative_tiles(data: Labelled) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Yields (rows, columns, scores [size, size]) over all negative pairs; others score below -1.
+
+    Every tile has the same power-of-two shape; the buffer is reused.
+    """
+    count = len(data.labels)
+    size = _tile_size(count)
+    buffer = np.empty((size, size), np.float32)
+    below = np.tril_indices(size)
+    for i in range(0, count, size):
+        rows = slice(i, min(i + size, count))
+        for j in range(i if data.symmetric else 0, count, size):
+            columns = slice(j, min(j + size, count))
+            height, width = rows.stop - i, columns.stop - j
+            if height == width == size:
+                np.matmul(data.queries[rows], data.gallery[columns].T, out=buffer)
+            else:
+                buffer[:] = _NO_PAIR
+                buffer[:height, :width] = data.queries[rows] @ data.gallery[columns].T
+            left, right = data.labels[rows], data.labels[columns]
+            if right[0] <= left[-1] and left[0] <= right[-1]:
+                buffer[:height, :width][left[:, None] == right] = _NO_PAIR
+            if data.symmetric and i == j:
+                buffer[below] = _NO_PAIR
+            yield rows, columns, buffer
+
+
+def positive_blocks(data: Labelled) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (unit, scores [pairs]) over all positive pairs, label by label."""
+    stops = np.cumsum(data.label_sizes)
+    for start, stop in zip(stops - data.label_sizes, stops, strict=True):
+        unit = int(data.units[start])
+        for i in range(start, stop, MAX_TILE):
+            rows = slice(i, min(i + MAX_TILE, stop))
+            for j in range(i if data.symmetric else start, stop, MAX_TILE):
+                columns = slice(j, min(j + MAX_TILE, stop))
+                scores = data.queries[rows] @ data.gallery[columns].T
+                if i == j:
+                    keep = np.triu_indices(len(scores), 1)
+                    upper = scores[keep]
+                    scores = upper if data.symmetric else np.append(upper, scores.T[keep])
+                yield unit, scores.ravel()
+
+
+def _estimate_cut(data: Labelled, far: float) -> int:
+    """Grid value safely below the threshold of `far`, from a subset; -GRID - 1 takes all pairs."""
+    step = max(1, len(data.labels) // 1500)
+    labels = data.labels[::step]
+    scores = data.queries[::step] @ data.gallery[::step].T
+    negatives = scores[labels[:, None] != labels]
+    wanted = 1.3 * far + 50 / max(len(negatives), 1)
+    if wanted >= 0.9 or len(negatives) < 1000:
+        return -GRID - 1
+    return int(grid_keys(np.quantile(negatives, [1 - wanted]))[0])
+
+
+def _candidates(tile: np.ndarray, cut: int) -> tuple[np.ndarray, np.ndarray]:
+    """Flat positions and grid values of the scores above a cut."""
+    flat = tile.ravel()
+    positions = np.flatnonzero(flat > np.float32(cut / GRID if cut >= -GRID else -1.5))
+    return positions, grid_keys(flat[positions])
+
+
+def _first_pass(data: Labelled, cut: int, shift: int) -> np.ndarray:
+    """Negative pairs per unit and bin of 2**shift grid values above the cut."""
+    bins = ((GRID - cut) >> shift) + 1
+    touching = np.zeros((data.units[-1] + 1, bins), np.int64)
+    for rows, columns, tile in negative_tiles(data):
+        positions, keys = _candidates(tile, cut)
+        bit = len(tile).bit_length() - 1
+        bin_of = (keys - cut) >> shift
+        for span, index in ((rows, positions >> bit), (columns, positions & (len(tile) - 1))):
+            units = data.units[span]
+            low, high = units[0], units[-1] + 1
+            flat = (units - low)[index] * bins + bin_of
+            counts = np.bincount(flat, minlength=(high - low) * bins)
+            touching[low:high] += counts.reshape(high - low, bins)
+    return touching
+
+
+def _second_pass(data: Labelled, targets: Sequence[int], cut: int, shift: int) -> np.ndarray:
+    """Negative pairs per grid value inside each target bin, [targets, 2**shift]."""
+    fine = np.zeros((len(targets), 1 << shift), np.int64)
+    lowest = cut + (min(targets) << shift) - 64  # float32 cannot tell neighbours on the grid
+    for _, _, tile in negative_tiles(data):
+        _, keys = _candidates(tile, max(lowest, cut))
+        bin_of = (keys - cut) >> shift
+        for row, target in enumerate(targets):
+            inside = keys[bin_of == target] - (cut + (target << shift))
+            fine[row] += np.bincount(inside, minlength=1 << shift)
+    return fine
+
+
+def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCounts:
+    """Counts all pairs and selects the threshold of each false accept rate exactly.
+
+    The threshold is the (floor(rate * negatives) + 1)-th largest negative score (paper.md (d)).
+
+    Args:
+      data: embeddings and labels; at least one negative pair.
+      false_accept_rates: each in (0, 1).
+    """
+    sizes = data.label_sizes
+    per_image = len(data.labels) - sizes[data.labels]
+    sides = 1 if data.symmetric else 2
+    touching = sides * np.bincount(data.units, per_image).astype(np.int64)
+    negatives = int(touching.sum()) // 2
+    ranks = np.array([min(int(far * negatives), negatives - 1) for far in false_accept_rates])
+    cut = _estimate_cut(data, max(false_accept_rates))
+    while True:
+        shift = max(0, ((GRID - cut) // MAX_BINS).bit_length())
+        bins = _first_pass(data, cut, shift)
+        above = np.cumsum(bins.sum(0)[::-1])[::-1] // 2
+        if cut < -GRID or above[1] > ranks.max():
+            break  # the lowest bin may be incomplete, so no threshold may lie in it
+        cut = -GRID - 1
+    targets = [int(np.flatnonzero(above > rank)[-1]) for rank in ranks]
+    fine = _second_pass(data, targets, cut, shift)
+    thresholds = np.empty(len(ranks), np.int64)
+    for row, (rank, target) in enumerate(zip(ranks, targets, strict=True)):
+        higher = above[target + 1] if target + 1 < len(above) else 0
+        tail = higher + np.cumsum(fine[row][::-1])[::-1]
+        inside = np.flatnonzero(tail > rank)
+        if not inside.size:  # a BLAS that gave the two passes different last bits
+            inside = np.flatnonzero(fine[row])[:1]
+        thresholds[row] = cut + (target << shift) + inside[-1]
+    positive_bins = np.zeros((len(bins), bins.shape[1] + 1), np.int64)
+    accepted = np.zeros(len(ranks), np.int64)
+    for unit, scores in positive_blocks(data):
+        keys = grid_keys(scores)
+        bin_of = np.maximum((keys - cut) >> shift, -1) + 1
+        positive_bins[unit] += np.bincount(bin_of, minlength=positive_bins.shape[1])
+        accepted += (keys[:, None] > thresholds).sum(0)
+    edges = (cut + (np.arange(bins.shape[1] + 1, dtype=np.int64) << shift)) / GRID
+    return PairCounts(
+        thresholds=thresholds,
+        accepted=accepted,
+        negatives=negatives,
+        positives=int(positive_bins.sum()),
+        edges=edges,
+        touching_bins=bins,
+        touching=touching,
+        positive_bins=positive_bins,
+    )

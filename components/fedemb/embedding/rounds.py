@@ -1,0 +1,271 @@
+"""The round: virtual clients side by side, their clipped integer updates summed exactly.
+
+One traced function holds one loop per worker; each loop trains its virtual clients one after the
+other in the worker's own variables and adds their updates to its own int64 sum. Integer sums have
+no order, so any spread of clients over workers, devices and slabs gives the same bits. Clients come
+in slabs of bounded size: memory grows neither with clients per round nor with identities.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from components.fedemb.config import LocalTrainingConfig
+from components.fedemb.embedding.local_training import Examples, Objective, Worker, train_client
+
+SLAB_BYTES = 64 << 20
+"""Images of one slab, at most (a single larger client makes a slab of its own)."""
+SLAB_CLIENTS_PER_WORKER = 16
+STATISTICS = ("norm", "first_loss", "last_loss", "examples")
+"""Columns of `RoundSums.clients`."""
+
+
+def _specs(tree: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(np.shape(t), tf.as_dtype(t.dtype)), tree)
+
+
+@dataclass(frozen=True)
+class ClientExamples:
+    """The examples of one virtual client. Raw."""
+
+    grouping: int
+    group: int
+    images: np.ndarray
+    """uint8 `[examples, size, size, channels]`."""
+    labels: np.ndarray
+    """int64 `[examples]`, any values that agree inside the client."""
+
+
+@dataclass(frozen=True)
+class RoundSums:
+    """Un-noised result of a round. Raw: goes to the mechanism and nowhere else."""
+
+    sample_state: Any
+    """What `Mechanism.aggregate` takes."""
+    clients: np.ndarray
+    """float32 `[clients, 4]`, columns `STATISTICS`; for the private diagnostics."""
+
+
+class Slab(NamedTuple):
+    """Some virtual clients, packed without padding, and which worker trains which. Raw."""
+
+    images: Any
+    """uint8 `[examples, size, size, channels]`."""
+    labels: Any
+    """int64 `[examples]`."""
+    offsets: Any
+    """int32 `[clients + 1]`: client i owns rows offsets[i]:offsets[i+1]."""
+    seeds: Any
+    """int64 `[clients, 2]`."""
+    assignment: list[Any]
+    """Per worker, int32 numbers of its clients."""
+
+
+def client_seed(seed: int, round_index: int, grouping: int, group: int) -> np.ndarray:
+    """Seed of one virtual client in one round, int64 `[2]`: depends on nothing else."""
+    words = np.random.SeedSequence([seed, round_index, grouping, group]).generate_state(2)
+    return words.astype(np.int64)
+
+
+def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
+    """Packs clients into a slab and spreads them over workers, the largest first."""
+    sizes = np.array([len(c.labels) for c in clients])
+    loads, assignment = np.zeros(workers), [[] for _ in range(workers)]
+    for index in np.argsort(-sizes, kind="stable"):
+        lightest = int(np.argmin(loads))
+        loads[lightest] += sizes[index]
+        assignment[lightest].append(index)
+    return Slab(
+        images=np.concatenate([c.images for c in clients]),
+        labels=np.concatenate([c.labels for c in clients]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        seeds=np.stack([client_seed(seed, round_index, c.grouping, c.group) for c in clients]),
+        assignment=[np.array(part, np.int32) for part in assignment],
+    )
+
+
+def assign_weights(variables: Sequence[Any], weights: np.ndarray) -> None:
+    """Writes flat weights into Keras variables, in order; what is left over (a head) is dropped."""
+    start = 0
+    for variable in variables:
+        shape = tuple(variable.shape)
+        stop = start + int(np.prod(shape))
+        variable.assign(weights[start:stop].reshape(shape))
+        start = stop
+
+
+class RoundFunction:
+    """Trains the virtual clients of a round and sums their updates through a mechanism.
+
+    Args:
+      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each update.
+      config: local training.
+      variables: backbone variables that train; default all trainable ones.
+      seed: of shuffles, augmentation and heads. Never of noise or sampling.
+      workers: virtual clients trained side by side; best with as many cores and one intra-op
+        thread (`configure_threads`), or one per device.
+      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+      shared_head_rows: DP-FedAvg, see `Objective`.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        mechanism: Any,
+        config: LocalTrainingConfig,
+        *,
+        variables: Sequence[Any] | None = None,
+        seed: int = 0,
+        workers: int = 1,
+        devices: Sequence[str] | None = None,
+        shared_head_rows: int = 0,
+    ) -> None:
+        import tensorflow as tf
+
+        chosen = list(backbone.trainable_variables if variables is None else variables)
+        self.objective = Objective(backbone, chosen, config, shared_head_rows)
+        self.mechanism, self.seed, self.worker_count = mechanism, seed, workers
+        self.seconds_waited = 0.0
+        """Of the last round: how long it waited for data."""
+        self._devices = [devices[w % len(devices)] if devices else None for w in range(workers)]
+        self._workers = []
+        for index, device in enumerate(self._devices):
+            with tf.device(device):
+                self._workers.append(Worker(self.objective, index))
+        self._shapes = self.objective.shapes
+        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.dim = sum(self._sizes)
+        size, channels = backbone.input_shape[1], backbone.input_shape[3]
+        self._train = tf.function(
+            self._train_slab,
+            input_signature=[
+                [tf.TensorSpec(shape, tf.float32) for shape in self._shapes],
+                Slab(
+                    tf.TensorSpec([None, size, size, channels], tf.uint8),
+                    tf.TensorSpec([None], tf.int64),
+                    tf.TensorSpec([None], tf.int32),
+                    tf.TensorSpec([None, 2], tf.int64),
+                    [tf.TensorSpec([None], tf.int32)] * workers,
+                ),
+                [_specs(mechanism.initial_sample_state(self.dim))] * workers,
+                _specs(mechanism.sample_params()),
+            ],
+        )
+
+    def initial_weights(self) -> np.ndarray:
+        """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
+        parts = [v.numpy().ravel() for v in self.objective.variables]
+        if self.objective.shared_head_rows:
+            limit = math.sqrt(6.0 / sum(self._shapes[-1]))
+            random = np.random.default_rng(np.random.SeedSequence([self.seed]))
+            parts.append(random.uniform(-limit, limit, self._sizes[-1]))
+        return np.concatenate(parts).astype(np.float32)
+
+    def _split(self, weights: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(weights, np.cumsum(self._sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def slabs(self, clients: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
+        """Packs the clients of a round into slabs of bounded size; empty ones contribute zero."""
+        waiting: list[ClientExamples] = []
+        size = 0
+        limit = SLAB_CLIENTS_PER_WORKER * self.worker_count
+        for client in clients:
+            if not len(client.labels):
+                continue
+            if waiting and (len(waiting) == limit or size + client.images.nbytes > SLAB_BYTES):
+                yield self._pack(waiting, round_index)
+                waiting, size = [], 0
+            waiting.append(client)
+            size += client.images.nbytes
+        if waiting:
+            yield self._pack(waiting, round_index)
+
+    def _pack(self, clients: Sequence[ClientExamples], round_index: int) -> Slab:
+        return pack(clients, seed=self.seed, round_index=round_index, workers=self.worker_count)
+
+    def __call__(
+        self, weights: np.ndarray, clients: Iterable[ClientExamples], round_index: int
+    ) -> RoundSums:
+        """Runs the local training of one round.
+
+        Args:
+          weights: float32 `[dim]`, what all clients start from.
+          clients: the sampled virtual clients.
+          round_index: enters the seeds.
+        """
+        return self.run(weights, self.slabs(clients, round_index))
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+        """The same from packed slabs, for callers that pack ahead of time."""
+        import tensorflow as tf
+
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+        query, parameters = self.mechanism.query, self.mechanism.sample_params()
+        states = [self.mechanism.initial_sample_state(self.dim) for _ in self._workers]
+        statistics = []
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for slab in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            # The clip is an argument of the traced function, never a constant in it: it may move.
+            states, rows = self._train(broadcast, slab, states, parameters)
+            statistics.append(rows.numpy())
+            asked = time.perf_counter()
+        total = states[0]
+        for state in states[1:]:
+            total = query.merge_sample_states(total, state)
+        empty = np.zeros((0, len(STATISTICS)), np.float32)
+        return RoundSums(total, np.concatenate([empty, *statistics]))
+
+    def _train_slab(
+        self, broadcast: Any, slab: Slab, states: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        done, statistics = [], []
+        for index, (device, state) in enumerate(zip(self._devices, states, strict=True)):
+            with tf.device(device):
+                summed, rows = self._loop(index, broadcast, slab, state, parameters)
+            done.append(summed)
+            statistics.append(rows)
+        return done, tf.concat(statistics, axis=0)
+
+    def _loop(
+        self, number: int, broadcast: Any, slab: Slab, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """One worker's clients, one after the other."""
+        import tensorflow as tf
+
+        query, worker, mine = self.mechanism.query, self._workers[number], slab.assignment[number]
+
+        def body(index: Any, state: Any, rows: Any) -> tuple[Any, Any, Any]:
+            client = mine[index]
+            start, stop = slab.offsets[client], slab.offsets[client + 1]
+            examples = Examples(
+                slab.images[start:stop], slab.labels[start:stop], slab.seeds[client]
+            )
+            update, losses = train_client(self.objective, worker, broadcast, examples)
+            record = query.preprocess_record(parameters, update)
+            state = query.accumulate_preprocessed_record(state, record)
+            norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in update]))
+            row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
+            return index + 1, state, rows.write(index, row)
+
+        count = tf.shape(mine)[0]
+        rows = tf.TensorArray(tf.float32, size=count, element_shape=[len(STATISTICS)])
+        _, state, rows = tf.while_loop(
+            lambda index, *_: index < count,
+            body,
+            (tf.constant(0), state, rows),
+            parallel_iterations=1,
+        )
+        return state, rows.stack()

@@ -1,0 +1,43 @@
+"""Threads and devices: decided once per process, before TensorFlow starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+_LOG = logging.getLogger(__name__)
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def configure_threads(parallel_clients: int = 0) -> int:
+    """Gives every virtual client that trains one core of its own, and returns how many may train.
+
+    The threads of one operation (intra-op) are a setting of the process that cannot be changed once
+    TensorFlow has started. Clients side by side with one thread each are faster than one client
+    with many, and make the bits of a client independent of how many train beside it.
+
+    Args:
+      parallel_clients: from the configuration; 0: one per core, or per accelerator.
+    """
+    import tensorflow as tf
+
+    workers = parallel_clients or len(tf.config.list_physical_devices("GPU")) or available_cores()
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, workers))
+    except RuntimeError:
+        if tf.config.threading.get_intra_op_parallelism_threads() != 1:
+            _LOG.info("TensorFlow runs already; its thread settings stay as they are")
+    return workers
+
+
+def accelerators() -> Sequence[str] | None:
+    """Names of the accelerators clients are dealt out to; None on a machine without."""
+    import tensorflow as tf
+
+    return [device.name for device in tf.config.list_logical_devices("GPU")] or None

@@ -1,0 +1,147 @@
+"""What the gate judges by: the documents of a run, read strictly, with the digests of their bytes.
+
+The report is compared with all of it; nothing of it is believed for being in a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import parse_json, sha256_hex, tree_digests
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ArtifactError, FedEmbError
+from components.fedemb.model_files import stored_tensors
+
+SCHEMAS = {
+    "plan": "fedemb/privacy_plan/1",
+    "reservation": "fedemb/reservation/1",
+    "users": "fedemb/users/1",
+    "model": "fedemb/model/1",
+    "audit": "fedemb/audit_report/1",
+    "utility": "fedemb/utility_report/1",
+    "report": "fedemb/privacy_report/1",
+}
+MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
+"""What a model artifact holds, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON document and the digest of its bytes."""
+
+    body: Mapping[str, Any]
+    sha: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The documents of one run."""
+
+    config: RunConfig
+    plan: Document
+    reservation: Document
+    users: Document
+    model: Document
+    rounds: tuple[Mapping[str, Any], ...]
+    model_files: Mapping[str, str]
+    """Digest of every file of the model artifact."""
+    tensors: tuple[Mapping[str, Any], ...]
+    """Names and shapes found inside `backbone.keras`."""
+    audit: Document
+    utility: Document
+
+
+def read_document(path: Path, kind: str) -> Document:
+    """Reads a document whose bytes must be those our writers give its content.
+
+    Raises:
+      ArtifactError: missing, of another schema, or with bytes that say more than its content
+        (blanks, repeated keys, another spelling of a number).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"the {kind} document {path.name} cannot be read; run the step that writes it"
+        ) from error
+    try:
+        body = parse_json(data, SCHEMAS[kind], f"the {kind} document")
+        text = json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"the {kind} document {path.name} holds a number that is none, or is nested without "
+            "end; it was not written by us"
+        ) from error
+    if text.encode() + b"\n" != data:
+        raise ArtifactError(
+            f"the {kind} document {path.name} was changed after it was written; run its step again"
+        )
+    return Document(body, sha256_hex(data))
+
+
+def read_rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Reads the public round log.
+
+    Raises:
+      ArtifactError: missing, or a line is no JSON object.
+    """
+    rounds: list[Mapping[str, Any]] = []
+    try:
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise ValueError("no object")
+            rounds.append(entry)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"the round log {path.name} cannot be read; resume the training"
+        ) from error
+    return tuple(rounds)
+
+
+def read_evidence(
+    config: RunConfig,
+    *,
+    plan_path: Path,
+    reservation_path: Path,
+    users_manifest_path: Path,
+    model_dir: Path,
+    audit_path: Path,
+    utility_path: Path,
+) -> Evidence:
+    """Reads the documents of a run.
+
+    Raises:
+      ArtifactError: one is missing or broken, or the model artifact holds other files.
+    """
+    files = tree_digests(model_dir)
+    if set(files) != MODEL_FILES:
+        raise ArtifactError(
+            f"the model artifact holds {sorted(set(files) ^ MODEL_FILES)} beside or instead of "
+            "backbone, model.json and rounds.jsonl; run the training again"
+        )
+    return Evidence(
+        config=config,
+        plan=read_document(plan_path, "plan"),
+        reservation=read_document(reservation_path, "reservation"),
+        users=read_document(users_manifest_path, "users"),
+        model=read_document(model_dir / "model.json", "model"),
+        rounds=read_rounds(model_dir / "rounds.jsonl"),
+        model_files=files,
+        tensors=tuple(stored_tensors(model_dir / "backbone.keras")),
+        audit=read_document(audit_path, "audit"),
+        utility=read_document(utility_path, "utility"),
+    )
+
+
+def sentence_of(error: Exception) -> str:
+    """An error as a sentence; of one that is not ours only what kind of thing is missing."""
+    if isinstance(error, FedEmbError):
+        return str(error)
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    return f"a value has the wrong type or form ({type(error).__name__})"

@@ -1,0 +1,228 @@
+"""Gate rules about the artifacts: they belong together, to the ledger, and hold nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from components.fedemb.artifacts import json_digest
+from components.fedemb.gate.case import RERUN, Case, Reason
+from components.fedemb.gate.differences import differences
+from components.fedemb.model_files import tensor_problem
+from components.fedemb.privacy.events import event_to_json
+from components.fedemb.privacy.signatures import verify_document
+from components.fedemb.privacy_report import build_report
+
+CLOCK_TOLERANCE = timedelta(minutes=10)
+
+
+def report_signature(case: Case) -> Iterator[Reason]:
+    """The report is signed by a key believed to sign reports."""
+    verify_document(case.report, case.trust, "report")
+    yield from ()
+
+
+def bindings(case: Case) -> Iterator[Reason]:
+    """Configuration, plan, code, data and weights are those that were reserved and bound."""
+    evidence, reservation, bind = case.evidence, case.reservation, case.attempt.bind
+    model, users = evidence.model.body, evidence.users.body
+    if bind is None:
+        return
+    bound = {
+        "model.run_id": (model["run_id"], reservation.run_id),
+        "model.attempt": (model["attempt"], reservation.attempt),
+        "model.config_sha": (model["config_sha"], reservation.config_sha),
+        "model.plan_sha": (model["plan_sha"], reservation.plan_sha),
+        "model.code_sha": (model["code_sha"], reservation.code_sha),
+        "model.inputs_sha": (model["inputs_sha"], bind.body["inputs_sha"]),
+        "users.run_id": (users["run_id"], reservation.run_id),
+        "users.config_sha": (users["config_sha"], reservation.config_sha),
+        "users.reservation_sha": (
+            users["reservation_sha"],
+            json_digest(dict(evidence.reservation.body)),
+        ),
+        "users.blocks": (sorted(users["blocks"]), sorted(reservation.blocks)),
+        "users.virtual_clients": (users["virtual_clients"], case.plan.virtual_clients),
+        "users.groupings": (users["groupings"], case.plan.groupings),
+        "plan.config_sha": (evidence.plan.body["config_sha"], reservation.config_sha),
+        "plan.digest": (case.plan.digest, reservation.plan_sha),
+        "users.commitments": (
+            users["commitments"]["users"],
+            bind.body["commitments"].get("users"),
+        ),
+    }
+    for name, (found, wanted) in bound.items():
+        if found != wanted:
+            yield Reason(
+                "not_what_was_reserved",
+                f"{name} is not what the ledger holds for run {reservation.run_id!r}",
+                "release the artifacts of one run together; if something changed since the "
+                "reservation, start a run with a new id",
+            )
+    recomputed = json_digest(
+        {
+            "plan_sha": reservation.plan_sha,
+            "config_sha": reservation.config_sha,
+            "initial_weights_sha": model["initial_weights_sha"],
+            "data_commitment": users["commitments"]["users"],
+            "code_sha": reservation.code_sha,
+        }
+    )
+    if recomputed != bind.body["inputs_sha"]:
+        yield Reason(
+            "inputs_differ",
+            "the digest of all inputs does not follow from plan, configuration, initial weights, "
+            "data commitment and code",
+            "start a run with a new id",
+        )
+
+
+def rounds(case: Case) -> Iterator[Reason]:
+    """The rounds of the model are those that were reserved, logged, signed and committed."""
+    evidence, attempt = case.evidence, case.attempt
+    if attempt.commit is None:
+        return
+    started = attempt.commit.body["rounds_started"]
+    ran = evidence.model.body["rounds_run"]
+    if type(ran) is not int or not ran <= started <= case.reservation.rounds == case.plan.rounds:
+        yield Reason(
+            "more_rounds_than_reserved",
+            f"the model ran {ran} rounds, {started} were committed and "
+            f"{case.reservation.rounds} reserved",
+            "start a run with a new id that reserves all its rounds",
+        )
+    if [entry.get("round") for entry in evidence.rounds] != list(range(started)):
+        yield Reason(
+            "round_log_incomplete",
+            "the round log does not hold each committed round once, in order",
+            "resume the training, or start a run with a new id",
+        )
+    if attempt.commit.body["round_log"]["sha"] != evidence.model_files["rounds.jsonl"]:
+        yield Reason(
+            "round_log_changed",
+            "the round log is not the one the trainer signed at commit",
+            "take the model artifact from the training step again",
+        )
+    expected = event_to_json(case.plan.round_event) if not case.plan.tracks_participation else None
+    for entry in evidence.rounds:
+        if expected is not None and entry.get("event", expected) != expected:
+            yield Reason(
+                "round_event_differs",
+                f"round {entry.get('round')} ran another event than was planned",
+                "start a run with a new id",
+            )
+
+
+def audit(case: Case) -> Iterator[Reason]:
+    """The audit is there, of this model and code, its self-test passed, and refutes nothing."""
+    audit, model = case.evidence.audit.body, case.evidence.model.body
+    again = "run audit_privacy on this model, then account_privacy"
+    levels = (case.evidence.config.policy.audit_level, case.ledger.terms.audit_level)
+    if "full" in levels:
+        yield Reason(
+            "audit_full_missing",
+            "the policy asks for audit_level full, and this version audits at monitoring only",
+            "start a policy with audit_level: monitoring, and say so to its readers",
+        )
+    if audit["level"] != "monitoring":
+        yield Reason("audit_level_unknown", f"the audit has level {audit['level']!r}", again)
+    for name, wanted in (
+        ("model_sha", model["weights_sha"]),
+        ("code_sha", model["code_sha"]),
+        ("run_id", case.reservation.run_id),
+        ("config_sha", case.reservation.config_sha),
+    ):
+        if audit[name] != wanted:
+            yield Reason("audit_stale", f"the audit is of another {name}", again)
+    if audit["self_test"]["passed"] is not True:
+        yield Reason(
+            "auditor_blind",
+            "the auditor failed its own test, so its finding means nothing",
+            "fix components/audit_privacy",
+        )
+    bound = audit.get("lower_bound")
+    if bound is not None and not bound <= case.report["accounting"]["epsilon"]:
+        yield Reason(
+            "audit_refutes",
+            f"the audit's lower bound {bound} is above the certified epsilon",
+            "do not release; look for the leak",
+        )
+
+
+def utility(case: Case) -> Iterator[Reason]:
+    """The utility report is of this model."""
+    utility = case.evidence.utility.body
+    for name, wanted in (
+        ("model_sha", case.evidence.model.body["weights_sha"]),
+        ("run_id", case.reservation.run_id),
+        ("config_sha", case.reservation.config_sha),
+    ):
+        if utility[name] != wanted:
+            yield Reason(
+                "utility_stale",
+                f"the utility report is of another {name}",
+                "run evaluate_embeddings on this model, then account_privacy",
+            )
+
+
+def model(case: Case) -> Iterator[Reason]:
+    """Only the backbone's tensors are in the model file."""
+    tensors = [dict(tensor) for tensor in case.evidence.tensors]
+    if case.evidence.model.body["weights_sha"] != case.evidence.model_files["backbone.keras"]:
+        yield Reason(
+            "weights_differ",
+            "the model file is not the one whose digest model.json names",
+            "take the model artifact from the training step again",
+        )
+    problem = tensor_problem(tensors, list(case.evidence.model.body["tensors"]))
+    if problem:
+        yield Reason("foreign_tensor", problem, "save the backbone alone, without head or slots")
+
+
+def pretraining(case: Case) -> Iterator[Reason]:
+    """Public images were kept apart from private ones."""
+    if case.evidence.config.pretraining.kind == "import":
+        yield Reason(
+            "pretraining_overlap_unchecked",
+            "nobody checked that the imported backbone never saw private images",
+            "pretrain from public images, or let the policy owner sign a waiver",
+        )
+
+
+def key(case: Case) -> Iterator[Reason]:
+    """Noise and coins come from the secret key of the reservation."""
+    if case.report["mechanism"]["noise"]["secure"] is not True or case.evidence.model.body.get(
+        "key_injected", False
+    ):
+        yield Reason(
+            "key_injected",
+            "noise or coins did not come from the secret key of the reservation",
+            "run again without an injected key",
+        )
+
+
+def clock(case: Case) -> Iterator[Reason]:
+    """The report was made after the commit and not in the future."""
+    made = datetime.fromisoformat(str(case.report["time"]))
+    commit = case.attempt.commit
+    earliest = datetime.fromisoformat(commit.time) if commit else made
+    if not earliest - CLOCK_TOLERANCE <= made <= case.now + CLOCK_TOLERANCE:
+        yield Reason(
+            "clock_skewed",
+            "the report's time lies before the commit or in the future",
+            "set the clocks right, then run account_privacy again",
+        )
+
+
+def rebuilt(case: Case) -> Iterator[Reason]:
+    """The whole report follows from the evidence, field by field."""
+    expected = build_report(
+        case.evidence,
+        case.plan,
+        case.ledger,
+        time=str(case.report["time"]),
+        head_sequence=case.head,
+    )
+    found = {key: value for key, value in case.report.items() if key != "signature"}
+    for path in differences(expected, found):
+        yield Reason("report_differs", f"the report's {path} is not what the evidence gives", RERUN)

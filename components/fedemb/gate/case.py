@@ -1,0 +1,73 @@
+"""What a gate rule looks at, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from components.fedemb.evidence import Evidence
+from components.fedemb.privacy.ledger import Ledger, Reservation
+from components.fedemb.privacy.ledger_state import Attempt
+from components.fedemb.privacy.mechanism import MechanismPlan
+from components.fedemb.privacy.plan_document import check_plan
+from components.fedemb.privacy.signatures import TrustStore
+
+RERUN = "run account_privacy again on the artifacts of this run"
+"""The remedy where the report alone is at fault."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a release is denied, and what to do."""
+
+    code: str
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says; `allow` only without any reason."""
+
+    allow: bool
+    reasons: tuple[Reason, ...]
+    simulation: bool = False
+    waived: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything a rule may look at; what is derived is checked anew at each look."""
+
+    evidence: Evidence
+    report: Mapping[str, Any]
+    ledger: Ledger
+    trust: TrustStore
+    now: datetime
+
+    @property
+    def plan(self) -> MechanismPlan:
+        """The mechanism, as compared with the configuration."""
+        return check_plan(dict(self.evidence.plan.body), self.evidence.config)
+
+    @property
+    def reservation(self) -> Reservation:
+        """The reservation document."""
+        fields = ("schema", "signature")
+        body = {k: v for k, v in self.evidence.reservation.body.items() if k not in fields}
+        return Reservation.from_json(body)
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the ledger says became of it."""
+        return self.ledger.attempt(self.reservation)
+
+    @property
+    def head(self) -> int:
+        """Last ledger record the report takes into account."""
+        sequence = self.report["cumulative"]["ledger_sequence"]
+        if type(sequence) is not int:
+            raise ValueError("ledger_sequence is no number")
+        return sequence

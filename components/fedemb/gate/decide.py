@@ -1,0 +1,91 @@
+"""The gate: a pure function of evidence, report and ledger, which fails closed.
+
+Every rule recomputes what it judges. A rule that cannot be evaluated denies: comparisons are
+written so that NaN and absence deny, and an unexpected error inside a rule is a reason of its own.
+There is no override; a waiver is a signed record of the policy owner, for one model and one of the
+few rules that are not arithmetic.
+
+Specification: dp.md 7 (deny when), 2.1 (relations), 2.7 (accountants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from components.fedemb.evidence import Evidence, sentence_of
+from components.fedemb.gate import artifact_rules as artifacts
+from components.fedemb.gate import privacy_rules as privacy
+from components.fedemb.gate.case import RERUN, Case, Reason, Verdict
+from components.fedemb.privacy.ledger import Ledger
+from components.fedemb.privacy.signatures import TrustStore
+
+WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
+"""Rules the policy owner may waive for one model; all others are arithmetic or integrity."""
+
+RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
+    ("report_unsigned", artifacts.report_signature),
+    ("ledger_broken", privacy.ledger),
+    ("reservation_invalid", privacy.reservation),
+    ("not_what_was_reserved", artifacts.bindings),
+    ("rounds_invalid", artifacts.rounds),
+    ("mechanism_invalid", privacy.mechanism),
+    ("epsilon_invalid", privacy.epsilon),
+    ("audit_invalid", artifacts.audit),
+    ("model_invalid", artifacts.model),
+    ("key_invalid", artifacts.key),
+    ("pretraining_invalid", artifacts.pretraining),
+    ("utility_invalid", artifacts.utility),
+    ("clock_invalid", artifacts.clock),
+    ("report_differs", artifacts.rebuilt),
+)
+"""Rules in order of importance, each with the code of the reason if it cannot be evaluated."""
+
+
+def decide(
+    evidence: Evidence,
+    report: Mapping[str, Any],
+    ledger: Ledger,
+    trust: TrustStore,
+    *,
+    now: datetime | None = None,
+) -> Verdict:
+    """Allows or denies a release.
+
+    Args:
+      evidence: documents of the run.
+      report: signed privacy report.
+      ledger: ledger of the run's policy, refreshed.
+      trust: keys believed.
+      now: current time, for the clock rule.
+
+    Returns:
+      The verdict: every reason, in the order of importance. It allows only if all rules could be
+      evaluated and none has a reason that is not waived.
+    """
+    case = Case(evidence, report, ledger, trust, now or datetime.now(UTC))
+    reasons: list[Reason] = []
+    for code, rule in RULES:
+        try:
+            reasons += rule(case)
+        except Exception as error:  # fails closed: whatever goes wrong inside a rule denies
+            reasons.append(Reason(code, sentence_of(error), RERUN))
+    waived = _waived(case, reasons)
+    left = tuple(dict.fromkeys(reason for reason in reasons if reason.code not in waived))
+    simulation = evidence.config.purpose == "simulation"
+    return Verdict(not left and not simulation, left, simulation, tuple(sorted(waived)))
+
+
+def _waived(case: Case, reasons: list[Reason]) -> set[str]:
+    """Codes that the policy owner waived for this model, by a signed record."""
+    try:
+        model = case.evidence.model.body["weights_sha"]
+        signed = {
+            record.body["code"]
+            for record in case.ledger.state.waivers
+            if record.body["model_sha"] == model
+        }
+    except Exception:  # fails closed: no waiver
+        return set()
+    return {reason.code for reason in reasons if reason.code in WAIVABLE} & signed

@@ -1,0 +1,37 @@
+"""Where two JSON values differ."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+RELATIVE_TOLERANCE = 1e-6
+"""Of recomputed floats against stored ones: other machines round differently, no more."""
+
+
+def differences(expected: Any, found: Any, path: str = "") -> list[str]:
+    """Paths at which two JSON values differ; floats may differ by rounding.
+
+    >>> differences({"a": 1.0, "b": [1]}, {"a": 1.0000000001, "b": [2], "c": 0})
+    ['b.0', 'c']
+    """
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = sorted({*expected, *found})
+        missing = object()
+        return [
+            item
+            for key in keys
+            for item in differences(
+                expected.get(key, missing), found.get(key, missing), f"{path}.{key}".lstrip(".")
+            )
+        ]
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return [
+            item
+            for index, pair in enumerate(zip(expected, found, strict=True))
+            for item in differences(*pair, f"{path}.{index}".lstrip("."))
+        ]
+    if type(expected) is float and type(found) is float:
+        close = math.isclose(expected, found, rel_tol=RELATIVE_TOLERANCE)
+        return [] if close else [path]
+    return [] if type(expected) is type(found) and expected == found else [path]

@@ -1,0 +1,157 @@
+"""Gate rules about the guarantee: ledger, reservation, mechanism, epsilon and delta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from components.fedemb.gate.case import RERUN, Case, Reason
+from components.fedemb.privacy import accounting
+from components.fedemb.privacy.events import event_to_json
+from components.fedemb.privacy.ledger import Anchor
+from components.fedemb.privacy.signatures import verify_document
+from components.fedemb.privacy_report import block_table, epsilon_rdp, priced
+
+RDP_TOLERANCE = 0.02
+"""PLD may be above RDP by this share, for its discretisation; more is a bug."""
+RELATIONS = {
+    "group_poisson_gaussian": "REPLACE_ONE",
+    "user_poisson": "ADD_OR_REMOVE_ONE",
+    "fixed_size": "ADD_OR_REMOVE_ONE",
+    "tree_aggregation": "ADD_OR_REMOVE_ONE",
+    "blt": "ADD_OR_REMOVE_ONE",
+}
+"""Sampler and relation pairs with a proof; the event itself is recomputed from the plan."""
+
+
+def ledger(case: Case) -> Iterator[Reason]:
+    """The ledger is whole, knows the head the report names, and no block is over its cap."""
+    report, terms, head = case.report["cumulative"], case.ledger.terms, case.head
+    anchor = Anchor(head, str(report["ledger_head"]), "the privacy report")
+    case.ledger.verify([anchor])
+    commit = case.attempt.commit
+    if commit is not None and not head >= commit.sequence:
+        yield Reason(
+            "report_before_commit",
+            "the report was made before the training was committed",
+            RERUN,
+        )
+    for block in case.reservation.blocks:
+        for spent in (block_table(case.ledger, head)[block], case.ledger.spent(block)):
+            if not spent.epsilon <= terms.epsilon_cap:
+                yield Reason(
+                    "block_over_cap",
+                    f"block {block!r} has spent epsilon={spent.epsilon:.4g} of its cap "
+                    f"{terms.epsilon_cap:g}",
+                    "nothing more of this block can be released; use other blocks",
+                )
+    wanted = {
+        "epsilon_cap": case.evidence.config.policy.epsilon_cap,
+        "delta": case.evidence.config.policy.delta,
+        "users_lower_bound": case.evidence.config.policy.users_lower_bound,
+        "audit_level": case.evidence.config.policy.audit_level,
+        "composition": case.evidence.config.policy.composition,
+    }
+    for name, value in wanted.items():
+        if getattr(terms, name) != value:
+            yield Reason(
+                "policy_differs",
+                f"the configuration has {name}={value!r}, the policy {getattr(terms, name)!r}",
+                "run with the terms of the policy",
+            )
+
+
+def reservation(case: Case) -> Iterator[Reason]:
+    """The reservation is signed, stands in the ledger, is committed and for release."""
+    body = case.evidence.reservation.body
+    verify_document(body, case.trust, "ledger")
+    attempt, config = case.attempt, case.evidence.config
+    if attempt.void or attempt.bind is None or attempt.commit is None:
+        yield Reason(
+            "not_committed",
+            f"run {case.reservation.run_id!r} is {attempt.status} in the ledger, not committed",
+            "let the training finish; it commits as its last act",
+        )
+    if case.reservation.purpose != "release" or config.purpose != "release":
+        yield Reason(
+            "simulation",
+            "the budget was reserved for a simulation, which can never be released",
+            "run again with purpose: release",
+        )
+    if case.reservation.policy_id != config.policy.policy_id:
+        yield Reason(
+            "other_policy",
+            "the reservation belongs to another policy than the configuration",
+            "run again with the policy of the reservation",
+        )
+
+
+def mechanism(case: Case) -> Iterator[Reason]:
+    """The mechanism is one with a proof, its event that of the plan, and an accountant valid."""
+    plan = case.plan
+    if RELATIONS.get(plan.kind) != plan.relation.name:
+        yield Reason(
+            "no_proof",
+            f"mechanism {plan.kind} under {plan.relation.name} has no proven user-level guarantee",
+            "choose another mechanism; group_poisson_gaussian is the default",
+        )
+    event = event_to_json(plan.event())
+    stored = case.report["accounting"]["event"]
+    if event != stored or event != dict(case.reservation.event):
+        yield Reason(
+            "event_differs",
+            "the event of report or reservation is not the one recomputed from the plan",
+            RERUN,
+        )
+    if case.reservation.relation != plan.relation.name:
+        yield Reason(
+            "relation_differs", "the reservation charged another neighbouring relation", RERUN
+        )
+    accounting.library_version()
+
+
+def epsilon(case: Case) -> Iterator[Reason]:
+    """Epsilon and delta, recomputed, fit the policy."""
+    plan, policy, terms = case.plan, case.evidence.config.policy, case.ledger.terms
+    guarantee = priced(plan.event(), plan.relation, policy.delta)
+    epsilon, claimed = guarantee.epsilon, case.report["accounting"]["epsilon"]
+    if not (0 < epsilon < math.inf):
+        yield Reason(
+            "no_privacy",
+            f"epsilon is {epsilon}, so there is no guarantee",
+            "choose a mechanism with noise",
+        )
+    if not (isinstance(claimed, float) and abs(claimed - epsilon) <= 0.01 * epsilon):
+        yield Reason(
+            "epsilon_differs",
+            f"the report says epsilon={claimed}, recomputed is {epsilon:.6g}",
+            RERUN,
+        )
+    if not epsilon <= terms.epsilon_cap:
+        yield Reason(
+            "epsilon_above_cap",
+            f"epsilon={epsilon:.4g} at delta={policy.delta:g} is above the cap "
+            f"{terms.epsilon_cap:g} of policy {policy.policy_id!r}",
+            "raise noise_multiplier, lower rounds or sampling_probability",
+        )
+    if not (0 < policy.delta < 1 / terms.users_lower_bound) or policy.delta != terms.delta:
+        yield Reason(
+            "delta_too_large",
+            f"delta={policy.delta:g} is not below 1/{terms.users_lower_bound}, or not the policy's",
+            "lower policy.delta and start another policy",
+        )
+    customary = terms.users_lower_bound**-1.1
+    if not policy.delta <= customary:
+        yield Reason(
+            "delta_above_customary",
+            f"delta={policy.delta:g} is above users_lower_bound**-1.1={customary:.3g}",
+            "lower policy.delta, or let the policy owner sign a waiver",
+        )
+    renyi = epsilon_rdp(plan, policy.delta)
+    upper = math.inf if renyi is None else renyi
+    if guarantee.accountant == "pld" and not upper >= (1 - RDP_TOLERANCE) * epsilon:
+        yield Reason(
+            "accountants_disagree",
+            f"RDP gives epsilon={upper:.4g}, PLD {epsilon:.4g}: PLD should not be above it",
+            "report this as a bug of the accounting",
+        )

@@ -1,0 +1,114 @@
+"""A guarantee is a sentence: epsilon never stands alone.
+
+Source: Ponomareva et al., How to DP-fy ML (arXiv 2303.00654), section 5.3.3.
+"""
+
+# The numeric libraries ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from components.fedemb.errors import ArtifactError
+
+RELATIONS: dict[NeighboringRelation, str] = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "one user is added or removed",
+    NeighboringRelation.REPLACE_ONE: (
+        "one user is added or removed, or changes all their data (one virtual client's update is "
+        "replaced)"
+    ),
+    NeighboringRelation.REPLACE_SPECIAL: "one user's data is blanked out",
+}
+"""What may differ between the two data sets, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyGuarantee:
+    """(epsilon, delta)-differential privacy of one user, and how it was computed."""
+
+    epsilon: float
+    """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
+    delta: float
+    """Total failure probability, `sampler_total_variation` included."""
+    relation: NeighboringRelation
+    """Neighbouring relation the accountant used."""
+    accountant: str
+    """`pld` or `rdp`."""
+    rounds: int | None = None
+    """Training rounds priced, if the event says."""
+    sampler_total_variation: float = 0.0
+    """Share of delta set aside for the distance of the noise sampler from a true Gaussian."""
+    unit: str = "user"
+    """Whose data is protected."""
+
+    def __str__(self) -> str:
+        """The guarantee as one sentence."""
+        over = f" over {self.rounds} rounds" if self.rounds else ""
+        if math.isinf(self.epsilon):
+            return f"no differential privacy for a {self.unit}{over}: epsilon is infinite"
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit} with "
+            f"everything they own, if {RELATIONS[self.relation]}{over}; "
+            f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
+            f"{self.sampler_total_variation:.2g} for the noise sampler; the guarantee is "
+            "computational, as noise and coins come from ChaCha20"
+        )
+
+    def within(self, epsilon_cap: float, delta: float) -> bool:
+        """Whether this guarantee is at least as strong as (epsilon_cap, delta); NaN is not."""
+        return self.epsilon <= epsilon_cap and self.delta <= delta
+
+    def stronger_than(self, other: PrivacyGuarantee) -> bool:
+        """Whether epsilon is smaller at the same delta, unit and relation.
+
+        Raises:
+          ValueError: the two are about different things and cannot be compared.
+        """
+        for field in ("delta", "unit", "relation"):
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine != theirs:
+                raise ValueError(
+                    f"cannot compare guarantees of {field} {mine} and {theirs}; price both at the "
+                    f"same {field}"
+                )
+        return self.epsilon < other.epsilon
+
+    def to_json(self) -> dict[str, Any]:
+        """The guarantee for a plan or report; an infinite epsilon is written as null."""
+        return {
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "relation": self.relation.name,
+            "accountant": self.accountant,
+            "rounds": self.rounds,
+            "sampler_total_variation": self.sampler_total_variation,
+            "unit": self.unit,
+            "sentence": str(self),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
+        """Reads what `to_json` wrote, and refuses a sentence that says something else.
+
+        Raises:
+          ArtifactError: a field is missing, unknown or contradicts the sentence.
+        """
+        fields = dict(value)
+        try:
+            sentence = fields.pop("sentence")
+            fields["relation"] = NeighboringRelation[fields["relation"]]
+            fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]
+            guarantee = cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"this guarantee lacks or adds a field ({error}); it was not written by us"
+            ) from error
+        if str(guarantee) != sentence:
+            raise ArtifactError("the guarantee's sentence and its numbers differ; price it anew")
+        return guarantee

@@ -1,0 +1,113 @@
+"""The privacy ledger: reserve before the first private byte, never give back what was started.
+
+    reserve -> bind -> rounds -> commit -> release
+          `-> void (only while nothing was bound)
+
+A reservation counts as fully spent until `commit` lowers it to the rounds that were started; a
+crash, a timeout or a kill leaves it charged in full. Every act may be repeated: the same content
+gives the same record again, another content is refused. Of many writers of one sequence number one
+succeeds; the others read again and decide again. Specification: dp.md 3.2.
+"""
+
+from __future__ import annotations
+
+from components.fedemb.artifacts import canonical_json
+from components.fedemb.config import PartitionConfig
+from components.fedemb.errors import LedgerError
+from components.fedemb.privacy.keys import KeyStore, open_key_store
+from components.fedemb.privacy.ledger_budget import Charge, PolicyTerms, Schedule, Spent
+from components.fedemb.privacy.ledger_chain import Anchor, Chain
+from components.fedemb.privacy.ledger_writer import Ledger
+from components.fedemb.privacy.reservation import Reservation, read_reservation, write_reservation
+from components.fedemb.privacy.signatures import TRUST_SCHEMA, Signer, TrustStore, trust_of
+from components.fedemb.storage import Store, open_store
+
+__all__ = [
+    "Anchor",
+    "Charge",
+    "Ledger",
+    "PolicyTerms",
+    "Reservation",
+    "Schedule",
+    "Spent",
+    "blocks_of",
+    "connect",
+    "ensure_trust",
+    "open_ledger",
+    "read_reservation",
+    "read_trust",
+    "write_reservation",
+]
+
+TRUST_NAME = "trust.json"
+
+
+def open_ledger(
+    uri: str, policy_id: str, *, signer: Signer | None = None, trust: TrustStore
+) -> Ledger:
+    """Opens and verifies the ledger of a policy.
+
+    Args:
+      uri: root of the ledgers: a folder, gs:// or s3://.
+      policy_id: whose ledger.
+      signer: key of the role `ledger`; None opens for reading.
+      trust: keys believed.
+
+    Raises:
+      LedgerError: the ledger is broken. An empty one is no error here, but `terms` is.
+      SignatureInvalid: a record was changed, or signed by an unknown key.
+    """
+    ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
+    ledger.refresh()
+    return ledger
+
+
+def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
+    """Opens a ledger for writing, with the key of the key store and the trust file beside it.
+
+    Raises:
+      LedgerError: there is no trust file (no ledger was ever made there), or it is broken.
+    """
+    store = open_store(ledger_uri)
+    signer = Signer.load_or_create(open_key_store(keys_uri), "ledger")
+    return open_ledger(ledger_uri, policy_id, signer=signer, trust=read_trust(store))
+
+
+def read_trust(store: Store) -> TrustStore:
+    """Reads the trust file beside the ledgers.
+
+    Raises:
+      LedgerError: there is none.
+    """
+    try:
+        data = store.read(TRUST_NAME)
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{store.uri} holds no {TRUST_NAME}, so no ledger was made there; name the right store "
+            "or make one with `fedemb ledger init`"
+        ) from error
+    return TrustStore.parse(data, TRUST_NAME)
+
+
+def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
+    """Reads the trust file beside the ledgers, made of one's own keys at first use."""
+    try:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    except FileNotFoundError:
+        pass
+    trust = trust_of(keys)
+    document = {"schema": TRUST_SCHEMA, **trust.to_json()}
+    try:
+        store.create(TRUST_NAME, canonical_json(document))
+    except FileExistsError:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    return trust
+
+
+def blocks_of(partition: PartitionConfig) -> list[str]:
+    """The user blocks a run asks for: `cohort/bucket`, from public constants alone."""
+    return [
+        f"{cohort}/{bucket}"
+        for cohort in sorted(set(partition.cohorts))
+        for bucket in range(partition.blocks_per_cohort)
+    ]

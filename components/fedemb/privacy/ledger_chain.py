@@ -1,0 +1,247 @@
+"""The chain of ledger records in a store: reading, verifying, appending.
+
+Record n lies at `<policy>/<n:08d>.json`, names the SHA-256 of record n-1, is created exclusively:
+of many writers of n one succeeds, the others read again and check again. What is lost is found:
+a gap by the numbers, a cut or rewritten tail by the signed head and by every digest of a record
+that stands elsewhere (reservations, reports, releases), called anchors here. A listing that lags
+behind is completed by asking for the next numbers by name.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time as clock
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from components.fedemb.artifacts import canonical_json, parse_json
+from components.fedemb.errors import LedgerError, StorageError
+from components.fedemb.privacy.ledger_records import (
+    GENESIS,
+    Record,
+    decode_record,
+    encode_record,
+    record_name,
+)
+from components.fedemb.privacy.signatures import Signer, TrustStore
+from components.fedemb.storage import Store
+
+HEAD_SCHEMA = "fedemb/ledger_head/1"
+_RETRIES = 10_000
+_PARALLEL_READS = 32
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A record's number and digest as somebody else wrote it down."""
+
+    sequence: int
+    sha: str
+    where: str
+    """Who says so, for the message."""
+
+
+class Chain:
+    """The records of one policy, each verified once when it is read."""
+
+    def __init__(self, store: Store, policy_id: str, trust: TrustStore):
+        self.store = store
+        self.policy_id = policy_id
+        self.trust = trust
+        self.records: list[Record] = []
+
+    @property
+    def head(self) -> Record:
+        """The last record.
+
+        Raises:
+          LedgerError: the ledger is empty.
+        """
+        if not self.records:
+            raise LedgerError(
+                f"there is no ledger of policy {self.policy_id!r} in {self.store.uri}; make one "
+                "with `fedemb ledger init`, or name the right store"
+            )
+        return self.records[-1]
+
+    def refresh(self, *, signatures: bool = True) -> None:
+        """Reads and verifies the records that were added since.
+
+        Args:
+          signatures: False checks the last signature only: the hash chain carries it to all
+            records before. For display.
+
+        Raises:
+          LedgerError: a record is missing or broken, or the chain does not hold.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        known = len(self.records)
+        head = self._signed_head()
+        last = max((head.sequence if head else -1, self._listed(), known - 1))
+        fresh = self._read(range(known, last + 1))
+        while (data := self._read_one(known + len(fresh))) is not None:
+            fresh.append(data)
+        self.extend(fresh, signatures=signatures)
+        if head:
+            self.check_anchors([head])
+
+    def extend(self, fresh: Iterable[bytes], *, signatures: bool = True) -> None:
+        """Verifies the next records' bytes and takes them in.
+
+        Raises:
+          LedgerError: a record is broken, or does not follow the one before.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        added: list[Record] = []
+        previous = self.records[-1].sha if self.records else GENESIS
+        for sequence, data in enumerate(fresh, start=len(self.records)):
+            record = decode_record(data, record_name(self.policy_id, sequence))
+            if record.previous != previous:
+                raise LedgerError(
+                    f"ledger record {record.name} does not follow the record before it: one of "
+                    "the two was changed or replaced; restore the ledger from its backup"
+                )
+            previous = record.sha
+            added.append(record)
+        for record in added if signatures else added[-1:]:
+            record.verify(self.trust)
+        self.records += added
+
+    def check_anchors(self, anchors: Iterable[Anchor]) -> None:
+        """Compares with digests written down elsewhere.
+
+        Raises:
+          LedgerError: the ledger was cut or rewritten since.
+        """
+        for anchor in anchors:
+            if anchor.sequence >= len(self.records):
+                raise LedgerError(
+                    f"the ledger ends at record {len(self.records) - 1}, but {anchor.where} names "
+                    f"record {anchor.sequence}: its tail was cut; restore it from its backup"
+                )
+            if self.records[anchor.sequence].sha != anchor.sha:
+                raise LedgerError(
+                    f"ledger record {self.records[anchor.sequence].name} is not the one that "
+                    f"{anchor.where} names: it was rewritten; restore the ledger from its backup"
+                )
+
+    def append(
+        self,
+        decide: Callable[[], Mapping[str, Any] | Record],
+        *,
+        kind: str,
+        run_id: str,
+        attempt: Callable[[], int],
+        actor: str,
+        signer: Signer,
+    ) -> Record:
+        """Adds a record, deciding anew whenever somebody else was faster.
+
+        Args:
+          decide: looks at the refreshed records and returns the body to write, or a record that
+            says the same already; raises to refuse.
+          kind: kind of the record.
+          run_id: run, or empty.
+          attempt: number of the attempt, asked after `decide`.
+          actor: who writes.
+          signer: key of the kind's role.
+        """
+        for attempts in range(_RETRIES):
+            self.refresh()
+            decision = decide()
+            if isinstance(decision, Record):
+                return decision
+            sequence = len(self.records)
+            data = encode_record(
+                policy_id=self.policy_id,
+                sequence=sequence,
+                previous=self.head.sha if self.records else GENESIS,
+                kind=kind,
+                run_id=run_id,
+                attempt=attempt(),
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                actor=actor,
+                body=decision,
+                signer=signer,
+            )
+            record = decode_record(data, record_name(self.policy_id, sequence))
+            record.verify(self.trust)
+            try:
+                self.store.create(record.name, data)
+            except FileExistsError:
+                clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
+                continue
+            self.records.append(record)
+            if signer.role == "ledger":
+                self._write_head(record, signer)
+            return record
+        raise StorageError(
+            f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
+            "was written; run again"
+        )
+
+    def _listed(self) -> int:
+        """Highest number the listing shows, -1 if none."""
+        if self.store.local_root is not None:
+            folder = self.store.local_root / self.policy_id
+            names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208  ten times faster
+        else:
+            names = self.store.list(f"{self.policy_id}/")
+        stems = [name.rpartition("/")[2].partition(".json") for name in names]
+        return max(
+            (int(stem) for stem, json, rest in stems if stem.isdigit() and json and not rest),
+            default=-1,
+        )
+
+    def _read_one(self, sequence: int) -> bytes | None:
+        try:
+            return self.store.read(record_name(self.policy_id, sequence))
+        except FileNotFoundError:
+            return None
+
+    def _read(self, sequences: range) -> list[bytes]:
+        if self.store.local_root is not None or len(sequences) < 4:
+            found = [self._read_one(sequence) for sequence in sequences]
+        else:
+            with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+                found = list(pool.map(self._read_one, sequences))
+        whole: list[bytes] = []
+        for sequence, data in zip(sequences, found, strict=True):
+            if data is None:
+                raise LedgerError(
+                    f"ledger record {record_name(self.policy_id, sequence)} is missing while later "
+                    "ones exist: it was lost or deleted; restore the ledger from its backup"
+                )
+            whole.append(data)
+        return whole
+
+    def _head_name(self) -> str:
+        return f"{self.policy_id}/head.json"
+
+    def _signed_head(self) -> Anchor | None:
+        try:
+            data = self.store.read(self._head_name())
+        except FileNotFoundError:
+            return None
+        head = parse_json(data, HEAD_SCHEMA, self._head_name())
+        body = {key: value for key, value in head.items() if key != "signature"}
+        self.trust.verify(body, head.get("signature"), "ledger", self._head_name())
+        if body.get("policy_id") != self.policy_id:
+            raise LedgerError(f"{self._head_name()} belongs to another policy; restore the ledger")
+        return Anchor(int(body["sequence"]), str(body["sha"]), "the signed head")
+
+    def _write_head(self, record: Record, signer: Signer) -> None:
+        """Writes the head down; a slower writer may leave an older one, which is true as well."""
+        body = {
+            "schema": HEAD_SCHEMA,
+            "policy_id": self.policy_id,
+            "sequence": record.sequence,
+            "sha": record.sha,
+        }
+        self.store.write(
+            self._head_name(), canonical_json({**body, "signature": signer.sign(body)})
+        )

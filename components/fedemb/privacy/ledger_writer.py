@@ -1,0 +1,306 @@
+"""The writing half of the ledger: every act may be repeated, and is decided on the latest state.
+
+The same content gives the same record again, another content is refused.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from components.fedemb.errors import LedgerError, PlanMismatch, Refused
+from components.fedemb.privacy.keys import KeyStore, reservation_key_name
+from components.fedemb.privacy.ledger_admission import admit
+from components.fedemb.privacy.ledger_budget import PolicyTerms
+from components.fedemb.privacy.ledger_chain import Chain
+from components.fedemb.privacy.ledger_records import Record
+from components.fedemb.privacy.ledger_state import ROUND_LOG_SCHEMA
+from components.fedemb.privacy.ledger_view import LedgerView
+from components.fedemb.privacy.reservation import Reservation
+from components.fedemb.privacy.signatures import Signer, sign_document
+
+CONTENT = (
+    "purpose",
+    "blocks_requested",
+    "event",
+    "relation",
+    "delta",
+    "rounds",
+    "plan_sha",
+    "config_sha",
+    "code_sha",
+    "input",
+)
+"""What a reservation binds; a retry must bring the same."""
+_Decide = Callable[[], dict[str, Any] | Record]
+
+
+class Ledger(LedgerView):
+    """The ledger of one policy in one store."""
+
+    def __init__(self, chain: Chain, signer: Signer | None = None):
+        """Takes the chain; without a signer the ledger can only be read."""
+        super().__init__(chain)
+        self._signer = signer
+
+    def create_policy(self, terms: PolicyTerms, signer: Signer) -> Record:
+        """Writes record 0; the same terms again change nothing.
+
+        Args:
+          terms: fixed for the policy's life.
+          signer: the policy owner's key, role `policy`.
+
+        Raises:
+          Refused: the policy exists with other terms.
+        """
+
+        def decide() -> dict[str, Any] | Record:
+            if not self.chain.records:
+                return {"terms": terms.to_json()}
+            self.check_terms(terms)
+            return self.chain.records[0]
+
+        return self._append("policy", decide, signer=signer)
+
+    def check_terms(self, terms: PolicyTerms) -> None:
+        """Refuses terms that are not the policy's.
+
+        Raises:
+          Refused: and which differ.
+        """
+        changed = [
+            f"{name}={getattr(self.terms, name)!r} (asked: {getattr(terms, name)!r})"
+            for name in vars(terms)
+            if getattr(self.terms, name) != getattr(terms, name)
+        ]
+        if changed:
+            raise Refused(
+                f"policy {self.policy_id!r} has {', '.join(changed)} for life; keep its terms, or "
+                "start another policy_id and add up the epsilons of both"
+            )
+
+    def waive(self, *, code: str, model_sha: str, reason: str, signer: Signer) -> Record:
+        """Writes the policy owner's waiver of one gate rule for one model."""
+        body = {"code": code, "model_sha": model_sha, "reason": reason}
+        return self._append("waiver", lambda: body, signer=signer)
+
+    def reserve(
+        self,
+        *,
+        run_id: str,
+        content: Mapping[str, Any],
+        attempt: int | None = None,
+    ) -> Reservation:
+        """Charges a run before it reads private data.
+
+        Args:
+          run_id: name of the run, the idempotency key.
+          content: `purpose`, `blocks_requested`, `event` (JSON), `relation`, `delta`, `rounds`,
+            `plan_sha`, `config_sha`, `code_sha`, `input`.
+          attempt: None continues the run's latest attempt; its number plus one starts another,
+            charged in addition.
+
+        Returns:
+          The reservation; its `blocks` are those requested that are not full.
+
+        Raises:
+          BudgetExceeded: every requested block would pass its cap.
+          PlanMismatch: the run exists with another content, or is not of the planned series.
+        """
+        if set(content) != set(CONTENT):
+            raise LedgerError("a reservation has exactly the fields its docstring names")
+        number = 0
+
+        def decide() -> dict[str, Any] | Record:
+            nonlocal number
+            last = self.state.last_attempt(run_id)
+            found = self.state.attempts.get((run_id, last if attempt is None else attempt))
+            if found is not None and not (attempt is None and found.void):
+                changed = [key for key in content if found.reserve.body[key] != content[key]]
+                if changed:
+                    raise PlanMismatch(
+                        f"run {run_id!r} attempt {found.reserve.attempt} is reserved with another "
+                        f"{', '.join(changed)}; start a run with a new id"
+                    )
+                return found.reserve
+            number = last + 1
+            if attempt is not None and attempt != last + 1:
+                raise Refused(
+                    f"attempt={attempt} of run {run_id!r}, expected {last + 1}: attempts have no "
+                    "gaps; name the next one"
+                )
+            return {**content, "blocks": admit(self.state, self.policy_id, run_id, content)}
+
+        record = self._append("reserve", decide, run_id=run_id, attempt=lambda: number)
+        return Reservation.of(record)
+
+    def bind(
+        self, reservation: Reservation, *, inputs_sha: str, commitments: Mapping[str, str]
+    ) -> Record:
+        """Ties the attempt to what goes into it, before round 0.
+
+        Raises:
+          PlanMismatch: it is bound to something else: what changed needs a new run.
+        """
+        body = {
+            "reservation": reservation.sequence,
+            "inputs_sha": inputs_sha,
+            "commitments": dict(commitments),
+        }
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.attempt(reservation)
+            if attempt.bind is not None:
+                changed = [key for key in body if attempt.bind.body[key] != body[key]]
+                if changed:
+                    raise PlanMismatch(
+                        f"run {reservation.run_id!r} is bound to other {', '.join(changed)}: data, "
+                        "code, weights or configuration changed since; start a run with a new id"
+                    )
+                return attempt.bind
+            if attempt.void:
+                raise Refused(f"run {reservation.run_id!r} was given up; reserve it again")
+            return body
+
+        return self._append("bind", decide, reservation=reservation)
+
+    def start_round(self, reservation: Reservation, index: int) -> Record:
+        """Announces a round (optional): from then on commit cannot fall below it."""
+        body = {"reservation": reservation.sequence, "round": index}
+        return self._append("round", lambda: body, reservation=reservation)
+
+    def commit(
+        self,
+        reservation: Reservation,
+        *,
+        rounds_started: int,
+        round_log_sha: str,
+        signer: Signer,
+        keys: KeyStore | None = None,
+    ) -> Record:
+        """Closes an attempt, lowers its charge to the rounds started and destroys its root key.
+
+        Args:
+          reservation: the attempt.
+          rounds_started: rounds whose noise was drawn, finished or not.
+          round_log_sha: digest of the trainer's round log.
+          signer: the trainer's key, role `trainer`.
+          keys: where the root key lies.
+
+        Raises:
+          PlanMismatch: it is committed with other figures, or more rounds than reserved.
+        """
+        log = {
+            "schema": ROUND_LOG_SCHEMA,
+            "run_id": reservation.run_id,
+            "attempt": reservation.attempt,
+            "rounds_started": rounds_started,
+            "sha": round_log_sha,
+        }
+        body = {
+            "reservation": reservation.sequence,
+            "rounds_started": rounds_started,
+            "round_log": sign_document(log, signer),
+        }
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.attempt(reservation)
+            if attempt.commit is not None:
+                logged = attempt.commit.body["round_log"]
+                if (logged["rounds_started"], logged["sha"]) != (rounds_started, round_log_sha):
+                    raise PlanMismatch(
+                        f"run {reservation.run_id!r} is committed with another round log; a closed "
+                        "attempt does not change, start a run with a new id"
+                    )
+                return attempt.commit
+            if attempt.bind is None:
+                raise LedgerError(f"run {reservation.run_id!r} was never bound; bind it first")
+            if not attempt.rounds_seen <= rounds_started <= reservation.rounds:
+                raise PlanMismatch(
+                    f"rounds_started={rounds_started}, expected {attempt.rounds_seen} to "
+                    f"{reservation.rounds} as announced and reserved"
+                )
+            return body
+
+        record = self._append("commit", decide, reservation=reservation)
+        if keys is not None:
+            keys.destroy(reservation_key_name(reservation.run_id, reservation.attempt))
+        return record
+
+    def void(self, reservation: Reservation, reason: str) -> Record:
+        """Gives a reservation back that was never bound.
+
+        Raises:
+          Refused: it was bound, so its rounds may have started.
+        """
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.attempt(reservation)
+            if attempt.void is not None:
+                return attempt.void
+            if attempt.bind is not None:
+                raise Refused(
+                    f"run {reservation.run_id!r} is bound, so rounds may have started, and stays "
+                    "charged; resume it, or let it be"
+                )
+            return {"reservation": reservation.sequence, "reason": reason}
+
+        return self._append("void", decide, reservation=reservation)
+
+    def release(self, reservation: Reservation, **body: str) -> Record:
+        """Writes down that a bundle was published; the bundle anchors the head before it.
+
+        Args:
+          reservation: the attempt.
+          **body: `model_sha`, `report_sha`, `bundle_sha`, `name`, `version`.
+
+        Raises:
+          Refused: the same name and version is released with another content.
+        """
+        content = {"reservation": reservation.sequence, **body}
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.attempt(reservation)
+            for record in attempt.releases:
+                if record.body == content:
+                    return record
+            for other in self.state.attempts.values():
+                for record in other.releases:
+                    if all(record.body[key] == body[key] for key in ("name", "version")):
+                        raise Refused(
+                            f"{body['name']} {body['version']} is released already; choose another "
+                            "release.version"
+                        )
+            return content
+
+        return self._append("release", decide, reservation=reservation)
+
+    def _append(
+        self,
+        kind: str,
+        decide: _Decide,
+        *,
+        reservation: Reservation | None = None,
+        run_id: str = "",
+        attempt: Callable[[], int] = lambda: 0,
+        signer: Signer | None = None,
+    ) -> Record:
+        signer = signer or self._signer
+        if signer is None:
+            raise Refused(f"this ledger was opened for reading; writing a {kind} needs its key")
+        if reservation is not None:
+            run_id, number = reservation.run_id, reservation.attempt
+            attempt = lambda: number  # noqa: E731
+        return self.chain.append(
+            decide, kind=kind, run_id=run_id, attempt=attempt, actor=_actor(), signer=signer
+        )
+
+
+def _actor() -> str:
+    """Who writes: FEDEMB_ACTOR, else the account."""
+    try:
+        return os.environ.get("FEDEMB_ACTOR") or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"

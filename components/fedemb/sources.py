@@ -1,0 +1,353 @@
+"""Reading images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
+
+Reading happens in two moves, so that Beam can spread it and a laptop can loop over it:
+`find_parts` looks at names and schemas and fails loudly when the infrastructure is at fault (a
+missing file, a missing column, no permission, a file cut in the middle); `read_part` yields batches
+of rows and never judges them: what is wrong with a single record is for the caller to drop.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.config import SourceConfig
+from components.fedemb.errors import InputError
+from components.fedemb.pixels import BadImageError, decode_image
+from components.fedemb.records import canonical_text
+from components.fedemb.source_files import (
+    ImageFiles,
+    csv_columns,
+    example_values,
+    iter_tfrecord,
+    open_csv,
+    open_parquet,
+)
+from components.fedemb.storage import Store, open_store
+
+BATCH_ROWS = 256
+BATCH_BYTES = 8 << 20
+FOLDERS_PER_PART = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a source that one worker reads: a file, a row group, or some folders."""
+
+    root: str
+    """Address of the store."""
+    name: str
+    """Name of the file in the store; empty for folders."""
+    row_group: int | None = None
+    folders: tuple[str, ...] = ()
+
+
+@dataclass
+class Batch:
+    """Rows as columns of equal length. Values are as the source has them."""
+
+    images: list[Any]
+    """Encoded bytes, or the name (str) of an image file for `ImageFiles`."""
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """The other columns, by their names in the source."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.images)
+
+
+def source_format(source: SourceConfig) -> str:
+    """The format of a source; `auto` is decided by the ending of its address."""
+    if source.format != "auto":
+        return source.format
+    name = source.uri.lower().rstrip("/")
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    if name.endswith((".tfrecord", ".tfrecord.gz", ".tfrecords")):
+        return "tfrecord"
+    return "csv" if name.endswith(".csv") else "image_folder"
+
+
+# ---- finding ------------------------------------------------------------------------------------
+
+
+def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
+    """Lists what there is to read, and checks that it can be read.
+
+    Args:
+      source: where.
+      columns: names that must exist, besides the image; columns of `where` are added.
+
+    Returns:
+      Parts, sorted by name.
+
+    Raises:
+      InputError: nothing there, a column missing, a file damaged.
+      StorageError: no permission, no credentials, no network.
+    """
+    kind = source_format(source)
+    wanted = list(dict.fromkeys([*columns, *source.where]))
+    if kind == "image_folder":
+        return _find_folders(source, wanted)
+    store, names = _find_files(source.uri, kind)
+    if kind == "csv":
+        _check_image_root(source)
+        wanted.append(source.columns.image_id)
+    parts = []
+    for name in names:
+        if kind == "parquet":
+            parts += _parquet_parts(store, name, source, wanted)
+            continue
+        if kind == "csv":
+            _check_columns(name, csv_columns(store, name), wanted)
+        parts.append(Part(store.uri, name))
+    return parts
+
+
+def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
+    """The store and the names of the files at an address: a file, a folder or a glob."""
+    if "://" not in uri:
+        uri = str(Path(uri).expanduser().absolute())
+    parent, _, last = uri.rstrip("/").rpartition("/")
+    fixed = parent
+    while any(character in fixed for character in "*?["):
+        fixed, _, piece = fixed.rpartition("/")
+        last = f"{piece}/{last}"
+    store = open_store(fixed)
+    if any(character in last for character in "*?["):
+        names = [name for name in store.list() if fnmatch.fnmatchcase(name, last)]
+    elif store.exists(last):
+        names = [last]
+    else:
+        endings = {"parquet": (".parquet", ".pq"), "csv": (".csv",)}.get(kind, (".tfrecord", ".gz"))
+        names = [name for name in store.list(f"{last}/") if name.endswith(endings)]
+    if not names:
+        raise InputError(f"there is no {kind} file at {uri}; check data.source.uri")
+    return store, names
+
+
+def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
+    known = [source.columns.user_id, *([source.columns.label] if source.columns.label else [])]
+    _check_columns("an image folder", known, wanted)
+    store = open_store(source.uri)
+    if store.local_root is not None:
+        if not store.local_root.is_dir():
+            raise InputError(
+                f"there is no folder {source.uri}; check data.source.uri and data.source.format"
+            )
+        entries = store.local_root.iterdir()
+        folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    else:
+        folders = sorted({name.split("/")[0] for name in store.list() if "/" in name})
+    if not folders:
+        raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
+    return [
+        Part(store.uri, "", folders=tuple(folders[start : start + FOLDERS_PER_PART]))
+        for start in range(0, len(folders), FOLDERS_PER_PART)
+    ]
+
+
+def _check_columns(name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+    for column in wanted:
+        if column not in found:
+            raise InputError(
+                f"{name} has no column {column!r}, it has {', '.join(map(repr, sorted(found)))}; "
+                "name the right one in data.source.columns (or where, or partition.evaluation)"
+            )
+
+
+def _check_image_root(source: SourceConfig) -> None:
+    if not source.image_root:
+        raise InputError("a CSV source needs data.source.image_root, the folder of its images")
+    store = open_store(source.image_root)
+    if store.local_root is not None and not store.local_root.is_dir():
+        raise InputError(f"there is no folder {source.image_root}; check data.source.image_root")
+
+
+def _parquet_parts(store: Store, name: str, source: SourceConfig, wanted: list[str]) -> list[Part]:
+    import pyarrow as pa
+
+    with open_parquet(store, name) as file:
+        schema = file.schema_arrow
+        groups = file.metadata.num_row_groups
+    image = source.columns.image
+    _check_columns(name, schema.names, [image, *wanted])
+    kind = schema.field(image).type
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise InputError(
+            f"column {image!r} of {name} holds {kind}, expected encoded image bytes; name the right"
+            " one in data.source.columns.image"
+        )
+    if store.local_root is None:  # one download per file, not one per row group
+        return [Part(store.uri, name)]
+    return [Part(store.uri, name, group) for group in range(groups)]
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Iterator[Batch]:
+    """Yields the rows of a part that pass `where`, in batches that fit in memory.
+
+    Raises:
+      InputError: the file is damaged.
+      StorageError: it cannot be read any more.
+    """
+    wanted = list(dict.fromkeys([*columns, *source.where]))
+    kind = source_format(source)
+    readers = {
+        "parquet": _read_parquet,
+        "csv": _read_csv,
+        "tfrecord": _read_tfrecord,
+        "image_folder": _read_folders,
+    }
+    for batch in readers[kind](source, part, wanted):
+        kept = apply_where(source, batch)
+        if len(kept):
+            yield kept
+
+
+def apply_where(source: SourceConfig, batch: Batch) -> Batch:
+    """Returns the rows whose columns have one of the values that `where` names."""
+    keep = np.ones(len(batch), bool)
+    for column, values in source.where.items():
+        allowed = {canonical_text(value) for value in values}
+        keep &= [canonical_text(value) in allowed for value in batch.columns[column]]
+    if keep.all():
+        return batch
+    rows = np.flatnonzero(keep).tolist()
+    return Batch(
+        [batch.images[row] for row in rows],
+        {name: [values[row] for row in rows] for name, values in batch.columns.items()},
+    )
+
+
+def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    import pyarrow as pa
+
+    image = source.columns.image
+    with open_parquet(open_store(part.root), part.name) as file:
+        groups = range(file.metadata.num_row_groups) if part.row_group is None else [part.row_group]
+        for group in groups:
+            about = file.metadata.row_group(group)
+            each = max(1, about.total_byte_size // max(1, about.num_rows))
+            rows = int(min(BATCH_ROWS, max(4, BATCH_BYTES // each)))
+            try:
+                for batch in file.iter_batches(rows, [group], list({image, *columns})):
+                    images = batch.column(image)
+                    if pa.types.is_struct(images.type):
+                        images = images.field("bytes")
+                    others = {name: batch.column(name).to_pylist() for name in columns}
+                    yield Batch(images.to_pylist(), others)
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{part.name} is damaged in the middle; copy it again") from error
+
+
+def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    import pyarrow as pa
+
+    image_id = source.columns.image_id
+    names = list(dict.fromkeys([image_id, *columns]))
+    try:
+        for block in open_csv(open_store(part.root), part.name, names):
+            for start in range(0, len(block), BATCH_ROWS):
+                rows = block.slice(start, BATCH_ROWS)
+                images = [
+                    canonical_text(value) or "" for value in rows.column(image_id).to_pylist()
+                ]
+                others = {name: rows.column(name).to_pylist() for name in columns}
+                yield Batch(images, others)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{part.name} cannot be read as CSV to its end; check it") from error
+
+
+def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    store = open_store(part.root)
+    for folder in part.folders:
+        names = [name for name in store.list(f"{folder}/") if name.count("/") <= 2]
+        for start in range(0, len(names), BATCH_ROWS):
+            images = names[start : start + BATCH_ROWS]
+            classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]
+            everything = {source.columns.user_id: [folder] * len(images)}
+            if source.columns.label:
+                everything[source.columns.label] = classes
+            yield Batch(list(images), {name: everything[name] for name in columns})
+
+
+def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    image = source.columns.image
+    rows: list[dict[str, Any]] = []
+    for record in iter_tfrecord(part.root, part.name):
+        rows.append(example_values(record, [image, *columns]) or {})
+        if len(rows) == BATCH_ROWS:
+            yield _from_rows(rows, image, columns)
+            rows = []
+    if rows:
+        yield _from_rows(rows, image, columns)
+
+
+def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Batch:
+    others = {name: [row.get(name) for row in rows] for name in columns}
+    return Batch([row.get(image) for row in rows], others)
+
+
+def image_files(source: SourceConfig) -> ImageFiles | None:
+    """The image files a source refers to; None if its images are inside."""
+    kind = source_format(source)
+    if kind == "csv":
+        return ImageFiles(source.image_root or "")
+    return ImageFiles(source.uri) if kind == "image_folder" else None
+
+
+def read_public_images(
+    source: SourceConfig, image_size: int, channels: int, max_pixels: int = 50_000_000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a public set that fits in memory; images that do not decode are left out.
+
+    Args:
+      source: where; without a label column every user is one class.
+      image_size: height and width of the result.
+      channels: 1 or 3.
+      max_pixels: width x height above which an image is left out.
+
+    Returns:
+      images: uint8 [images, image_size, image_size, channels].
+      labels: int64 [images], 0 .. classes - 1 in the order of the class names.
+
+    Raises:
+      InputError: nothing there, a column missing, a file damaged, or no image decodes.
+      StorageError: it cannot be read.
+    """
+    column = source.columns.label or source.columns.user_id
+    files = image_files(source)
+
+    def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:
+        try:
+            name = canonical_text(row[1])
+            data = files.read(row[0]) if files else row[0]
+            return (decode_image(data, image_size, channels, max_pixels), name) if name else None
+        except BadImageError:
+            return None
+
+    pixels: list[np.ndarray] = []
+    classes: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        for part in find_parts(source, [column]):
+            for batch in read_part(source, part, [column]):
+                rows = zip(batch.images, batch.columns[column], strict=True)
+                for decoded in pool.map(decode, rows):
+                    if decoded:
+                        pixels.append(decoded[0])
+                        classes.append(decoded[1])
+    if not pixels:
+        raise InputError(f"no image of {source.uri} decodes; check the public source")
+    labels = np.unique(classes, return_inverse=True)[1]
+    return np.stack(pixels), labels.astype(np.int64)

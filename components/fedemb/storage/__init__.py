@@ -1,0 +1,106 @@
+"""Stores: whole objects and trees of files on `file`, `gs` and `s3`, with exclusive create.
+
+Four promises, on every backend: an object is seen whole or not at all; `create` succeeds for
+exactly one of many writers, and a retry after a lost answer knows its own object again; a tree
+published with `put_tree` is complete once its index (`<tree>.tree`) exists, and is checked against
+it when it is read; and what goes wrong is a `StorageError` of one sentence within seconds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from components.fedemb.errors import StorageError
+from components.fedemb.storage.base import Progress as Progress
+from components.fedemb.storage.base import Store as Store
+from components.fedemb.storage.local import LocalStore as LocalStore
+
+
+def open_store(uri: str | Path) -> Store:
+    """Opens the store below `uri`; nothing is contacted before the first operation.
+
+    Args:
+      uri: a local path, `file:///path`, `gs://bucket/prefix` or `s3://bucket/prefix`.
+
+    Raises:
+      StorageError: the address is of another scheme or names no bucket.
+    """
+    scheme, bucket, prefix = _parse(str(uri))
+    if scheme == "file":
+        return LocalStore(Path(prefix))
+    if scheme == "gs":
+        from components.fedemb.storage.gcs import GcsStore
+
+        return GcsStore(bucket, prefix)
+    from components.fedemb.storage.s3 import S3Store
+
+    return S3Store(bucket, prefix)
+
+
+def join(uri: str | Path, *parts: str) -> str:
+    """Appends POSIX parts to an address.
+
+    >>> join("gs://bucket/runs/", "a", "model")
+    'gs://bucket/runs/a/model'
+    """
+    return "/".join([str(uri).rstrip("/") or "/", *(part.strip("/") for part in parts)])
+
+
+@contextmanager
+def local_tree(uri: str | Path) -> Iterator[Path]:
+    """Gives the tree at `uri` as local files: the path itself, or a temporary copy of a remote one.
+
+    Raises:
+      StorageError: the tree is missing, incomplete, or cannot be read.
+    """
+    store = open_store(uri)
+    if store.local_root is not None:
+        if not store.local_root.exists():
+            raise StorageError(f"there is nothing at {store.uri}; check the address")
+        yield store.local_root
+        return
+    parent, name = _split(str(uri))
+    with tempfile.TemporaryDirectory(prefix="fedemb-") as temporary:
+        target = Path(temporary, "tree")
+        open_store(parent).download_tree(name, target)
+        yield target
+
+
+def put_tree(local: Path, uri: str | Path, *, progress: Progress | None = None) -> None:
+    """Publishes a finished local folder at `uri`.
+
+    Raises:
+      StorageError: it cannot be written, or `uri` names a whole bucket.
+    """
+    parent, name = _split(str(uri))
+    open_store(parent).upload_tree(local, name, progress=progress)
+
+
+def _parse(uri: str) -> tuple[str, str, str]:
+    if "://" not in uri:
+        if not uri:
+            raise StorageError("the address of a store is empty; give a path, gs:// or s3://")
+        return "file", "", str(Path(uri).expanduser().absolute())
+    parts = urlsplit(uri, allow_fragments=False)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return "file", "", unquote(parts.path)
+    if parts.scheme in ("gs", "s3") and parts.netloc and not parts.query:
+        return parts.scheme, parts.netloc, parts.path.strip("/")
+    raise StorageError(
+        f"{parts.scheme}://{parts.netloc} is no store we know; give a local path, file:///path, "
+        "gs://bucket/prefix or s3://bucket/prefix"
+    )
+
+
+def _split(uri: str) -> tuple[str, str]:
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    if "://" not in uri:
+        path = Path(uri).expanduser().absolute()
+        return str(path.parent), path.name
+    if not name or parent.endswith(":/"):
+        raise StorageError(f"{uri} is a whole store; name a folder below it for a tree")
+    return parent, name

@@ -1,0 +1,204 @@
+"""Google Cloud Storage, through its own client: typed errors, bounded retries, preconditions.
+
+Not gcsfs: its retries (31 s) and credential search cannot be bounded from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import sha256_hex
+from components.fedemb.errors import StorageError
+from components.fedemb.storage.base import PARALLEL_TRANSFERS, Store, check_name, visible
+
+RETRY_SECONDS = 10.0
+"""Transient failures are retried for this long."""
+TIMEOUT = (5.0, 20.0)
+"""Seconds to connect, and to wait for the next byte."""
+CHUNK = 8 << 20
+"""Bytes per request of a resumable upload; above this size uploads are resumable."""
+
+
+class GcsStore(Store):
+    """Objects of one bucket below a prefix."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Takes the address; the bucket is contacted at the first operation."""
+        self.uri = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._bucket_name = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole object; see `Store.read`."""
+        with self._sentences("read"):
+            return self._blob(name).download_as_bytes(retry=self._retry, timeout=TIMEOUT)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replaces an object; see `Store.write`."""
+        self._send(name, data, {"fedemb-sha256": sha256_hex(data)})
+
+    def create(self, name: str, data: bytes) -> None:
+        """Creates with `if_generation_match=0`; see `Store.create`.
+
+        A retry after a lost answer meets its own object: the writer's mark tells.
+        """
+        from google.api_core.exceptions import PreconditionFailed
+
+        mark = secrets.token_hex(16)
+        metadata = {"fedemb-sha256": sha256_hex(data), "fedemb-writer": mark}
+        try:
+            self._send(name, data, metadata, if_generation_match=0)
+        except PreconditionFailed as error:
+            if self._metadata(name).get("fedemb-writer") != mark:
+                raise FileExistsError(f"{name} exists already in {self.uri}") from error
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there."""
+        with self._sentences("read"):
+            return self._blob(name).exists(retry=self._retry, timeout=TIMEOUT)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Returns all visible names that begin with `prefix`, sorted."""
+        with self._sentences("listed"):
+            blobs = self._bucket.client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                fields="items(name),nextPageToken",
+                retry=self._retry,
+                timeout=TIMEOUT,
+            )
+            names = [blob.name.removeprefix(self._prefix) for blob in blobs]
+        return sorted(filter(visible, names))
+
+    def delete(self, name: str) -> None:
+        """Deletes an object; no error when it is gone already."""
+        with suppress(FileNotFoundError), self._sentences("deleted"):
+            self._blob(name).delete(retry=self._retry, timeout=TIMEOUT)
+
+    def digest(self, name: str) -> str | None:
+        """SHA-256 recorded by the writer; None if the object is missing or not ours."""
+        try:
+            return self._metadata(name).get("fedemb-sha256")
+        except FileNotFoundError:
+            return None
+
+    def _upload(self, local: Path, name: str, digest: str) -> None:
+        self._send(name, local, {"fedemb-sha256": digest})
+
+    def _download(self, name: str, local: Path) -> None:
+        with self._sentences("read"):
+            self._blob(name).download_to_filename(
+                str(local), retry=self._retry, timeout=TIMEOUT, raw_download=True
+            )
+
+    def _send(
+        self, name: str, source: bytes | Path, metadata: dict[str, str], **conditions: int
+    ) -> None:
+        with self._sentences("written"):
+            size = len(source) if isinstance(source, bytes) else source.stat().st_size
+            blob = self._bucket.blob(
+                self._prefix + check_name(name), chunk_size=CHUNK if size > CHUNK else None
+            )
+            blob.metadata = metadata
+            options: dict[str, Any] = {
+                "retry": self._retry,
+                "timeout": TIMEOUT,
+                "checksum": "crc32c",
+                "content_type": "application/octet-stream",
+                **conditions,
+            }
+            if isinstance(source, bytes):
+                blob.upload_from_string(source, **options)
+            else:
+                blob.upload_from_filename(str(source), **options)
+
+    def _metadata(self, name: str) -> dict[str, str]:
+        with self._sentences("read"):
+            blob = self._blob(name)
+            blob.reload(retry=self._retry, timeout=TIMEOUT)
+            return dict(blob.metadata or {})
+
+    def _blob(self, name: str) -> Any:
+        return self._bucket.blob(self._prefix + check_name(name))
+
+    @cached_property
+    def _retry(self) -> Any:
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        return DEFAULT_RETRY.with_timeout(RETRY_SECONDS).with_delay(initial=0.2, maximum=2.0)
+
+    @cached_property
+    def _bucket(self) -> Any:
+        from google.cloud import storage
+        from requests.adapters import HTTPAdapter
+
+        if os.environ.get("STORAGE_EMULATOR_HOST"):
+            from google.auth.credentials import AnonymousCredentials
+
+            client = storage.Client(credentials=AnonymousCredentials(), project="emulator")
+        else:
+            client = storage.Client(credentials=_credentials(), project="unused")
+        client._http.mount("https://", HTTPAdapter(pool_maxsize=PARALLEL_TRANSFERS))
+        client._http.mount("http://", HTTPAdapter(pool_maxsize=PARALLEL_TRANSFERS))
+        return client.bucket(self._bucket_name)
+
+    @contextmanager
+    def _sentences(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (StorageError, FileNotFoundError):
+            raise
+        except Exception as error:
+            if type(error).__name__ == "PreconditionFailed":
+                raise
+            if what in ("read", "deleted") and _is_missing_object(error):
+                raise FileNotFoundError(f"no such object in {self.uri}") from error
+            raise StorageError(
+                f"the store {self.uri} could not be {what}: {_reason(error, self._bucket_name)}"
+            ) from error
+
+
+def _credentials() -> Any:
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+
+    os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
+    try:
+        credentials, _ = google.auth.default(
+            scopes=["https://www.googleapis.com/auth/devstorage.read_write"]
+        )
+    except GoogleAuthError as error:
+        raise StorageError(
+            "no Google credentials were found; run `gcloud auth application-default login`, or set "
+            "up Workload Identity for this service account"
+        ) from error
+    return credentials
+
+
+def _code(error: Exception) -> int | None:
+    error = getattr(error, "cause", None) or error  # RetryError wraps the last one
+    response = getattr(error, "response", None)
+    code = getattr(error, "code", None) or getattr(response, "status_code", None)
+    return None if code is None else int(code)
+
+
+def _is_missing_object(error: Exception) -> bool:
+    return _code(error) == 404 and "bucket does not exist" not in str(error).lower()
+
+
+def _reason(error: Exception, bucket: str) -> str:
+    code = _code(error)
+    if code == 404:
+        return f"the bucket {bucket} does not exist; create it or fix the address"
+    if code in (401, 403):
+        return f"permission denied ({code}); grant this account the role of its step on {bucket}"
+    if code is not None:
+        return f"the server answered {code}; try again, and ask its operator if it persists"
+    cause = type(getattr(error, "cause", None) or error).__name__
+    return f"the connection failed ({cause}); check network and endpoint, then run again"

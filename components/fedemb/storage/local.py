@@ -1,0 +1,150 @@
+"""A folder as a store: temporary name, fsync, then rename (write) or hard link (create)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from components.fedemb.artifacts import create_bytes, file_digest, write_bytes
+from components.fedemb.errors import StorageError
+from components.fedemb.storage.base import Progress, Store, check_name, visible
+
+
+class LocalStore(Store):
+    """Files below one folder; names are visible POSIX relative paths."""
+
+    def __init__(self, root: Path) -> None:
+        """Takes the folder, which is made at the first write."""
+        self._root = root
+        self.local_root = root
+        self.uri = root.as_posix()
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole file; see `Store.read`."""
+        with self._sentences("read"):
+            return self._path(name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replaces a file by rename; see `Store.write`."""
+        with self._sentences("written"):
+            write_bytes(self._path(name), data)
+            _sync_folder(self._path(name).parent)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Links a finished file to a name that must be free; see `Store.create`."""
+        with self._sentences("written"):
+            create_bytes(self._path(name), data)
+            _sync_folder(self._path(name).parent)
+
+    def exists(self, name: str) -> bool:
+        """Whether the file is there."""
+        with self._sentences("read"):
+            return self._path(name).is_file()
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Returns all visible names that begin with `prefix`, sorted; a missing folder is empty."""
+        folder = prefix.rpartition("/")[0]
+        top = self._path(folder) if folder else self._root
+        if not top.is_dir():
+            return []
+        with self._sentences("listed"):
+            names = [
+                Path(parent, file).relative_to(self._root).as_posix()
+                for parent, _, files in os.walk(top, onerror=_raise)
+                for file in files
+            ]
+        return sorted(name for name in names if name.startswith(prefix) and visible(name))
+
+    def delete(self, name: str) -> None:
+        """Unlinks the file; no error when it is gone already."""
+        with self._sentences("deleted"):
+            self._path(name).unlink(missing_ok=True)
+
+    def digest(self, name: str) -> str | None:
+        """SHA-256 of the file; None if missing."""
+        with self._sentences("read"):
+            path = self._path(name)
+            return file_digest(path) if path.is_file() else None
+
+    def upload_tree(
+        self, local: Path, prefix: str, *, progress: Progress | None = None
+    ) -> dict[str, str]:
+        """As `Store.upload_tree`, but a new tree appears in one rename and needs no index."""
+        target = self._path(prefix)
+        if target.exists() or not local.is_dir():
+            return super().upload_tree(local, prefix, progress=progress)
+        with self._sentences("written"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+            ) as temporary:
+                staged = Path(temporary, "tree")
+                staged.mkdir()
+                digests = LocalStore(staged.parent).upload_tree(local, "tree", progress=progress)
+                staged.rename(target)
+            _sync_folder(target.parent)
+        return digests
+
+    def _index(self, prefix: str) -> dict[str, str] | None:
+        return None
+
+    def _write_index(self, prefix: str, digests: dict[str, str]) -> None:
+        """A local tree is whole by its rename."""
+
+    def _upload(self, local: Path, name: str, digest: str) -> None:
+        with self._sentences("written"):
+            target = self._path(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as sink, local.open("rb") as source:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+                    sink.flush()
+                    os.fsync(sink.fileno())
+                Path(temporary).chmod(0o644)
+                Path(temporary).replace(target)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
+    def _download(self, name: str, local: Path) -> None:
+        with self._sentences("read"):
+            shutil.copyfile(self._path(name), local)
+
+    def _path(self, name: str) -> Path:
+        return self._root / check_name(name)
+
+    @contextmanager
+    def _sentences(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileExistsError, FileNotFoundError):
+            raise
+        except (IsADirectoryError, NotADirectoryError) as error:
+            if what == "read":
+                raise FileNotFoundError(error.errno, "no such object in the store") from error
+            raise StorageError(
+                f"the store {self.uri} has a file where a folder is needed, or the reverse; "
+                "clear the name"
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                f"the store {self.uri} could not be {what}: {error.strerror}; fix permissions or "
+                "free space, then run again"
+            ) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a new name survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

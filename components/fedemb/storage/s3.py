@@ -1,0 +1,163 @@
+"""S3 and what speaks its protocol, through s3fs (aiobotocore)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import sha256_hex
+from components.fedemb.errors import StorageError
+from components.fedemb.storage.base import PARALLEL_TRANSFERS, Store, check_name, visible
+
+CHUNK = 8 << 20
+"""Bytes of one part; above twice this size uploads are multipart, each part retried alone."""
+
+
+class S3Store(Store):
+    """Objects of one bucket below a prefix."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        """Takes the address; the bucket is contacted at the first operation."""
+        self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole object; see `Store.read`."""
+        with self._sentences("read"):
+            return self._fs.cat_file(self._path(name))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replaces an object; see `Store.write`."""
+        with self._sentences("written"):
+            self._fs.pipe_file(self._path(name), data, Metadata=_digest_mark(sha256_hex(data)))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Creates with `If-None-Match: *`; see `Store.create`.
+
+        A retry after a lost answer meets its own object: the writer's mark tells.
+        """
+        mark = secrets.token_hex(16)
+        metadata = {**_digest_mark(sha256_hex(data)), "fedemb-writer": mark}
+        with self._sentences("written"):
+            try:
+                self._fs.pipe_file(self._path(name), data, mode="create", Metadata=metadata)
+            except FileExistsError:
+                if self._metadata(name).get("fedemb-writer") != mark:
+                    raise
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there; by listing, which tells a missing bucket from a name."""
+        key = self._prefix + check_name(name)
+        with self._sentences("read"):
+            answer = self._fs.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=key, MaxKeys=1)
+            return any(item["Key"] == key for item in answer.get("Contents", []))
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Returns all visible names that begin with `prefix`, sorted."""
+        names: list[str] = []
+        page: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        with self._sentences("listed"):
+            while True:
+                answer = self._fs.call_s3("list_objects_v2", **page)
+                names += [
+                    item["Key"].removeprefix(self._prefix) for item in answer.get("Contents", [])
+                ]
+                if not answer.get("IsTruncated"):
+                    return sorted(filter(visible, names))
+                page["ContinuationToken"] = answer["NextContinuationToken"]
+
+    def delete(self, name: str) -> None:
+        """Deletes an object; no error when it is gone already."""
+        with self._sentences("deleted"):
+            self._fs.call_s3(
+                "delete_object", Bucket=self._bucket, Key=self._prefix + check_name(name)
+            )
+
+    def digest(self, name: str) -> str | None:
+        """SHA-256 recorded by the writer; None if the object is missing or not ours."""
+        try:
+            return self._metadata(name).get("fedemb-sha256")
+        except FileNotFoundError:
+            return None
+
+    def _upload(self, local: Path, name: str, digest: str) -> None:
+        with self._sentences("written"):
+            self._fs.put_file(
+                str(local), self._path(name), chunksize=CHUNK, Metadata=_digest_mark(digest)
+            )
+
+    def _download(self, name: str, local: Path) -> None:
+        with self._sentences("read"):
+            self._fs.get_file(self._path(name), str(local))
+
+    def _metadata(self, name: str) -> dict[str, str]:
+        with self._sentences("read"):
+            answer = self._fs.call_s3(
+                "head_object", Bucket=self._bucket, Key=self._prefix + check_name(name)
+            )
+            return dict(answer.get("Metadata", {}))
+
+    def _path(self, name: str) -> str:
+        return f"{self._bucket}/{self._prefix}{check_name(name)}"
+
+    @cached_property
+    def _fs(self) -> Any:
+        from s3fs import S3FileSystem
+
+        system = S3FileSystem(
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            max_concurrency=4,
+            config_kwargs={
+                "connect_timeout": 5,
+                "read_timeout": 20,
+                "max_pool_connections": 2 * PARALLEL_TRANSFERS,
+                "retries": {"max_attempts": 3, "mode": "standard"},
+            },
+        )
+        system.retries = 2  # its own, around those of the client
+        return system
+
+    @contextmanager
+    def _sentences(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (StorageError, FileExistsError):
+            raise
+        except Exception as error:
+            code = _code(error)
+            if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
+                raise FileNotFoundError(f"no such object in {self.uri}") from error
+            reason = _reason(error, code, self._bucket)
+            raise StorageError(f"the store {self.uri} could not be {what}: {reason}") from error
+
+
+def _digest_mark(digest: str) -> dict[str, str]:
+    return {"fedemb-sha256": digest}
+
+
+def _code(error: BaseException | None) -> str:
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
+
+
+def _reason(error: Exception, code: str, bucket: str) -> str:
+    if code == "NoSuchBucket":
+        return f"the bucket {bucket} does not exist; create it or fix the address"
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        return "no AWS credentials were found; set AWS_ACCESS_KEY_ID, a profile or a service role"
+    if isinstance(error, PermissionError) or code in ("AccessDenied", "403"):
+        return f"permission denied ({code}); grant this account the role of its step on {bucket}"
+    if code:
+        return f"the server answered {code}; try again, and ask its operator if it persists"
+    cause = type(error).__name__
+    return f"the connection failed ({cause}); check network and endpoint, then run again"

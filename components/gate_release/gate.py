@@ -1,0 +1,129 @@
+"""Allows a release, or raises with every reason and its remedy. There is no way around it.
+
+The decision is the pure function `components.fedemb.gate.decide.decide`; this step reads the
+documents strictly, lets it decide, signs the verdict and raises on a denial. What cannot be read is
+a reason like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import write_json
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import GateDenied, StorageError
+from components.fedemb.evidence import read_document, read_evidence, sentence_of
+from components.fedemb.gate.case import Reason, Verdict
+from components.fedemb.gate.decide import decide
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.ledger import open_ledger, read_trust
+from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.provenance import config_digest
+from components.fedemb.storage import open_store
+
+SCHEMA = "fedemb/verdict/1"
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    config: RunConfig,
+    *,
+    plan_path: Path,
+    reservation_path: Path,
+    users_manifest_path: Path,
+    model_dir: Path,
+    report_path: Path,
+    audit_path: Path,
+    utility_path: Path,
+    ledger_uri: str,
+    keys_uri: str,
+    verdict_path: Path,
+) -> dict[str, Any]:
+    """Decides, writes the signed verdict, and raises if it denies.
+
+    Args:
+      config: configuration of the run.
+      plan_path: document of plan_privacy.
+      reservation_path: document of reserve_budget.
+      users_manifest_path: document of partition_users.
+      model_dir: artifact of train_dp_fedemb.
+      report_path: signed document of account_privacy.
+      audit_path: document of audit_privacy.
+      utility_path: document of evaluate_embeddings.
+      ledger_uri: root of the ledgers.
+      keys_uri: key store, for the signature of the verdict.
+      verdict_path: document to write.
+
+    Returns:
+      The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
+      and that is no failure.
+
+    Raises:
+      GateDenied: there are reasons against the release.
+      StorageError: a store cannot be reached; run again.
+    """
+    model_sha = report_sha = ""
+    try:
+        report = read_document(report_path, "report")
+        evidence = read_evidence(
+            config,
+            plan_path=plan_path,
+            reservation_path=reservation_path,
+            users_manifest_path=users_manifest_path,
+            model_dir=model_dir,
+            audit_path=audit_path,
+            utility_path=utility_path,
+        )
+        model_sha, report_sha = str(evidence.model.body.get("weights_sha")), report.sha
+        if config.purpose == "simulation":
+            verdict = Verdict(False, (), simulation=True)
+        else:
+            trust = read_trust(open_store(ledger_uri))
+            ledger = open_ledger(ledger_uri, config.policy.policy_id, trust=trust)
+            verdict = decide(evidence, report.body, ledger, trust)
+    except StorageError:
+        raise
+    except Exception as error:  # fails closed: what cannot be read denies
+        reason = Reason(
+            "evidence_unreadable", sentence_of(error), "run the step that writes it again"
+        )
+        verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
+    document = _document(config, verdict, model_sha, report_sha)
+    signed = sign_document(document, Signer.load_or_create(open_key_store(keys_uri), "gate"))
+    write_json(verdict_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
+    if not verdict.allow and not verdict.simulation:
+        raise GateDenied(explain(verdict.reasons))
+    _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")
+    return signed
+
+
+def _document(
+    config: RunConfig, verdict: Verdict, model_sha: str, report_sha: str
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "allow": verdict.allow,
+        "simulation": verdict.simulation,
+        "reasons": [vars(reason) for reason in verdict.reasons],
+        "waived": list(verdict.waived),
+        "audit_level": config.policy.audit_level,
+        "config_sha": config_digest(config),
+        "model_sha": model_sha,
+        "report_sha": report_sha,
+    }
+
+
+def explain(reasons: Sequence[Reason]) -> str:
+    """All reasons in one paragraph, the most important first."""
+    first, *rest = reasons
+    text = f"{first.sentence}; {first.remedy}"
+    if rest:
+        text += f" (and {len(rest)} more: " + "; ".join(item.sentence for item in rest) + ")"
+    return text
+
+
+__all__ = ["SCHEMA", "decide", "explain", "run"]

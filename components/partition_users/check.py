@@ -1,0 +1,212 @@
+"""`fedemb check-data`: the data owner looks before anything runs, outside the guarantee.
+
+The same pass as partition_users over the same records, with a throwaway key and all blocks, into a
+folder of the private root that is deleted again; what stays is one page, marked as not
+differentially private. Thresholds live here and not in the pipeline, because there data must never
+decide whether a run exists.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.client_data import GroupIndex, UserStore
+from components.fedemb.config import RunConfig
+from components.fedemb.privacy.keys import derive
+from components.fedemb.report import histogram_chart, render
+from components.fedemb.storage import join, local_tree, open_store
+from components.partition_users import shards
+from components.partition_users.hashing import KeyRef
+from components.partition_users.partition import partition_images
+
+BAD = {
+    "user_id_missing": "no user id (empty, null, not text)",
+    "label_missing": "no class",
+    "cohort_missing": "no cohort",
+    "image_missing": "no image, or its file is not there",
+    "image_empty": "image of zero bytes",
+    "not_decodable": "bytes that are no PNG or JPEG, or cut",
+    "too_many_pixels": "more pixels than data.max_pixels",
+}
+"""What makes a record bad; the rest is left out for reasons that are no fault of the data."""
+LEFT_OUT = {
+    "duplicate": "the same image again, of the same user",
+    "in_public_set": "also in the public set",
+    "dropped_over_cap": "beyond partition.max_images_per_user",
+    "dropped_cross_split": "training user with a held-out class, or the reverse",
+    "dropped_other_cohort": "cohort not in partition.cohorts",
+}
+PAGE = "check_data.html"
+SHEET_USERS = 60
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the preflight found. Private."""
+
+    page: str
+    """Address of the page, in the private root."""
+    problems: tuple[str, ...]
+    """Why the data should not be used as it is; empty: fine."""
+    rows: int
+    bad_fraction: float
+    counts: dict[str, int]
+
+
+def check(config: RunConfig, private_root: str, pipeline_options: Sequence[str] = ()) -> Check:
+    """Looks at the private images and writes the page.
+
+    Args:
+      config: the run that is to come.
+      private_root: store of Raw artifacts; the page goes to `check-data/` below it.
+      pipeline_options: Beam options.
+
+    Raises:
+      InputError: a file or column is missing, or a file is damaged.
+      StorageError: a store cannot be read or written.
+    """
+    root = shards.run_root(private_root, "check-data")
+    keys = KeyRef("", "", throwaway=derive(b"fedemb", "check-data"))
+    done = partition_images(
+        config, keys=keys, root=root, blocks=None, header={}, pipeline_options=pipeline_options
+    )
+    try:
+        with (
+            local_tree(join(root, shards.USERS)) as users_path,
+            local_tree(join(root, shards.EVALUATION)) as evaluation_path,
+        ):
+            users, evaluation = UserStore(users_path), UserStore(evaluation_path)
+            facts = _facts(config, done.counts, users, evaluation, users_path)
+            sheet = _sheet(users)
+    finally:
+        shards.clean(root)
+    text = render(
+        "check_data.html", **facts, sheet=sheet, tone="bad" if facts["problems"] else "good"
+    )
+    open_store(root).write(PAGE, text.encode())
+    return Check(
+        page=join(root, PAGE),
+        problems=tuple(facts["problems"]),
+        rows=facts["rows"],
+        bad_fraction=facts["bad_fraction"],
+        counts=done.counts,
+    )
+
+
+def _facts(
+    config: RunConfig,
+    counts: dict[str, int],
+    users: UserStore,
+    evaluation: UserStore,
+    users_path: Path,
+) -> dict[str, Any]:
+    rows = counts.get("rows", 0)
+    bad = [(text, counts[name]) for name, text in BAD.items() if counts.get(name)]
+    left_out = [(text, counts[name]) for name, text in LEFT_OUT.items() if counts.get(name)]
+    fraction = sum(count for _, count in bad) / max(rows, 1)
+    sizes = users.image_counts
+    groups = GroupIndex(users_path).group_sizes(0)
+    images = int(sizes.sum())
+    return {
+        "rows": rows,
+        "bad_fraction": fraction,
+        "max_bad_fraction": config.data.max_bad_fraction,
+        "problems": _problems(
+            config,
+            rows=rows,
+            fraction=fraction,
+            users=len(users),
+            evaluation=len(evaluation),
+            shared=_shared_classes(config, users, evaluation),
+        ),
+        "bad": bad,
+        "left_out": left_out,
+        "dropped": [(text, f"{count:,}", "yes") for text, count in bad]
+        + [(text, f"{count:,}", "no") for text, count in left_out],
+        "users": len(users),
+        "images": images,
+        "evaluation_users": len(evaluation),
+        "evaluation_images": int(evaluation.image_counts.sum()),
+        "largest_share": float(sizes.max() / images) if images else 0.0,
+        "median_size": float(np.median(sizes)) if len(sizes) else 0.0,
+        "virtual_clients": config.partition.virtual_clients,
+        "group_sizes": (int(groups.min()), float(np.median(groups)), int(groups.max())),
+        "empty_groups": int((groups == 0).sum()),
+        "size_chart": _size_chart(sizes, evaluation.image_counts),
+    }
+
+
+def _problems(
+    config: RunConfig, *, rows: int, fraction: float, users: int, evaluation: int, shared: int
+) -> list[str]:
+    problems = []
+    if rows == 0:
+        problems.append("No record passes data.source.where; check its values.")
+    if fraction > config.data.max_bad_fraction:
+        problems.append(
+            f"{100 * fraction:.2f} % of the records are bad, more than data.max_bad_fraction = "
+            f"{100 * config.data.max_bad_fraction:g} %; mend the data or raise the threshold."
+        )
+    if users < config.policy.users_lower_bound and config.purpose == "release":
+        problems.append(
+            f"{users:,} users would train, fewer than policy.users_lower_bound = "
+            f"{config.policy.users_lower_bound:,}, for which delta is chosen; lower the bound, and "
+            "delta with it."
+        )
+    if rows and evaluation == 0:
+        problems.append("No user is held out for evaluation; check partition.evaluation.")
+    if shared:
+        problems.append(
+            f"{shared:,} classes are in training and in evaluation, as users or classes cross the "
+            "values of partition.evaluation; choose another column, or hold out by hash."
+        )
+    return problems
+
+
+def _shared_classes(config: RunConfig, users: UserStore, evaluation: UserStore) -> int:
+    """Classes on both sides: possible only where a named column decides the split."""
+    if config.partition.evaluation.by != "value" or config.data.source.label_scope != "global":
+        return 0
+
+    def classes(store: UserStore) -> set[int]:
+        starts = range(0, len(store), 1000)
+        return {
+            label
+            for start in starts
+            for user in store.read(range(start, min(start + 1000, len(store))))
+            for label in user.labels
+        }
+
+    return len(classes(users) & classes(evaluation))
+
+
+def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Any:
+    largest = max((int(sizes.max()) for sizes in (users, evaluation) if len(sizes)), default=1)
+    step = max(1, -(-largest // 32))
+    edges = np.arange(1, largest + step + 1, step) - 0.5
+    counts = [
+        (name, np.histogram(sizes, edges)[0].tolist())
+        for name, sizes in (("training", users), ("held out", evaluation))
+    ]
+    return histogram_chart(
+        counts,
+        edges.tolist(),
+        x_label="images of a user, after the cap",
+        y_label="users",
+        alt="Users by the number of their images",
+    )
+
+
+def _sheet(users: UserStore) -> list[tuple[str, str]]:
+    """First image of the first users in keyed order, as data URIs."""
+    first = users.read(range(min(SHEET_USERS, len(users))))
+    return [
+        (f"data:image/png;base64,{base64.b64encode(user.images[0]).decode()}", "an image")
+        for user in first
+    ]

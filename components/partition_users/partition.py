@@ -1,0 +1,200 @@
+"""partition_users: private images in, users by virtual client out.
+
+Nothing in the data decides whether the step succeeds: bad records are dropped one by one and
+counted privately. What fails, loudly and in one sentence, is infrastructure: a missing file or
+column, a file cut in the middle, a full disk, no permission. Output (all Raw but the manifest):
+
+    <private_root>/<run_id>/users/       training users and the index of their virtual clients
+    <private_root>/<run_id>/evaluation/  users (and classes) that never train
+    <private_root>/<run_id>/rejects/     what was dropped, with the reason
+    manifest                             public constants and keyed commitments, no count
+
+The same input in any order, any split and on any number of workers gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from components.fedemb import errors
+from components.fedemb.artifacts import json_digest, read_json, write_json
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
+from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
+from components.fedemb.provenance import config_digest
+from components.fedemb.sources import find_parts
+from components.partition_users import shards
+from components.partition_users.hashing import KeyRef
+
+SCHEMA = "fedemb/users/1"
+RESERVATION_SCHEMA = "fedemb/reservation/1"
+IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+"""Beam's direct runner without its search for a faster engine to download."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """What a pass over the data wrote. Counts are private."""
+
+    root: str
+    counts: dict[str, int]
+    users: shards.Published
+    evaluation: shards.Published
+
+
+def run(
+    config: RunConfig,
+    *,
+    reservation_path: Path,
+    private_root: str,
+    run_id: str,
+    keys_uri: str,
+    manifest_path: Path,
+    pipeline_options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Partitions the private images of a reserved run.
+
+    Args:
+      config: the run.
+      reservation_path: document of reserve_budget; only users of its blocks may train.
+      private_root: store of Raw artifacts.
+      run_id: name of the run.
+      keys_uri: key store with the policy's key.
+      manifest_path: public manifest to write.
+      pipeline_options: Beam options, e.g. `--runner=DataflowRunner`; none runs in this process.
+
+    Returns:
+      The public manifest, schema `fedemb/users/1`.
+
+    Raises:
+      InputError: a file or column is missing, or a file is damaged.
+      StorageError: a store cannot be read or written.
+      PlanMismatch: the reservation is of another run or configuration.
+    """
+    reservation = read_json(reservation_path, RESERVATION_SCHEMA)
+    mine = {"run_id": run_id, "config_sha": config_digest(config)}
+    for name, value in mine.items():
+        if reservation[name] != value:
+            raise PlanMismatch(
+                f"the reservation's {name} is {reservation[name]!r}, this run's is {value!r}; "
+                "reserve a budget for this run"
+            )
+    partitioned = partition_images(
+        config,
+        keys=KeyRef(keys_uri, config.policy.policy_id),
+        root=shards.run_root(private_root, run_id),
+        blocks=frozenset(reservation["blocks"]),
+        header={"run_id": run_id, "config_sha": mine["config_sha"]},
+        pipeline_options=pipeline_options,
+    )
+    commitment = commitment_key(open_key_store(keys_uri), config.policy.policy_id)
+    body = {
+        **mine,
+        "reservation_sha": json_digest(reservation),
+        "virtual_clients": config.partition.virtual_clients,
+        "groupings": config.partition.groupings,
+        "blocks": sorted(reservation["blocks"]),
+        "image_size": config.model.image_size,
+        "channels": config.model.channels,
+        "commitments": {
+            "users": commit_to(commitment, partitioned.users.digest.encode()),
+            "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
+        },
+    }
+    write_json(manifest_path, SCHEMA, body)
+    _log.info("partitioned the private images of run %s", run_id)
+    return {"schema": SCHEMA, **body}
+
+
+def partition_images(
+    config: RunConfig,
+    *,
+    keys: KeyRef,
+    root: str,
+    blocks: frozenset[str] | None,
+    header: dict[str, Any],
+    pipeline_options: Sequence[str] = (),
+) -> Partitioned:
+    """Makes one pass over the private images and writes the Raw folders below `root`.
+
+    Raises:
+      InputError, StorageError: as `run`.
+    """
+    from components.partition_users.transforms import Job, build, build_public, columns_of
+
+    _check(config)
+    shards.clean(root)
+    job = Job(config, keys, root, blocks)
+    source, public = config.data.source, config.pretraining.source
+    parts = find_parts(source, columns_of(config))
+    if public is not None:
+        public_parts = find_parts(public, [])
+        _run(partial(build_public, job=job, source=public, parts=public_parts), pipeline_options)
+        job = replace(job, has_public_set=True)
+    _run(partial(build, job=job, parts=parts), pipeline_options)
+    counts = shards.read_counts(root)
+    evaluation = shards.publish(root, shards.EVALUATION, config, header)
+    users = shards.publish(root, shards.USERS, config, {**header, "counts": counts})
+    shards.drop_work(root)
+    return Partitioned(root, counts, users, evaluation)
+
+
+def _check(config: RunConfig) -> None:
+    for name, source in (("data", config.data.source), ("pretraining", config.pretraining.source)):
+        if source is not None and source.uri == "builtin":
+            raise InputError(
+                f"{name}.source.uri is 'builtin', which `fedemb run` draws first; draw it with "
+                "`fedemb make-data` and name the file"
+            )
+    if config.data.source.columns.cohort is None and len(set(config.partition.cohorts)) > 1:
+        raise ConfigError(
+            f"partition.cohorts names {len(set(config.partition.cohorts))} cohorts, but "
+            "data.source.columns.cohort is null; name the column"
+        )
+
+
+def _run(build: Callable[[Any], None], options: Sequence[str]) -> None:
+    """Builds and runs a Beam pipeline; it fails in one sentence.
+
+    Beam logs exceptions of workers with their message, which may quote data: that logger is silent
+    meanwhile, and messages that are not ours are not passed on.
+    """
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    named = any(option.startswith("--runner") for option in options)
+    flags = [*options] if named else [f"--runner={IN_PROCESS}", *options]
+    pipeline = beam.Pipeline(options=PipelineOptions(flags))
+    build(pipeline)
+    logger = logging.getLogger("apache_beam")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        pipeline.run().wait_until_finish()
+    except Exception as error:
+        raise _in_one_sentence(error) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _in_one_sentence(error: Exception) -> FedEmbError:
+    """Our own error as it was before it passed through a Beam worker; else a safe sentence."""
+    text = str(error)
+    if isinstance(error, FedEmbError):
+        return type(error)(re.sub(r" \[while running .*", "", text, flags=re.DOTALL))
+    found = re.findall(r"components\.fedemb\.errors\.(\w+): (.*?)(?: \[while running|\n|$)", text)
+    kind = getattr(errors, found[-1][0], None) if found else None
+    if kind is not None:
+        return kind(found[-1][1])
+    return FedEmbError(
+        f"Beam stopped with {type(error).__name__} while partitioning (see its workers' log); "
+        "nothing half-written is used, so run the step again"
+    )

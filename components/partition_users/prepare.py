@@ -1,0 +1,210 @@
+"""From a batch of rows to what each of its users owns: validate, decode, hash, drop, count.
+
+Plain functions and classes without Beam. A `UserPart` is what is known of one user so far; parts
+merge in any order to the same result, so the per-user cap is a top-N combiner that never holds more
+than N images of a user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from components.fedemb.config import EvaluationByValue, RunConfig
+from components.fedemb.pixels import BadImageError, canonical_image
+from components.fedemb.records import canonical_text
+from components.fedemb.sources import Batch, image_files
+from components.partition_users.assignment import Assigner, Assignment
+from components.partition_users.hashing import Hasher
+
+_CHUNK = 64
+
+Images = dict[bytes, tuple[int, int, bytes]]
+"""Image digest -> class, how often it came, canonical PNG."""
+UserPart = tuple[str | None, str | None, Images, Images, int, int]
+"""Cohort, subgroup, images to train on, images held out, and how many came of each."""
+Reject = tuple[str, str, str, str]
+"""Reason, user, class, image (file name, or SHA-256 of its bytes). Raw."""
+
+
+def new_part() -> UserPart:
+    """What is known of a user before their first record."""
+    return None, None, {}, {}, 0, 0
+
+
+def merge(left: UserPart, right: UserPart, cap: int) -> UserPart:
+    """Joins two parts of one user: commutative, associative, at most `cap` images a side.
+
+    The images kept are those with the smallest keyed digests. A kept image was kept in every part
+    it came in, so its count is exact.
+    """
+    return (
+        _least(left[0], right[0]),
+        _least(left[1], right[1]),
+        _merge_images(left[2], right[2], cap),
+        _merge_images(left[3], right[3], cap),
+        left[4] + right[4],
+        left[5] + right[5],
+    )
+
+
+def _least(left: str | None, right: str | None) -> str | None:
+    if left is None or right is None:
+        return left if right is None else right
+    return min(left, right)
+
+
+def _merge_images(left: Images, right: Images, cap: int) -> Images:
+    if len(left) < len(right):
+        left, right = right, left
+    merged = dict(left)
+    for digest, (label, count, png) in right.items():
+        known = merged.get(digest)
+        merged[digest] = (
+            (label, count, png)
+            if known is None
+            else (min(label, known[0]), count + known[1], min(png, known[2]))
+        )
+    return capped(merged, cap)
+
+
+def capped(images: Images, cap: int) -> Images:
+    """Returns the `cap` images with the smallest digests."""
+    if len(images) <= cap:
+        return images
+    return {digest: images[digest] for digest in heapq.nsmallest(cap, images)}
+
+
+@dataclass
+class Prepared:
+    """What one batch holds."""
+
+    parts: dict[bytes, UserPart] = field(default_factory=dict)
+    """By user key."""
+    rejects: list[Reject] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that is worth decoding."""
+
+    goes: Assignment
+    user_id: str
+    label: str
+    image: Any
+
+
+class Preparer:
+    """Turns batches into parts of users. One per worker; for one thread at a time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        hasher: Hasher,
+        blocks: frozenset[str] | None,
+        in_public_set: Callable[[bytes], bool],
+    ):
+        """Takes what the decisions depend on.
+
+        Args:
+          config: data, partition and model sections are used.
+          hasher: keyed hashes.
+          blocks: ledger blocks whose users may train; None: all.
+          in_public_set: whether an image digest is also in the public set.
+        """
+        self._config = config
+        self._hasher = hasher
+        self._assigner = Assigner(config, hasher, blocks)
+        self._in_public_set = in_public_set
+        self._cap = config.partition.max_images_per_user
+        self._columns = config.data.source.columns
+        self._files = image_files(config.data.source)
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Validates, decodes and hashes the rows of a batch; never raises for what is in them."""
+        prepared = Prepared()
+        prepared.counts["rows"] = len(batch)
+        rows = list(self._rows(batch, prepared))
+        chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+        for chunk, decoded in zip(chunks, self._pool.map(self._decode, chunks), strict=True):
+            for row, (reason, digest, png) in zip(chunk, decoded, strict=True):
+                if reason:
+                    _reject(prepared, reason, row.user_id, row.label, row.image)
+                else:
+                    self._add(prepared.parts, row.goes, digest, png)
+        return prepared
+
+    def _add(
+        self, parts: dict[bytes, UserPart], goes: Assignment, digest: bytes, png: bytes
+    ) -> None:
+        """Adds one image to the part of its user, in place."""
+        cohort, subgroup, *sides, trained, held = parts.get(goes.user_key) or new_part()
+        side: Images = sides[goes.held_out]
+        label, count, least = side.get(digest, (goes.class_id, 0, png))
+        side[digest] = (min(label, goes.class_id), count + 1, min(least, png))
+        if len(side) > 2 * self._cap:
+            sides[goes.held_out] = capped(side, self._cap)
+        came = (trained, held + 1) if goes.held_out else (trained + 1, held)
+        parts[goes.user_key] = (cohort, subgroup, sides[0], sides[1], *came)
+
+    def _rows(self, batch: Batch, prepared: Prepared) -> Iterator[_Row]:
+        """Rows of users and classes this run may touch; others are rejected or counted."""
+        names = self._columns
+        evaluation = self._config.partition.evaluation
+        split = evaluation.column if isinstance(evaluation, EvaluationByValue) else None
+        wanted = (names.user_id, names.label, names.cohort, names.subgroup, split)
+        nothing = [None] * len(batch)
+        columns = [batch.columns[name] if name else nothing for name in wanted]
+        for image, *values, value in zip(batch.images, *columns, strict=True):
+            user_id, label, cohort, subgroup = map(canonical_text, values)
+            reason = (
+                ("user_id_missing" if user_id is None else "")
+                or ("label_missing" if names.label and label is None else "")
+                or ("cohort_missing" if names.cohort and cohort is None else "")
+            )
+            if reason or user_id is None:
+                _reject(prepared, reason, user_id or "", label or "", image)
+                continue
+            goes = self._assigner.assign(user_id, label or "", cohort, value)
+            if cohort or subgroup:
+                known = prepared.parts.get(goes.user_key) or new_part()
+                least = (_least(known[0], cohort), _least(known[1], subgroup))
+                prepared.parts[goes.user_key] = (*least, *known[2:])
+            if goes.dropped:
+                prepared.counts[goes.dropped] += 1
+            else:
+                yield _Row(goes, user_id, label or "", image)
+
+    def _decode(self, rows: list[_Row]) -> list[tuple[str, bytes, bytes]]:
+        """For each row: reason to drop it or empty, digest, canonical PNG."""
+        model, limit = self._config.model, self._config.data.max_pixels
+        results: list[tuple[str, bytes, bytes]] = []
+        for row in rows:
+            try:
+                data = row.image
+                if self._files is not None:
+                    data = self._files.read(data)
+                pixels, png = canonical_image(data, model.image_size, model.channels, limit)
+            except BadImageError as bad:
+                results.append((bad.reason, b"", b""))
+                continue
+            digest = self._hasher.image_digest(pixels)
+            if self._in_public_set(digest):
+                results.append(("in_public_set", b"", b""))
+            else:
+                results.append(("", digest, png))
+        return results
+
+
+def _reject(prepared: Prepared, reason: str, user_id: str, label: str, image: Any) -> None:
+    prepared.counts[reason] += 1
+    name = hashlib.sha256(image).hexdigest() if isinstance(image, bytes) else image
+    prepared.rejects.append((reason, user_id, label, name if isinstance(name, str) else ""))

@@ -1,0 +1,172 @@
+"""Public start of the backbone: trained on public images, imported, or drawn from the seed.
+
+Nothing private is read here, and nothing of it costs budget. Provenance and licence travel with the
+weights into report and model card.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import write_json
+from components.fedemb.config import ModelConfig, PretrainingConfig
+from components.fedemb.embedding import build_backbone, load_backbone, save_backbone
+from components.fedemb.embedding.central import train_contrastive, train_supervised
+from components.fedemb.errors import ArtifactError, InputError
+
+SCHEMA = "fedemb/pretrained/1"
+_LOG = logging.getLogger(__name__)
+
+ALLOWED_LAYERS = frozenset(
+    {
+        "Activation",
+        "Add",
+        "AveragePooling2D",
+        "Concatenate",
+        "Conv2D",
+        "Dense",
+        "DepthwiseConv2D",
+        "Flatten",
+        "Functional",
+        "GlobalAveragePooling2D",
+        "GlobalMaxPooling2D",
+        "GroupNormalization",
+        "Identity",
+        "InputLayer",
+        "LayerNormalization",
+        "LeakyReLU",
+        "MaxPooling2D",
+        "Multiply",
+        "PReLU",
+        "ReLU",
+        "Rescaling",
+        "Reshape",
+        "SeparableConv2D",
+        "Sequential",
+        "Softmax",
+        "UnitNormalization",
+        "ZeroPadding2D",
+    }
+)
+"""Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
+
+
+def run(
+    model: ModelConfig, pretraining: PretrainingConfig, *, seed: int, output_dir: Path
+) -> dict[str, Any]:
+    """Writes `backbone.keras` and `pretrained.json`.
+
+    Args:
+      model: the backbone.
+      pretraining: kind, public source, schedule.
+      seed: of initial weights, shuffles and augmentation.
+      output_dir: folder to write to. Public.
+
+    Returns:
+      The content of `pretrained.json`.
+
+    Raises:
+      InputError: the public source is missing or too small.
+      ArtifactError: the backbone to import is damaged or has layers that are not allowed.
+      ConfigError: the backbone is unknown or mixes the images of different users.
+    """
+    images = classes = 0
+    loss: float | None = None
+    if pretraining.kind == "import":
+        backbone = import_backbone(Path(pretraining.import_path or ""), model)
+    else:
+        backbone = build_backbone(model, seed)
+    if pretraining.kind in ("supervised", "simclr"):
+        images, classes, loss = _train(backbone, model, pretraining, seed)
+    card = {
+        "kind": pretraining.kind,
+        "weights_sha": save_backbone(backbone, output_dir / "backbone.keras"),
+        "model": model.model_dump(mode="json"),
+        "licence": pretraining.licence,
+        "provenance": pretraining.provenance,
+        "images": images,
+        "classes": classes,
+        "final_loss": loss,
+        "seed": seed,
+    }
+    write_json(output_dir / "pretrained.json", SCHEMA, card)
+    return {"schema": SCHEMA, **card}
+
+
+def _train(
+    backbone: Any, model: ModelConfig, pretraining: PretrainingConfig, seed: int
+) -> tuple[int, int, float]:
+    import numpy as np
+
+    from components.fedemb.sources import read_public_images
+
+    if pretraining.source is None:
+        raise InputError("pretraining.source is missing; name the public images")
+    images, labels = read_public_images(pretraining.source, model.image_size, model.channels)
+    classes = len(np.unique(labels))
+    supervised = pretraining.kind == "supervised"
+    if len(images) < 2 or (supervised and classes < 2):
+        raise InputError(
+            f"the public source holds {len(images)} images of {classes} classes, wanted at least 2 "
+            "of each; name a larger one, or pretraining.kind: none"
+        )
+    _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
+    schedule = {
+        "epochs": pretraining.epochs,
+        "batch_size": pretraining.batch_size,
+        "learning_rate": pretraining.learning_rate,
+        "momentum": pretraining.momentum,
+        "augmentation": pretraining.augmentation,
+        "seed": seed,
+    }
+    if supervised:
+        loss = train_supervised(backbone, images, labels, loss=pretraining.loss, **schedule)
+    else:
+        loss = train_contrastive(backbone, images, temperature=pretraining.temperature, **schedule)
+    if not np.isfinite(loss):
+        raise InputError(
+            f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
+        )
+    return len(images), classes, loss
+
+
+def import_backbone(path: Path, model: ModelConfig) -> Any:
+    """Loads somebody else's `.keras` backbone: known layers only, checked before Keras reads it.
+
+    Raises:
+      ArtifactError: missing, damaged, or with layers that are not allowed.
+      ConfigError: it does not fit `model`, or mixes the images of different users.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"pretraining.import_path={path} does not exist; name a .keras file"
+        ) from error
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            f"{path.name} is not a .keras file; save the backbone with Keras 3"
+        ) from error
+    found = sorted(_layer_classes(config) - ALLOWED_LAYERS)
+    if found:
+        raise ArtifactError(
+            f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
+            f"backbone of {', '.join(sorted(ALLOWED_LAYERS))}"
+        )
+    return load_backbone(path, model)
+
+
+def _layer_classes(config: Any) -> set[str]:
+    """Class names of a model's configuration and of all layers inside, however deep."""
+    names = {str(config.get("class_name"))}
+    if config.get("registered_name") not in (None, config.get("class_name")):
+        names.add(str(config["registered_name"]))
+    inner = config.get("config")
+    for layer in inner.get("layers", []) if isinstance(inner, dict) else []:
+        names |= _layer_classes(layer)
+    return names

@@ -1,0 +1,209 @@
+"""Verifies again, builds the signed bundle and publishes it by exclusive create.
+
+A release becomes visible with its marker `<name>/<version>.json`, created exclusively after the
+whole bundle is in place; the ledger's release record is the last act. A process killed before the
+marker leaves nothing that counts; run again, it finishes what it began and builds nothing twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import (
+    Noised,
+    Public,
+    canonical_json,
+    file_digest,
+    read_json,
+    write_bytes,
+    write_json,
+)
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import GateDenied, Refused
+from components.fedemb.evidence import Evidence, read_document, read_evidence
+from components.fedemb.gate.decide import decide
+from components.fedemb.lineage import emit, steps_of
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.ledger import Ledger, connect, read_reservation
+from components.fedemb.privacy.signatures import Signer, verify_document
+from components.fedemb.storage import open_store
+from components.release_model import bundle as parts
+from components.release_model.marker import SCHEMA, Marker
+from components.release_model.model_card import model_card
+from components.release_model.verify import verify_bundle
+
+__all__ = ["run", "verify_bundle"]
+
+VERDICT_SCHEMA = "fedemb/verdict/1"
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    config: RunConfig,
+    *,
+    verdict_path: Path,
+    model_dir: Path,
+    report_path: Path,
+    html_path: Path,
+    audit_path: Path,
+    utility_path: Path,
+    plan_path: Path,
+    reservation_path: Path,
+    users_manifest_path: Path,
+    pretrained_dir: Path,
+    ledger_uri: str,
+    keys_uri: str,
+    releases_uri: str,
+    release_path: Path,
+) -> dict[str, Any]:
+    """Publishes the model of an allowed run.
+
+    Args:
+      config: configuration of the run.
+      verdict_path: signed document of gate_release.
+      model_dir: artifact of train_dp_fedemb.
+      report_path: signed document of account_privacy.
+      html_path: its page.
+      audit_path: document of audit_privacy.
+      utility_path: document of evaluate_embeddings.
+      plan_path: document of plan_privacy.
+      reservation_path: document of reserve_budget.
+      users_manifest_path: document of partition_users.
+      pretrained_dir: artifact of pretrain_public, the whitelist of tensors.
+      ledger_uri: root of the ledgers.
+      keys_uri: key store, for the signatures.
+      releases_uri: store of releases.
+      release_path: document to write.
+
+    Returns:
+      `{uri, name, version, bundle_sha, model_sha}`; all null in a simulation.
+
+    Raises:
+      GateDenied: the verdict or the rules, asked again, deny.
+      Refused: the version is taken by another model, or a tensor is not the backbone's.
+    """
+    if config.purpose == "simulation":
+        names = ("uri", "name", "version", "bundle_sha", "model_sha")
+        empty: dict[str, Any] = dict.fromkeys(names)
+        write_json(release_path, SCHEMA, empty)
+        return {"schema": SCHEMA, **empty}
+    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
+    evidence = read_evidence(
+        config,
+        plan_path=plan_path,
+        reservation_path=reservation_path,
+        users_manifest_path=users_manifest_path,
+        model_dir=model_dir,
+        audit_path=audit_path,
+        utility_path=utility_path,
+    )
+    verdict = _allowed(evidence, ledger, verdict_path, report_path)
+    if file_digest(pretrained_dir / "backbone.keras") != evidence.model.body["initial_weights_sha"]:
+        raise Refused(
+            "the public backbone is not the one the training started from; take all artifacts from "
+            "one run"
+        )
+    reservation = read_reservation(reservation_path)
+    name, version = config.release.name, config.release.version or reservation.run_id
+    marker = Marker(open_store(releases_uri), name, version)
+    identity = {
+        "model_sha": evidence.model.body["weights_sha"],
+        "report_sha": verdict["report_sha"],
+    }
+    published = marker.read(identity)
+    if published is None:
+        copies = {
+            parts.DOCUMENTS["report"]: Public(report_path),
+            "privacy_report.html": Public(html_path),
+            "verdict.json": Public(verdict_path),
+            parts.DOCUMENTS["plan"]: Public(plan_path),
+            parts.DOCUMENTS["reservation"]: Public(reservation_path),
+            parts.DOCUMENTS["users"]: Public(users_manifest_path),
+            parts.DOCUMENTS["audit"]: Public(audit_path),
+            parts.DOCUMENTS["utility"]: Public(utility_path),
+            "model.json": Noised(model_dir / "model.json"),
+            "rounds.jsonl": Noised(model_dir / "rounds.jsonl"),
+            "backbone.keras": Noised(model_dir / "backbone.keras"),
+        }
+        keys = open_key_store(keys_uri)
+        with tempfile.TemporaryDirectory(prefix="fedemb-release-") as folder:
+            tree = Path(folder, "bundle")
+            for file, artifact in copies.items():
+                parts.place(artifact, tree, file)
+            _complete(tree, config, evidence, ledger, start=pretrained_dir / "backbone.keras")
+            parts.write_manifest(tree, {"name": name, "version": version})
+            signer = Signer.load_or_create(keys, "release")
+            parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
+            parts.sign_bundle(tree, keys)
+            published = marker.publish(tree, identity)
+    ledger.release(
+        reservation,
+        model_sha=published["model_sha"],
+        report_sha=published["report_sha"],
+        bundle_sha=published["bundle_sha"],
+        name=name,
+        version=version,
+    )
+    body = {key: published[key] for key in ("uri", "name", "version", "bundle_sha", "model_sha")}
+    write_json(release_path, SCHEMA, body)
+    _log.info("released %s %s at %s", name, version, published["uri"])
+    return {"schema": SCHEMA, **body}
+
+
+def _allowed(
+    evidence: Evidence, ledger: Ledger, verdict_path: Path, report_path: Path
+) -> dict[str, Any]:
+    """The gate's verdict, which must allow this model, and the rules asked again."""
+    verdict = read_json(verdict_path, VERDICT_SCHEMA)
+    trust = ledger.chain.trust
+    verify_document(verdict, trust, "gate")
+    report = read_document(report_path, "report")
+    named = (verdict["model_sha"], verdict["report_sha"])
+    if verdict["allow"] is not True or named != (evidence.model.body["weights_sha"], report.sha):
+        raise GateDenied(
+            "the verdict does not allow this model with this report; run gate_release on them"
+        )
+    again = decide(evidence, report.body, ledger, trust)
+    if not again.allow:
+        reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
+        raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
+    return verdict
+
+
+def _complete(
+    tree: Path, config: RunConfig, evidence: Evidence, ledger: Ledger, *, start: Path
+) -> None:
+    """Adds what is made at release: serving model, card, ledger copy, lineage."""
+    from components.release_model.serving import (
+        load_whitelisted,
+        save_for_serving,
+        saved_variables,
+    )
+
+    backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
+    save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
+    shapes = sorted(tuple(item.shape) for item in backbone.weights)
+    if saved_variables(tree / parts.SAVED_MODEL) != shapes:
+        raise Refused("the serving model holds other tensors than the backbone; report this bug")
+    report = read_document(tree / parts.DOCUMENTS["report"], "report")
+    version = config.release.version or report.body["run_id"]
+    card = model_card(config, dict(report.body), config.release.name, version)
+    write_bytes(tree / "MODEL_CARD.md", card.encode())
+    write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
+    records = [
+        ledger.chain.store.read(record.name)
+        for record in ledger.chain.records[: report.body["cumulative"]["ledger_sequence"] + 1]
+    ]
+    write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
+    provenance = report.body["provenance"]
+    emit(
+        tree / "lineage.jsonl",
+        report.body["run_id"],
+        steps_of(evidence, report.sha, report.body["model_sha"]),
+        config_sha=provenance["config_sha"],
+        code_sha=provenance["code_sha"],
+    )

@@ -1,0 +1,158 @@
+"""Is a bundle what it says it is? Decides again from what is inside, offline.
+
+Needs the bundle, a trust store from its owner, and at best the live ledger; no private data, and of
+the keys only public halves. TensorFlow is used, where it is installed, to look into the SavedModel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import (
+    canonical_json,
+    file_digest,
+    read_json,
+    tree_digests,
+)
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import FedEmbError, SignatureInvalid
+from components.fedemb.evidence import Document, Evidence, read_document, read_rounds, sentence_of
+from components.fedemb.gate.decide import decide
+from components.fedemb.model_files import stored_tensors
+from components.fedemb.privacy.ledger import Anchor, Ledger, open_ledger
+from components.fedemb.privacy.ledger_chain import Chain
+from components.fedemb.privacy.signatures import TrustStore, verify_document
+from components.fedemb.storage import LocalStore, local_tree
+from components.release_model import bundle as parts
+
+
+def verify_bundle(bundle_uri: str, trust_path: Path, ledger_uri: str | None = None) -> list[str]:
+    """Verifies a bundle.
+
+    Args:
+      bundle_uri: folder of the release; local, gs:// or s3://.
+      trust_path: pinned keys, from the owner and not from the bundle.
+      ledger_uri: root of the live ledgers, to find what happened since; None looks at the copy
+        inside only.
+
+    Returns:
+      What is wrong, a sentence each; empty if the bundle is verified.
+    """
+    trust = TrustStore.load(trust_path)
+    with local_tree(bundle_uri) as bundle:
+        problems: list[str] = []
+        checks: list[Callable[[], Any]] = [
+            lambda: parts.check_signature(bundle, trust),
+            lambda: _check_files(bundle),
+            lambda: _check_attestation(bundle, trust),
+            lambda: _check_serving(bundle),
+        ]
+        for check in checks:
+            try:
+                check()
+            except Exception as error:  # fails closed: what cannot be checked is wrong
+                problems.append(sentence_of(error))
+        try:
+            problems += _decide_again(bundle, trust, ledger_uri)
+        except Exception as error:  # fails closed
+            problems.append(sentence_of(error))
+    return list(dict.fromkeys(problems))
+
+
+def _check_files(bundle: Path) -> None:
+    found = tree_digests(bundle)
+    allowed = {*parts.FILES, *(f"{parts.SAVED_MODEL}/{name}" for name in parts.SAVED_MODEL_FILES)}
+    if set(found) != allowed:
+        odd = sorted(set(found) ^ allowed)
+        raise SignatureInvalid(f"the bundle has extra or missing files: {', '.join(odd[:5])}")
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    late = {parts.MANIFEST, parts.SIGNATURE, "attestation.json"}
+    for name in sorted(allowed - late):
+        if manifest["files"].get(name) != found[name]:
+            raise SignatureInvalid(f"{name} is not what the manifest says; fetch the bundle again")
+    if set(manifest["files"]) != allowed - late:
+        raise SignatureInvalid("the manifest names other files than a bundle has")
+
+
+def _check_attestation(bundle: Path, trust: TrustStore) -> None:
+    statement = parts.read_attestation(bundle, trust)
+    verdict = json.loads((bundle / "verdict.json").read_bytes())
+    verify_document(verdict, trust, "gate")
+    digests = {item["digest"]["sha256"] for item in statement["subject"]}
+    wanted = {file_digest(bundle / name) for name in parts.SUBJECTS}
+    if digests != wanted or statement["predicate"] != verdict:
+        raise SignatureInvalid("the attestation is about other files or another verdict")
+    named = (verdict["allow"], verdict["model_sha"], verdict["report_sha"])
+    files = (
+        file_digest(bundle / "backbone.keras"),
+        file_digest(bundle / parts.DOCUMENTS["report"]),
+    )
+    if named != (True, *files):
+        raise SignatureInvalid("the verdict does not allow this model with this report")
+
+
+def _check_serving(bundle: Path) -> None:
+    from components.release_model.serving import saved_variables
+
+    tensors = json.loads((bundle / "model.json").read_bytes())["tensors"]
+    wanted = sorted(tuple(item["shape"]) for item in tensors)
+    if saved_variables(bundle / parts.SAVED_MODEL) != wanted:
+        raise SignatureInvalid("saved_model holds other tensors than the backbone")
+
+
+def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> list[str]:
+    config = RunConfig.model_validate_json((bundle / "config.json").read_bytes())
+    if canonical_json(config.model_dump(mode="json")) != (bundle / "config.json").read_bytes():
+        raise SignatureInvalid("config.json was changed after it was written")
+    documents: dict[str, Document] = {
+        kind: read_document(bundle / name, kind) for kind, name in parts.DOCUMENTS.items()
+    }
+    report = documents.pop("report").body
+    evidence = Evidence(
+        config=config,
+        rounds=read_rounds(bundle / "rounds.jsonl"),
+        model_files={
+            name: file_digest(bundle / name)
+            for name in ("backbone.keras", "model.json", "rounds.jsonl")
+        },
+        tensors=tuple(stored_tensors(bundle / "backbone.keras")),
+        **documents,
+    )
+    copy = _ledger_copy(bundle, config.policy.policy_id, trust)
+    # The clock rule compares with the report's own time: a bundle does not age.
+    now = datetime.fromisoformat(str(report["time"])) + timedelta(seconds=1)
+    verdict = decide(evidence, report, copy, trust, now=now)
+    problems = [reason.sentence for reason in verdict.reasons]
+    if verdict.simulation:
+        problems.append("this is a simulation, which is never released")
+    if ledger_uri is not None:
+        problems += _live(ledger_uri, copy, trust, bundle)
+    return problems
+
+
+def _live(ledger_uri: str, copy: Ledger, trust: TrustStore, bundle: Path) -> list[str]:
+    """Compares with the live ledger: it holds the same records, and this release."""
+    head = copy.head
+    try:
+        live = open_ledger(ledger_uri, copy.policy_id, trust=trust)
+        live.verify([Anchor(head.sequence, head.sha, "the bundle")])
+    except FedEmbError as error:
+        return [str(error)]
+    sha = file_digest(bundle / parts.MANIFEST)
+    released = {
+        record.body["bundle_sha"]
+        for attempt in live.state.attempts.values()
+        for record in attempt.releases
+    }
+    return [] if sha in released else ["the ledger has no record of this release"]
+
+
+def _ledger_copy(bundle: Path, policy_id: str, trust: TrustStore) -> Ledger:
+    """The ledger inside the bundle; its store is a folder that does not exist."""
+    chain = Chain(LocalStore(bundle / "no_store"), policy_id, trust)
+    chain.extend((bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1])
+    return Ledger(chain)

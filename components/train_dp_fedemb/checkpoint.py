@@ -1,0 +1,86 @@
+"""Checkpoints: the server's state after a round, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.embedding.server import ServerState
+from components.fedemb.errors import ArtifactError, PlanMismatch
+from components.fedemb.storage import Store
+
+SCHEMA = "fedemb/checkpoint/1"
+_NAME = "checkpoint.npz"
+_ARRAYS = ("weights", "momentum", "second_moment", "average")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a committed round. Noised."""
+
+    state: ServerState
+    mechanism: dict[str, Any] | None
+    """`Mechanism.state_to_json()`; None before the first round."""
+
+
+def save(store: Store, inputs_sha: str, progress: Progress) -> None:
+    """Replaces the checkpoint of an attempt.
+
+    Args:
+      store: working state of the attempt.
+      inputs_sha: digest of everything that goes in.
+      progress: after the last committed round.
+    """
+    state = progress.state
+    head = {
+        "schema": SCHEMA,
+        "inputs_sha": inputs_sha,
+        "rounds": state.rounds,
+        "average_weight": state.average_weight,
+        "mechanism": progress.mechanism,
+    }
+    arrays = {name: getattr(state, name) for name in _ARRAYS}
+    packed = io.BytesIO()
+    np.savez(packed, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
+    store.write(_NAME, packed.getvalue())
+
+
+def load(store: Store, inputs_sha: str) -> Progress | None:
+    """Reads the checkpoint, or returns None if there is none yet.
+
+    Raises:
+      PlanMismatch: it is of other inputs.
+      ArtifactError: it is damaged, or of another schema version.
+    """
+    try:
+        data = store.read(_NAME)
+    except FileNotFoundError:
+        return None
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as packed:
+            head = json.loads(packed["head"].tobytes())
+            arrays = {name: packed[name] for name in _ARRAYS}
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            "the checkpoint cannot be read; restore the working state of the run from a backup, or "
+            "start a run with a new id"
+        ) from error
+    if head.get("schema") != SCHEMA:
+        raise ArtifactError(
+            f"the checkpoint has schema {head.get('schema')!r}, expected {SCHEMA!r}; resume with "
+            "the version that wrote it"
+        )
+    if head["inputs_sha"] != inputs_sha:
+        raise PlanMismatch(
+            "the checkpoint was made from other inputs: data, code, weights or configuration "
+            "changed since; start a run with a new id"
+        )
+    state = ServerState(
+        **arrays, average_weight=float(head["average_weight"]), rounds=int(head["rounds"])
+    )
+    return Progress(state, head["mechanism"])

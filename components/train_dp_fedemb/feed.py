@@ -1,0 +1,140 @@
+"""Virtual clients, sampled and loaded while the ones before them train. Raw."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.client_data import UserStore, load_examples
+from components.fedemb.config import RunConfig
+from components.fedemb.embedding.rounds import ClientExamples, RoundFunction, Slab
+from components.fedemb.group_index import GroupIndex
+
+CACHE_BYTES = 256 << 20
+"""Decoded images kept for later rounds, at most."""
+_AHEAD = 2
+"""Slabs waiting at most: with their own bound, the memory this takes."""
+
+
+class ClientLoader:
+    """Loads the examples of virtual clients; those used last stay decoded.
+
+    Args:
+      store: the users.
+      config: of the run.
+      classes: DP-FedAvg: all labels of the world, ascending; labels become rows of the shared head.
+      cache_bytes: bound on the decoded images kept.
+    """
+
+    def __init__(
+        self,
+        store: UserStore,
+        config: RunConfig,
+        *,
+        classes: np.ndarray | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._store, self._config, self._classes = store, config, classes
+        self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._room = cache_bytes
+
+    def load(self, client: Any) -> ClientExamples:
+        """Loads a `sampling.VirtualClient`; nobody in it gives no examples."""
+        key = client.users.tobytes()
+        found = self._cache.pop(key, None)
+        if found is None:
+            found = self._read(client.users)
+            self._room -= found[0].nbytes
+        self._cache[key] = found
+        while self._room < 0:
+            _, (images, _) = self._cache.popitem(last=False)
+            self._room += images.nbytes
+        return ClientExamples(client.grouping, client.group, *found)
+
+    def _read(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        model = self._config.model
+        images, labels = load_examples(
+            self._store,
+            users,
+            max_examples=self._config.training.local.max_examples_per_client,
+            image_size=model.image_size,
+            channels=model.channels,
+        )
+        if self._classes is not None:
+            labels = np.searchsorted(self._classes, labels)
+        return images, labels
+
+
+class Feed:
+    """Slabs of all rounds to come, made by one thread that stays a little ahead.
+
+    Args:
+      rounds: numbers of the rounds, in order.
+      mechanism: samples the virtual clients of a round.
+      index: who is in which virtual client.
+      loader: loads their examples.
+      function: packs them.
+    """
+
+    def __init__(
+        self,
+        rounds: range,
+        *,
+        mechanism: Any,
+        index: GroupIndex,
+        loader: ClientLoader,
+        function: RoundFunction,
+    ) -> None:
+        self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
+        self._stop = threading.Event()
+
+        def work() -> None:
+            try:
+                for number in rounds:
+                    sampled = mechanism.sample_clients(number, index)
+                    clients = map(loader.load, sampled)
+                    for slab in function.slabs(clients, number):
+                        if not self._put(slab):
+                            return
+                    if not self._put(None):
+                        return
+            except BaseException as error:
+                self._put(error)
+
+        self._thread = threading.Thread(target=work, name="client-feed", daemon=True)
+        self._thread.start()
+
+    def _put(self, item: Slab | BaseException | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def next_round(self) -> Iterator[Slab]:
+        """Yields the slabs of the next round; what went wrong in the thread is raised here."""
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stops the thread."""
+        self._stop.set()
+        self._thread.join()
+
+
+def all_classes(store: UserStore) -> np.ndarray:
+    """All labels of the training users, int64 ascending: what DP-FedAvg's shared head needs."""
+    found: set[int] = set()
+    for start in range(0, len(store), 1024):
+        for user in store.read(np.arange(start, min(start + 1024, len(store)))):
+            found.update(user.labels)
+    return np.array(sorted(found), np.int64)

@@ -1,0 +1,40 @@
+"""SIGTERM and Ctrl-C ask the trainer to stop after the round at hand."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+
+_LOG = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """While entered, notes the signals instead of dying from them; a second Ctrl-C kills.
+
+    Outside the main thread nothing can be noted, and signals do what they always did.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> StopRequest:
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = {
+                number: signal.signal(number, self._note)
+                for number in (signal.SIGTERM, signal.SIGINT)
+            }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        _LOG.info("asked to stop: finishing the round at hand")

@@ -1,0 +1,139 @@
+"""Rounds on record: a round exists once its record is created, and is never computed again.
+
+A record holds the public line of the round, the mechanism's state after it, and the noised mean
+itself, so that a trainer killed right after has all it needs to go on. Once a checkpoint covers the
+round, the mean is cut off; the name stays taken for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.artifacts import canonical_json, parse_json, sha256_hex
+from components.fedemb.errors import ArtifactError, PlanMismatch
+from components.fedemb.privacy.events import event_to_json
+from components.fedemb.storage import Store
+
+SCHEMA = "fedemb/round/1"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One committed round. Noised."""
+
+    public: dict[str, Any]
+    """The line of `rounds.jsonl`: `round`, `clients_planned`, `output_sha`, `event`."""
+    mechanism_state: dict[str, Any]
+    """`Mechanism.state_to_json()` after the round."""
+    mean: np.ndarray | None
+    """float32 `[dim]`, noised mean update; None once a checkpoint covers it."""
+
+    @property
+    def index(self) -> int:
+        """Number of the round, from 0."""
+        return int(self.public["round"])
+
+
+class RoundLog:
+    """The records of one attempt, in its working state.
+
+    Args:
+      store: working state of the attempt.
+      inputs_sha: stands in every record; one of other inputs is refused.
+    """
+
+    def __init__(self, store: Store, inputs_sha: str) -> None:
+        self._store, self.inputs_sha = store, inputs_sha
+
+    def commit(self, index: int, mechanism: Any, output: Any) -> RoundRecord:
+        """Creates the record of a round: now, and only now, the round exists.
+
+        Args:
+          index: number of the round.
+          mechanism: `Mechanism` right after `aggregate`.
+          output: its `RoundOutput`.
+
+        Raises:
+          PlanMismatch: another trainer committed this round first.
+        """
+        public: dict[str, Any] = {
+            "round": index,
+            "clients_planned": mechanism.plan.normaliser,
+            "output_sha": output.sums_sha,
+        }
+        if not mechanism.plan.tracks_participation:  # those are priced as a whole
+            public["event"] = event_to_json(output.event)
+        record = RoundRecord(public, mechanism.state_to_json(), output.mean)
+        try:
+            self._store.create(_name(index), self._encode(record))
+        except FileExistsError as error:
+            raise PlanMismatch(
+                f"round {index} was committed by another trainer of this attempt; let only one run,"
+                " then resume"
+            ) from error
+        return record
+
+    def read(self, index: int) -> RoundRecord | None:
+        """Returns the record of a round, or None if it was never committed.
+
+        Raises:
+          PlanMismatch: it is of other inputs.
+          ArtifactError: it is damaged.
+        """
+        try:
+            data = self._store.read(_name(index))
+        except FileNotFoundError:
+            return None
+        head, _, payload = data.partition(b"\n")
+        body = parse_json(head, SCHEMA, f"the record of round {index}")
+        if body["inputs_sha"] != self.inputs_sha:
+            raise PlanMismatch(
+                f"round {index} was computed from other inputs; data, code, weights or "
+                "configuration changed since: start a run with a new id"
+            )
+        mean = np.frombuffer(payload, np.float32).copy() if payload else None
+        if mean is not None and sha256_hex(payload) != body["mean_sha"]:
+            raise ArtifactError(
+                f"the record of round {index} is damaged; restore the working state from a backup,"
+                " or start a run with a new id"
+            )
+        return RoundRecord(body["public"], body["mechanism_state"], mean)
+
+    def cut(self, record: RoundRecord) -> None:
+        """Drops the mean of a round that a checkpoint covers."""
+        self._store.write(_name(record.index), self._encode(replace(record, mean=None)))
+
+    def lines(self, rounds: int) -> bytes:
+        """`rounds.jsonl`: the public line of each of the first `rounds` rounds.
+
+        Raises:
+          ArtifactError: a record is missing.
+        """
+        lines = []
+        for index in range(rounds):
+            record = self.read(index)
+            if record is None:
+                raise ArtifactError(
+                    f"the record of round {index} is missing; restore the working state of the run"
+                )
+            lines.append(canonical_json(record.public))
+        return b"".join(line + b"\n" for line in lines)
+
+    def _encode(self, record: RoundRecord) -> bytes:
+        payload = b"" if record.mean is None else record.mean.tobytes()
+        head = {
+            "schema": SCHEMA,
+            "inputs_sha": self.inputs_sha,
+            "public": record.public,
+            "mechanism_state": record.mechanism_state,
+            "mean_sha": sha256_hex(payload),
+        }
+        return json.dumps(head, sort_keys=True).encode() + b"\n" + payload
+
+
+def _name(index: int) -> str:
+    return f"rounds/{index:06d}.record"

@@ -1,0 +1,196 @@
+"""The private rounds: from a reservation and users to a noised backbone and its round log.
+
+    bind -> [ sample, load -> local training -> clip, exact sum -> noise -> record -> server step
+              -> checkpoint ] x rounds -> model -> commit
+
+Kill it at any moment: a committed round is replayed from its record, an uncommitted one never left
+the process. The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from components.fedemb.artifacts import (
+    file_digest,
+    json_digest,
+    read_json,
+    sha256_hex,
+    tree_digest,
+    write_bytes,
+    write_json,
+)
+from components.fedemb.config import RunConfig
+from components.fedemb.embedding.backbones import trainable_variables
+from components.fedemb.embedding.loading import load_backbone, save_backbone
+from components.fedemb.embedding.rounds import assign_weights
+from components.fedemb.embedding.server import released_weights
+from components.fedemb.embedding.threads import configure_threads
+from components.fedemb.errors import ConfigError, PlanMismatch
+from components.fedemb.privacy.keys import (
+    commit_to,
+    commitment_key,
+    open_key_store,
+    reservation_key_name,
+)
+from components.fedemb.privacy.ledger import Reservation, connect, read_reservation
+from components.fedemb.privacy.mechanism import MechanismPlan
+from components.fedemb.privacy.plan_document import read_plan
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.provenance import code_digest, config_digest
+from components.fedemb.storage import join, local_tree, open_store
+from components.train_dp_fedemb import checkpoint
+from components.train_dp_fedemb.loop import Trainer
+from components.train_dp_fedemb.rounds import RoundLog
+
+SCHEMA = "fedemb/model/1"
+_LOG = logging.getLogger(__name__)
+
+
+def run(
+    config: RunConfig,
+    *,
+    plan_path: Path,
+    reservation_path: Path,
+    users_manifest_path: Path,
+    pretrained_dir: Path,
+    private_root: str,
+    run_id: str,
+    ledger_uri: str,
+    keys_uri: str,
+    model_dir: Path,
+) -> dict[str, Any]:
+    """Trains, or goes on where a killed trainer of the same attempt stopped.
+
+    Args:
+      config: configuration of the run.
+      plan_path: document of plan_privacy.
+      reservation_path: document of reserve_budget.
+      users_manifest_path: public manifest of partition_users.
+      pretrained_dir: artifact of pretrain_public.
+      private_root: store of Raw artifacts.
+      run_id: name of the run.
+      ledger_uri: root of the ledgers.
+      keys_uri: key store.
+      model_dir: folder to write `backbone.keras`, `rounds.jsonl` and `model.json` to. Noised.
+
+    Returns:
+      The content of `model.json`.
+
+    Raises:
+      PlanMismatch: plan, reservation, users, code or working state do not belong together.
+      Interrupted: asked to stop; the round at hand is finished and kept.
+    """
+    from components.fedemb.privacy.queries import build_mechanism
+
+    _check_algorithm(config)
+    plan, _ = read_plan(plan_path, config)
+    reservation = read_reservation(reservation_path)
+    users = read_json(users_manifest_path, "fedemb/users/1")
+    initial_sha = file_digest(pretrained_dir / "backbone.keras")
+    _check_inputs(config, plan, reservation, users, run_id)
+    inputs_sha = json_digest(
+        {
+            "plan_sha": plan.digest,
+            "config_sha": reservation.config_sha,
+            "initial_weights_sha": initial_sha,
+            "data_commitment": users["commitments"]["users"],
+            "code_sha": reservation.code_sha,
+        }
+    )
+    keys = open_key_store(keys_uri)
+    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
+    ledger.bind(reservation, inputs_sha=inputs_sha, commitments=users["commitments"])
+
+    workers = configure_threads(config.training.parallel_clients)
+    store = open_store(join(private_root, run_id, "train", f"attempt-{reservation.attempt}"))
+    log = RoundLog(store, inputs_sha)
+    backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
+    finished = checkpoint.load(store, inputs_sha)
+    if finished is not None and finished.state.rounds == plan.rounds:
+        state = finished.state  # killed between the last round and the last act
+    else:
+        root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
+        mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
+        with local_tree(join(private_root, run_id, "users")) as folder:
+            _check_data(folder, commitment_key(keys, config.policy.policy_id), users)
+            trainer = Trainer(config, backbone, mechanism, folder, workers)
+            diagnostics = open_store(join(private_root, run_id, "diagnostics"))
+            state = trainer.train(store, log, diagnostics)
+
+    weights = released_weights(config.training.server, state)
+    assign_weights(trainable_variables(backbone, config.model.trainable), weights)
+    card = {
+        "run_id": run_id,
+        "attempt": reservation.attempt,
+        "config_sha": reservation.config_sha,
+        "plan_sha": plan.digest,
+        "code_sha": reservation.code_sha,
+        "inputs_sha": inputs_sha,
+        "initial_weights_sha": initial_sha,
+        "weights_sha": save_backbone(backbone, model_dir / "backbone.keras"),
+        "rounds_run": state.rounds,
+        "backbone": config.model.backbone,
+        "embedding_dim": config.model.embedding_dim,
+        "tensors": [{"name": v.path, "shape": list(v.shape)} for v in backbone.weights],
+    }
+    lines = log.lines(state.rounds)
+    write_bytes(model_dir / "rounds.jsonl", lines)
+    write_json(model_dir / "model.json", SCHEMA, card)
+    # The last act: from here on nothing may be computed under this reservation.
+    ledger.commit(
+        reservation,
+        rounds_started=state.rounds,
+        round_log_sha=sha256_hex(lines),
+        signer=Signer.load_or_create(keys, "trainer"),
+        keys=keys,
+    )
+    return {"schema": SCHEMA, **card}
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    algorithm = config.training.algorithm
+    if algorithm == "centralized":
+        raise ConfigError(
+            "training.algorithm=centralized trains without rounds; set "
+            "evaluation.centralized_baseline in a simulation to compare with it"
+        )
+    if algorithm == "dp_fedavg" and config.purpose != "simulation":
+        raise ConfigError(
+            "training.algorithm=dp_fedavg takes the list of all classes from private data, which "
+            "no guarantee covers; set purpose: simulation, or algorithm: dp_fedemb"
+        )
+
+
+def _check_data(folder: Path, key: bytes, users: dict[str, Any]) -> None:
+    """Reads all of the users once: what trains is what the ledger was told."""
+    if commit_to(key, tree_digest(folder).encode()) != users["commitments"]["users"]:
+        raise PlanMismatch(
+            "the users are not those partition_users committed to; run partition_users again, or "
+            "start a run with a new id"
+        )
+
+
+def _check_inputs(
+    config: RunConfig,
+    plan: MechanismPlan,
+    reservation: Reservation,
+    users: dict[str, Any],
+    run_id: str,
+) -> None:
+    wanted = {
+        "reservation.run_id": (reservation.run_id, run_id),
+        "reservation.plan_sha": (reservation.plan_sha, plan.digest),
+        "reservation.config_sha": (reservation.config_sha, config_digest(config)),
+        "reservation.code_sha": (reservation.code_sha, code_digest()),
+        "users.run_id": (users["run_id"], run_id),
+        "users.config_sha": (users["config_sha"], config_digest(config)),
+    }
+    for name, (found, expected) in wanted.items():
+        if found != expected:
+            raise PlanMismatch(
+                f"{name} is {found}, expected {expected}: this is not what was planned and "
+                "reserved; start a run with a new id"
+            )

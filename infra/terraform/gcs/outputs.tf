@@ -1,0 +1,15 @@
+output "storage" {
+  description = "The section `storage` of a run's configuration."
+  value = {
+    public_root  = "gs://${google_storage_bucket.public.name}/runs"
+    private_root = "gs://${google_storage_bucket.private.name}"
+    ledger       = "gs://${google_storage_bucket.ledger.name}"
+    keys         = "gsm://${var.keys_project}/fedemb"
+    releases     = "gs://${google_storage_bucket.releases.name}"
+  }
+}
+
+output "service_accounts" {
+  description = "Google accounts by group, for the overlay gke."
+  value       = { for group, account in google_service_account.step : group => account.email }
+}

@@ -1,0 +1,168 @@
+# Everything here follows from ../../rights.yaml; nothing is granted by hand.
+
+locals {
+  groups = yamldecode(file("${path.module}/../../rights.yaml")).groups
+
+  # Names of secrets as privacy/secret_manager.py makes them.
+  signing_roles = toset(["policy", "ledger", "trainer", "report", "gate", "release", "bundle"])
+  secret_ids = {
+    for name in concat(
+      [for role in local.signing_roles : "signing/${role}"],
+      [for policy in var.policy_ids : "policy/${policy}"],
+    ) : name => "fedemb-${sha256(name)}"
+  }
+
+  # group/folder -> rights, for folders of the private root.
+  private = merge([
+    for group, rights in local.groups : {
+      for folder, right in rights.private : "${group}/${folder}" => {
+        group  = group
+        folder = folder
+        right  = right
+      }
+    }
+  ]...)
+
+  signing = merge([
+    for group, rights in local.groups : {
+      for role in rights.signing : "${group}/${role}" => { group = group, role = role }
+    }
+  ]...)
+
+  member = { for group, account in google_service_account.step : group => "serviceAccount:${account.email}" }
+
+  # Conditions: an object of a folder below any run of the private root.
+  in_folder = {
+    for key, item in local.private :
+    key => "resource.name.extract(\"/objects/{run}/${item.folder}/\") != \"\""
+  }
+}
+
+resource "google_service_account" "step" {
+  for_each     = merge(local.groups, { run = null })
+  account_id   = "fedemb-${each.key}"
+  display_name = each.key == "run" ? "fedemb: drives runs" : "fedemb: ${join(", ", each.value.steps)}"
+}
+
+resource "google_service_account_iam_member" "workload_identity" {
+  for_each           = google_service_account.step
+  service_account_id = each.value.name
+  role               = "roles/iam.workloadIdentityUser"
+  member             = "serviceAccount:${var.project}.svc.id.goog[${var.namespace}/fedemb-${each.key}]"
+}
+
+# ---- roles: the predefined ones join rights that must stay apart ----------------------------------
+
+resource "google_project_iam_custom_role" "get" {
+  role_id     = "fedembGet"
+  title       = "fedemb: read objects"
+  permissions = ["storage.objects.get"]
+}
+
+resource "google_project_iam_custom_role" "list" {
+  role_id     = "fedembList"
+  title       = "fedemb: list names, which must be granted on a whole bucket"
+  permissions = ["storage.objects.list"]
+}
+
+resource "google_project_iam_custom_role" "append" {
+  role_id     = "fedembAppend"
+  title       = "fedemb: create and read objects, never replace or delete"
+  permissions = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
+}
+
+resource "google_project_iam_custom_role" "write" {
+  role_id = "fedembWrite"
+  title   = "fedemb: create, read, replace and delete objects"
+  permissions = [
+    "storage.objects.create",
+    "storage.objects.delete",
+    "storage.objects.get",
+    "storage.multipartUploads.abort",
+    "storage.multipartUploads.create",
+  ]
+}
+
+# ---- public root, releases, ledger ---------------------------------------------------------------
+
+resource "google_storage_bucket_iam_member" "public" {
+  for_each = local.member
+  bucket   = google_storage_bucket.public.name
+  role     = "roles/storage.objectUser"
+  member   = each.value
+}
+
+resource "google_storage_bucket_iam_member" "releases" {
+  for_each = { for group, rights in local.groups : group => rights if rights.releases == "create" }
+  bucket   = google_storage_bucket.releases.name
+  role     = google_project_iam_custom_role.append.name
+  member   = local.member[each.key]
+}
+
+resource "google_storage_bucket_iam_member" "ledger_append" {
+  for_each = { for group, rights in local.groups : group => rights if rights.ledger == "append" }
+  bucket   = google_storage_bucket.ledger.name
+  role     = google_project_iam_custom_role.append.name
+  member   = local.member[each.key]
+}
+
+resource "google_storage_bucket_iam_member" "ledger_read" {
+  for_each = { for group, rights in local.groups : group => rights if rights.ledger == "read" }
+  bucket   = google_storage_bucket.ledger.name
+  role     = "roles/storage.objectViewer"
+  member   = local.member[each.key]
+}
+
+# ---- private root --------------------------------------------------------------------------------
+
+resource "google_storage_bucket_iam_member" "private" {
+  for_each = local.private
+  bucket   = google_storage_bucket.private.name
+  member   = local.member[each.value.group]
+  role = (
+    each.value.right == "write"
+    ? google_project_iam_custom_role.write.name
+    : google_project_iam_custom_role.get.name
+  )
+
+  condition {
+    title      = "only ${each.value.folder}"
+    expression = local.in_folder[each.key]
+  }
+}
+
+resource "google_storage_bucket_iam_member" "private_list" {
+  for_each = toset([for item in values(local.private) : item.group])
+  bucket   = google_storage_bucket.private.name
+  role     = google_project_iam_custom_role.list.name
+  member   = local.member[each.key]
+}
+
+resource "google_storage_bucket_iam_member" "private_owners" {
+  for_each = var.data_owners
+  bucket   = google_storage_bucket.private.name
+  role     = "roles/storage.objectUser"
+  member   = each.key
+}
+
+resource "google_storage_bucket_iam_member" "private_input" {
+  for_each = {
+    for pair in setproduct(var.private_input_buckets, keys(local.groups)) :
+    "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
+    if local.groups[pair[1]].input == "private"
+  }
+  bucket = each.value.bucket
+  role   = "roles/storage.objectViewer"
+  member = local.member[each.value.group]
+}
+
+resource "google_storage_bucket_iam_member" "public_input" {
+  for_each = {
+    for pair in setproduct(var.public_input_buckets, keys(local.groups)) :
+    "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
+    if local.groups[pair[1]].input == "public"
+  }
+  bucket = each.value.bucket
+  role   = "roles/storage.objectViewer"
+  member = local.member[each.value.group]
+}

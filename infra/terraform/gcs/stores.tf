@@ -1,0 +1,103 @@
+# The buckets. Public, private and ledger are apart, so that a right on one is none on another.
+
+resource "google_storage_bucket" "public" {
+  name                        = "${var.project}-fedemb-public"
+  location                    = var.location
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  versioning {
+    enabled = true
+  }
+}
+
+# Deleting a user must delete: no versions, no soft delete.
+resource "google_storage_bucket" "private" {
+  name                        = "${var.project}-fedemb-private"
+  location                    = var.location
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  versioning {
+    enabled = false
+  }
+
+  soft_delete_policy {
+    retention_duration_seconds = 0
+  }
+
+  lifecycle_rule {
+    condition {
+      age            = 400
+      matches_suffix = [".arrayrecord", ".jsonl", ".parquet"]
+    }
+    action {
+      type = "Delete"
+    }
+  }
+}
+
+# Records are created once and stay. Retention binds everybody, owners of the project included, and
+# once it is locked nobody can shorten it.
+resource "google_storage_bucket" "ledger" {
+  name                        = "${var.project}-fedemb-ledger"
+  location                    = var.location
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  retention_policy {
+    retention_period = var.ledger_retention_days * 86400
+    is_locked        = var.lock_ledger
+  }
+
+  lifecycle {
+    prevent_destroy = true
+  }
+}
+
+resource "google_storage_bucket" "releases" {
+  name                        = "${var.project}-fedemb-releases"
+  location                    = var.location
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  versioning {
+    enabled = true
+  }
+}
+
+# The key store: Secret Manager in a project of its own. A key is version 1 of its secret; it is
+# never in a bucket, so no version, backup or soft delete keeps a destroyed one.
+resource "google_project_service" "secret_manager" {
+  project            = var.keys_project
+  service            = "secretmanager.googleapis.com"
+  disable_on_destroy = false
+}
+
+resource "google_secret_manager_secret" "signing" {
+  for_each  = local.signing_roles
+  project   = var.keys_project
+  secret_id = local.secret_ids["signing/${each.key}"]
+
+  labels = {
+    role = each.key
+  }
+
+  replication {
+    auto {}
+  }
+
+  depends_on = [google_project_service.secret_manager]
+}
+
+resource "google_secret_manager_secret" "policy" {
+  for_each  = var.policy_ids
+  project   = var.keys_project
+  secret_id = local.secret_ids["policy/${each.key}"]
+
+  replication {
+    auto {}
+  }
+
+  depends_on = [google_project_service.secret_manager]
+}

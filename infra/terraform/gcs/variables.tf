@@ -1,0 +1,62 @@
+variable "project" {
+  type        = string
+  description = "Project of the pipeline: buckets of artifacts, service accounts."
+}
+
+variable "keys_project" {
+  type        = string
+  description = "Project of the key store (Secret Manager) and nothing else; another one than project."
+
+  validation {
+    condition     = length(var.keys_project) > 0
+    error_message = "Name a project of its own for the keys."
+  }
+}
+
+variable "location" {
+  type        = string
+  description = "Region of all buckets."
+  default     = "europe-west1"
+}
+
+variable "namespace" {
+  type        = string
+  description = "Kubernetes namespace of the runs."
+  default     = "fedemb"
+}
+
+variable "private_input_buckets" {
+  type        = set(string)
+  description = "Existing buckets of private images; partition_users may read them."
+  default     = []
+}
+
+variable "public_input_buckets" {
+  type        = set(string)
+  description = "Existing buckets of public images; pretrain_public may read them."
+  default     = []
+}
+
+variable "policy_ids" {
+  type        = set(string)
+  description = "Policies (config: policy.policy_id) whose keys the partition and the trainer may use."
+  default     = ["default"]
+}
+
+variable "data_owners" {
+  type        = set(string)
+  description = "Members (group:...) who may read diagnostics and delete private data; no machine."
+  default     = []
+}
+
+variable "ledger_retention_days" {
+  type        = number
+  description = "No ledger record can be replaced or deleted for this long: the policy's life."
+  default     = 3650
+}
+
+variable "lock_ledger" {
+  type        = bool
+  description = "Locks the retention for ever. Set it once the first release has been checked."
+  default     = false
+}

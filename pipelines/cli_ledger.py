@@ -1,0 +1,239 @@
+"""`fedemb ledger`, `fedemb verify`, `fedemb lineage`: budget, releases and where they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.fedemb.errors import InputError, LedgerError, Refused
+
+app = typer.Typer(help="Who spent what of the privacy budget, and what is left.")
+
+LedgerOption = Annotated[
+    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
+]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", help="Policy; default: the only one there.")
+]
+TrustOption = Annotated[
+    Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", "-c", help="YAML file or preset to price against it.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+]
+
+
+def _trust(path: Path | None) -> Any:
+    from components.fedemb.privacy.signatures import TrustStore
+
+    return None if path is None else TrustStore.load(path)
+
+
+@app.command()
+def init(
+    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    ledger: LedgerOption,
+    keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
+    set_: SetOption = None,
+    trust_output: Annotated[
+        Path | None, typer.Option(help="Also write the public keys here, to be pinned.")
+    ] = None,
+) -> None:
+    """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
+    from components.fedemb.privacy.keys import open_key_store
+    from components.fedemb.privacy.ledger import ensure_trust, open_ledger
+    from components.fedemb.privacy.mechanism import plan_mechanism
+    from components.fedemb.privacy.signatures import Signer
+    from components.fedemb.storage import open_store
+    from components.reserve_budget.reserve import policy_terms
+    from pipelines.load_config import load_config
+
+    settings = load_config(config, set_ or [])
+    plan = plan_mechanism(settings) if settings.policy.composition == "planned" else None
+    key_store = open_key_store(keys)
+    trust = ensure_trust(open_store(ledger), key_store)
+    opened = open_ledger(
+        ledger,
+        settings.policy.policy_id,
+        signer=Signer.load_or_create(key_store, "ledger"),
+        trust=trust,
+    )
+    terms = policy_terms(settings.policy, plan)
+    opened.create_policy(terms, Signer.load_or_create(key_store, "policy"))
+    if trust_output is not None:
+        trust.save(trust_output)
+    typer.echo(
+        f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
+        f"delta {terms.delta:g}, {terms.composition}; pin {trust_output or ledger + '/trust.json'}"
+    )
+
+
+@app.command()
+def show(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show what was spent by whom and what is left; with --config, how many more runs fit."""
+    from components.fedemb.privacy.ledger_history import history, worst_block
+    from pipelines import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    found = text.summary(opened)
+    if config is not None:
+        from pipelines.load_config import load_config
+
+        content = text.content_of(load_config(config, set_ or []))
+        found["more_runs_that_fit"] = text.fitting(opened, content)
+    if json_:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    terms = opened.terms
+    typer.echo(
+        f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
+        f"{terms.delta:g}, {terms.composition}; {opened.head.sequence + 1} records"
+    )
+    typer.echo("\nblocks, the fullest first")
+    fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
+    for row in fullest[: text.RUNS_SHOWN]:
+        typer.echo(
+            f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
+            f"{row['runs']} runs"
+        )
+    typer.echo(
+        f"\nruns, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}"
+    )
+    for row in found["runs"][-text.RUNS_SHOWN :]:
+        typer.echo(
+            f"  {row['time'][:16]}  {row['run_id']:<24} {row['status']:<10} charged "
+            f"{row['rounds_charged']} of {row['rounds_reserved']} rounds  {row['actor']}"
+        )
+    block = worst_block(opened)
+    if block is not None:
+        typer.echo(f"\nepsilon of block {block} over time; | is the cap")
+        points = [
+            (f"{item.time[:10]} {item.run_id[:16]}", item.epsilon)
+            for item in history(opened, block)
+        ]
+        for line in text.bars(points[-30:], terms.epsilon_cap):
+            typer.echo("  " + line)
+    if "more_runs_that_fit" in found:
+        typer.echo(f"\nmore runs of this plan that fit: {found['more_runs_that_fit']}")
+
+
+@app.command()
+def verify(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    anchor: Annotated[
+        list[str] | None,
+        typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check bytes, chain, signatures, rules and caps of the whole ledger."""
+    from components.fedemb.privacy.ledger import Anchor
+    from pipelines import ledger_summary as text
+
+    anchors = []
+    for item in anchor or []:
+        sequence, _, sha = item.partition(":")
+        if not sequence.isdigit():
+            raise InputError(f"--anchor {item!r} is not SEQUENCE:SHA256")
+        anchors.append(Anchor(int(sequence), sha, "--anchor"))
+    opened = text.load(ledger, policy, _trust(trust), signatures=True)
+    opened.verify(anchors)
+    head = opened.head
+    if json_:
+        typer.echo(json.dumps({"verified": True, "sequence": head.sequence, "sha": head.sha}))
+        return
+    typer.echo(
+        f"verified: {head.sequence + 1} records of policy {opened.policy_id}, head {head.sha}"
+    )
+
+
+@app.command()
+def explain(
+    ledger: LedgerOption,
+    run_id: Annotated[str | None, typer.Argument(help="Run to explain.")] = None,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Explain what a run was charged, or, with --config, whether it would be admitted now."""
+    from pipelines import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    if run_id is not None:
+        for line in text.explain_run(opened, run_id):
+            typer.echo(line)
+    if config is not None:
+        from pipelines.load_config import load_config
+
+        content = text.content_of(load_config(config, set_ or []))
+        blocks, refusal = text.would_admit(opened, content)
+        if refusal:
+            typer.echo(f"refused: {refusal}")
+        else:
+            more = text.fitting(opened, content)
+            typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
+    if run_id is None and config is None:
+        raise InputError("name a run, or a configuration with --config")
+
+
+def verify_release(
+    bundle: Annotated[str, typer.Argument(help="Folder of the release; local, gs:// or s3://.")],
+    trust: Annotated[Path, typer.Option("--trust", help="Pinned keys from the data owner.")],
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
+    from components.release_model.verify import verify_bundle
+
+    problems = verify_bundle(bundle, trust, ledger)
+    if json_:
+        typer.echo(json.dumps({"verified": not problems, "problems": problems}, indent=1))
+    if problems:
+        raise Refused("not verified: " + "; ".join(problems))
+    if not json_:
+        typer.echo("verified")
+
+
+def lineage(
+    run: Annotated[Path, typer.Argument(help="Run directory, release folder or lineage file.")],
+    artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Print where an artifact comes from, as a tree."""
+    from components.fedemb.lineage import FILE_NAME, read_steps, tree_lines
+
+    files = sorted(run.rglob(FILE_NAME), key=_size) if run.is_dir() else [run]
+    if not files:
+        raise LedgerError(
+            f"{run} holds no {FILE_NAME}; it is written when the privacy report is made"
+        )
+    steps = read_steps(files[-1])
+    if json_:
+        typer.echo(json.dumps([vars(step) for step in steps], indent=1))
+        return
+    for line in tree_lines(steps, artifact):
+        typer.echo(line)
+
+
+def _size(path: Path) -> int:
+    """The longest file tells most: a release repeats and completes what the report's file says."""
+    return path.stat().st_size

@@ -1,0 +1,141 @@
+"""Every page opens without a network, without errors, and fits a phone, in light and dark."""
+
+import pytest
+from evaluation_run import config, shared_run
+
+from components.fedemb.report import render_run_index
+
+pytestmark = pytest.mark.browser
+
+STEPS = [
+    ("plan_privacy", [], "done", 1.2),
+    ("pretrain_public", [], "done", 8.1),
+    ("reserve_budget", ["plan_privacy"], "done", 0.3),
+    ("partition_users", ["reserve_budget"], "done", 14.2),
+    ("train_dp_fedemb", ["partition_users", "pretrain_public"], "done", 95.0),
+    ("evaluate_embeddings", ["train_dp_fedemb"], "done", 11.0),
+    ("audit_privacy", ["train_dp_fedemb"], "done", 6.4),
+    ("account_privacy", ["evaluate_embeddings", "audit_privacy"], "done", 2.2),
+    ("gate_release", ["account_privacy"], "refused", 0.2),
+    ("release_model", ["gate_release"], "skipped", None),
+]
+
+
+def run_index() -> str:
+    return render_run_index(
+        run_id="weekly-2026-11-21",
+        purpose="release",
+        guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with everything "
+        "they own, adding or removing one user; PLD accountant, 40 rounds, the final model",
+        utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
+        release="refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
+        steps=[
+            {"name": name, "after": after, "status": status, "seconds": seconds}
+            for name, after, status, seconds in STEPS
+        ],
+        reports=[{"title": "Privacy", "href": "#privacy", "sentence": "What was promised."}],
+        budget={"label": "Fullest block", "spent_before": 6.0, "spent_now": 6.1, "cap": 8.0},
+        artifacts=[
+            {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
+            {"name": "model", "kind": "Noised", "step": "train_dp_fedemb", "digest": "ab" * 32},
+        ],
+        facts=[("Configuration", "cd" * 32), ("Code", "ef" * 32)],
+    )
+
+
+def build_index(folder, _):
+    (folder / "page.html").write_text(run_index())
+    return "weekly-2026-11-21"
+
+
+def measured(step, folder, settings):
+    finished = shared_run(lambda name: folder / name)
+    outputs = {"report_path": folder / "page.json", "html_path": folder / "page.html"}
+    return step(settings, **finished.arguments, **outputs)["sentence"]
+
+
+def build_utility(folder, _):
+    from components.evaluate_embeddings.evaluate import run
+
+    start = shared_run(lambda name: folder / name).root / "pretrained"
+    settings = config(
+        **{
+            "purpose": "simulation",
+            "data.source.columns.subgroup": "group",
+            "evaluation.previous_release": str(start),
+        }
+    )
+    return measured(run, folder, settings)
+
+
+def build_audit(folder, _):
+    from components.audit_privacy.audit import run
+
+    return measured(run, folder, config(purpose="simulation"))
+
+
+def build_audit_of_release(folder, _):
+    from components.audit_privacy.audit import run
+
+    return measured(run, folder, config())
+
+
+def build_privacy_report(folder, _):
+    from honest_run import start
+
+    first = start(folder / "one").until_gate()
+    second = start(folder / "two", run_id="tuesday", policy_root=first.policy_root).until_gate()
+    second.page.rename(folder / "page.html")
+    return "What is guaranteed"
+
+
+def build_check_data(folder, request):
+    from components.partition_users.check import check
+
+    source = request.getfixturevalue("data_dir") / "omniglot_small.parquet"
+    settings = config(**{"data.source.uri": str(source), "model.image_size": 28})
+    check(settings, str(folder / "private"))
+    (folder / "private" / "check-data" / "check_data.html").rename(folder / "page.html")
+    return "Not differentially private"
+
+
+BUILDERS = {
+    "run_index": build_index,
+    "utility_report": build_utility,
+    "audit_report": build_audit,
+    "audit_report_release": build_audit_of_release,
+    "privacy_report": build_privacy_report,
+    "check_data": build_check_data,
+}
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def page(request, tmp_path_factory):
+    """Name, file, and words it must show."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, folder / "page.html", BUILDERS[request.param](folder, request)
+
+
+@pytest.mark.parametrize("look", [(1100, "light"), (390, "dark"), (390, "light")])
+def test_page_opens_clean_and_fits(browser, page, screenshots, look):
+    (name, file, words), (width, scheme) = page, look
+    picture = screenshots / f"{name}-{width}-{scheme}.png"
+    visit = browser.open(file, width=width, scheme=scheme, screenshot=picture)
+    assert visit.problems == []
+    assert visit.requests == []
+    assert visit.overflow <= 0
+    assert words in visit.text
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_page_that_misbehaves_is_noticed(browser, tmp_path):
+    """The test tests itself: an error, a request and an overflow are all seen."""
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<script>missing()</script><img src='http://127.0.0.1:9/x.png'>"
+        "<div style='width:5000px'>wide</div>"
+    )
+    visit = browser.open(page, width=390, scheme="light", screenshot=tmp_path / "bad.png")
+    assert visit.problems
+    assert visit.requests == ["http://127.0.0.1:9/x.png"]
+    assert visit.overflow > 0

@@ -1,0 +1,9 @@
+"""A finished training to look at."""
+
+import pytest
+from evaluation_run import FinishedRun, shared_run
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return shared_run(tmp_path_factory.mktemp)

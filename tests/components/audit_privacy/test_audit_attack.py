@@ -1,0 +1,119 @@
+"""The membership attack, and the auditor that audits itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.audit_privacy.attack import AttackResult, attack, verification_scores
+from components.audit_privacy.self_test import made_up_embeddings, self_test
+from components.fedemb.embedding.bootstrap import Estimate
+from components.fedemb.errors import InputError
+
+finite = st.floats(-3, 3, width=16)
+side = st.lists(finite, min_size=10, max_size=30).map(np.array)
+
+
+@settings(max_examples=50, deadline=None)
+@given(side, side)
+def test_auroc_and_tpr_equal_brute_force(members, others):
+    result = attack(members, others, false_positive_rates=(0.1, 0.5), samples=20)
+    wins = (members[:, None] > others) + 0.5 * (members[:, None] == others)
+    assert result.auroc.value == pytest.approx(wins.mean())
+    for rate, estimate in result.tpr_at_fpr.items():
+        threshold = np.sort(others)[::-1][int(rate * len(others))]
+        assert estimate.value == pytest.approx((members > threshold).mean())
+        assert (others > threshold).mean() <= rate
+
+
+@settings(max_examples=30, deadline=None)
+@given(side, side)
+def test_a_reversed_score_mirrors_the_auroc_and_is_never_hidden(members, others):
+    straight = attack(members, others, samples=20).auroc.value
+    assert attack(-members, -others, samples=20).auroc.value == pytest.approx(1 - straight)
+
+
+def test_scores_equal_the_definition():
+    random = np.random.default_rng(0)
+    embeddings, owners = made_up_embeddings(random, 12, 1.0)
+    scores = verification_scores(embeddings, owners, 12)
+    cosines = embeddings @ embeddings.T
+    for user in range(12):
+        own, rest = owners == user, owners != user
+        within = cosines[np.ix_(own, own)]
+        mean_within = (within.sum() - np.trace(within)) / (own.sum() * (own.sum() - 1))
+        across = cosines[np.ix_(own, rest)].mean()
+        assert scores[user] == pytest.approx(mean_within - across, abs=1e-6)
+
+
+def test_a_user_with_one_image_has_no_score():
+    scores = verification_scores(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), 2)
+    assert np.isfinite(scores[0])
+    assert np.isnan(scores[1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_is_an_error(bad):
+    scores = np.zeros(20)
+    broken = scores.copy()
+    broken[3] = bad
+    for members, others in ((broken, scores), (scores, broken)):
+        with pytest.raises(InputError, match="not finite"):
+            attack(members, others, samples=20)
+
+
+def test_an_empty_side_is_an_error():
+    with pytest.raises(InputError, match="at least 10"):
+        attack(np.zeros(20), np.zeros(0), samples=20)
+
+
+def test_embeddings_that_are_not_finite_are_an_error():
+    with pytest.raises(InputError, match="diverged"):
+        verification_scores(np.full((4, 2), np.nan), np.array([0, 0, 1, 1]), 2)
+
+
+# ---- the self-test, with broken auditors ---------------------------------------------------------
+
+
+def broken_always_blind(members, others, **kwargs):
+    attack(members, others, **kwargs)
+    return AttackResult(Estimate(0.5, np.array([0.4, 0.6])), {})
+
+
+def broken_always_alarmed(members, others, **kwargs):
+    attack(members, others, **kwargs)
+    return AttackResult(Estimate(0.9, np.array([0.8, 0.95])), {})
+
+
+def broken_hides_the_sign(members, others, **kwargs):
+    result = attack(members, others, **kwargs)
+    estimate = result.auroc
+    mirrored = Estimate(max(estimate.value, 1 - estimate.value), np.abs(estimate.draws - 0.5) + 0.5)
+    return AttackResult(mirrored, {})
+
+
+def broken_fills_missing_scores(members, others, **kwargs):
+    filled = np.nan_to_num(members)
+    return attack(filled, others if len(others) else filled, **kwargs)
+
+
+def test_self_test_passes_and_is_the_same_every_time():
+    result = self_test()
+    assert result["passed"]
+    assert result == self_test()
+    assert abs(result["cases"]["no_leak"]["auroc"] - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("auditor", "fails"),
+    [
+        (broken_always_blind, {"planted_leak", "reversed_sign"}),
+        (broken_always_alarmed, {"no_leak", "reversed_sign"}),
+        (broken_hides_the_sign, {"no_leak", "reversed_sign"}),
+        (broken_fills_missing_scores, {"missing_score", "missing_side"}),
+    ],
+)
+def test_self_test_catches_a_broken_auditor(auditor, fails):
+    result = self_test(auditor)
+    assert not result["passed"]
+    assert {name for name, case in result["cases"].items() if not case["passed"]} == fails

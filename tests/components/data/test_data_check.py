@@ -1,0 +1,90 @@
+"""The data owner's preflight, and the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from partition_run import make_config, rows_of, write_parquet
+from typer.testing import CliRunner
+
+from components.fedemb.errors import InputError
+from components.partition_users.check import check
+
+
+def test_good_data_passes_and_only_the_page_stays(tmp_path: Path) -> None:
+    config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(30)))
+    found = check(config, str(tmp_path / "private"))
+    assert found.problems == ()
+    assert found.rows == 90
+    left = [path.name for path in (tmp_path / "private").rglob("*") if path.is_file()]
+    assert left == ["check_data.html"]
+    page = Path(found.page).read_text()
+    assert "Not differentially private" in page
+    assert "data:image/png;base64," in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "user 1" not in page
+
+
+def test_too_many_bad_records_are_a_problem_here_and_not_in_the_pipeline(tmp_path: Path) -> None:
+    rows = rows_of(30)
+    rows += [{"image": b"junk", "user_id": "x", "label": "y"}] * 5
+    rows += [dict(rows[0])]
+    source = write_parquet(tmp_path / "rows.parquet", rows)
+    found = check(make_config(source), str(tmp_path / "private"))
+    assert found.bad_fraction == 5 / 96
+    assert "max_bad_fraction" in found.problems[0]
+    page = Path(found.page).read_text()
+    assert "bytes that are no PNG or JPEG" in page
+    assert "the same image again" in page
+    allowed = make_config(source, data__max_bad_fraction=0.1)
+    assert check(allowed, str(tmp_path / "private")).problems == ()
+
+
+def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: Path) -> None:
+    rows = [{**row, "part": "ab"[n % 2], "label": "c"} for n, row in enumerate(rows_of(12, 1))]
+    config = make_config(
+        write_parquet(tmp_path / "rows.parquet", rows),
+        purpose="release",
+        data__source__label_scope="global",
+        partition__evaluation={"by": "value", "column": "part", "values": ["b"]},
+    )
+    problems = " ".join(check(config, str(tmp_path / "private")).problems)
+    assert "1 classes are in training and in evaluation" in problems
+    assert "fewer than policy.users_lower_bound" in problems
+
+
+def test_empty_data_is_a_problem(tmp_path: Path) -> None:
+    config = make_config(
+        write_parquet(tmp_path / "rows.parquet", rows_of(3)),
+        data__source__where={"label": ["none of them"]},
+    )
+    problems = " ".join(check(config, str(tmp_path / "private")).problems)
+    assert "No record passes" in problems
+
+
+def test_commands_draw_and_check_data(tmp_path: Path) -> None:
+    from pipelines.cli_data import check_data, make_data
+
+    app = typer.Typer()
+    app.command()(check_data)
+    app.command()(make_data)
+    runner = CliRunner()
+    folder = str(tmp_path / "data")
+    drawn = runner.invoke(app, ["make-data", folder, "--users", "100", "--images-per-user", "2"])
+    assert drawn.exit_code == 0, drawn.output
+    assert "200 images of 100 identities" in drawn.output
+    arguments = [
+        *("check-data", "--data", f"{folder}/private.parquet"),
+        *("--set", f"pretraining.source.uri={folder}/public.parquet"),
+        *("--private-root", str(tmp_path / "private")),
+    ]
+    checked = runner.invoke(app, [*arguments, "--set", "policy.users_lower_bound=50"])
+    assert "200 records, 0.00 % bad" in checked.output, checked.output
+    assert "check_data.html" in checked.output
+    failed = runner.invoke(app, arguments)
+    assert isinstance(failed.exception, InputError)
+    assert "users_lower_bound" in str(failed.exception)
+    wrong = runner.invoke(app, ["make-data", folder, "--users", "3"])
+    assert "--users" in str(wrong.exception)

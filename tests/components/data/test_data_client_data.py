@@ -1,0 +1,151 @@
+"""Reading users and groups: order, threads, truncation, damage, size."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from partition_run import SIZE, Partitioner, rows_of
+
+from components.fedemb.client_data import GroupIndex, UserStore, load_examples
+from components.fedemb.errors import ArtifactError
+from components.fedemb.group_index import write_groups
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    partition = Partitioner(tmp_path_factory.mktemp("users"))
+    return partition(rows_of(40, images=5), partition__shards=3).root / "users"
+
+
+def test_rows_are_sorted_by_user_key_over_all_shards(folder: Path) -> None:
+    store = UserStore(folder)
+    records = store.read(range(len(store)))
+    assert [record.user_key for record in records] == store.user_keys.tolist()
+    assert (np.diff(store.user_keys.astype(object)) > 0).all()
+    assert store.image_counts.tolist() == [len(record.images) for record in records]
+    assert GroupIndex.load(folder).user_keys.tolist() == store.user_keys.tolist()
+
+
+def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -> None:
+    store = UserStore(folder)
+    everyone = store.read(range(len(store)))
+    orders = [np.random.default_rng(n).integers(0, len(store), 30) for n in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        for order, records in zip(orders, pool.map(store.read, orders), strict=True):
+            assert records == [everyone[row] for row in order]
+    assert store.read([]) == []
+
+
+@pytest.mark.parametrize("row", [-1, 1000])
+def test_row_that_does_not_exist_is_an_index_error(folder: Path, row: int) -> None:
+    with pytest.raises(IndexError):
+        UserStore(folder).read([row])
+
+
+def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
+    store = UserStore(folder)
+    size = {"image_size": SIZE, "channels": 1}
+    images, labels = load_examples(store, [7, 3, 5], max_examples=100, **size)
+    again, same = load_examples(store, [3, 5, 7], max_examples=100, **size)
+    np.testing.assert_array_equal(images, again)
+    np.testing.assert_array_equal(labels, same)
+    assert images.shape == (15, SIZE, SIZE, 1)
+    assert labels.dtype == np.int64
+    assert labels.tolist() == [label for user in store.read([3, 5, 7]) for label in user.labels]
+
+
+def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
+    store = UserStore(folder)
+    users = store.read([3, 5, 7])
+    _, labels = load_examples(store, [3, 5, 7], max_examples=7, image_size=SIZE, channels=1)
+    kept = [users[0].labels[:3], users[1].labels[:2], users[2].labels[:2]]
+    assert labels.tolist() == [label for some in kept for label in some]
+
+
+def test_no_users_give_no_examples(folder: Path) -> None:
+    images, labels = load_examples(
+        UserStore(folder), [], max_examples=9, image_size=SIZE, channels=1
+    )
+    assert images.shape == (0, SIZE, SIZE, 1)
+    assert labels.shape == (0,)
+
+
+def test_images_of_another_size_are_refused(folder: Path) -> None:
+    with pytest.raises(ArtifactError, match="run partition_users"):
+        load_examples(UserStore(folder), [0], max_examples=9, image_size=99, channels=1)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "another"])
+def test_damaged_shard_is_one_sentence(tmp_path: Path, folder: Path, damage: str) -> None:
+    import shutil
+
+    copy = tmp_path / "users"
+    shutil.copytree(folder, copy)
+    shard, other = sorted(copy.glob("*.arrayrecord"))[:2]
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:1000])
+    else:
+        shard.write_bytes(b"")
+        other.unlink()
+    with pytest.raises(ArtifactError, match="run partition_users again"):
+        UserStore(copy).read(range(5))
+
+
+def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
+    for opened in (UserStore, GroupIndex.load):
+        with pytest.raises(ArtifactError):
+            opened(tmp_path)
+
+
+def test_group_that_does_not_exist_is_an_index_error(folder: Path) -> None:
+    index = GroupIndex.load(folder)
+    for grouping, group in ((0, 5), (2, 0), (0, -1)):
+        with pytest.raises(IndexError):
+            index.members(grouping, group)
+
+
+def test_manifest_of_the_store_holds_what_readers_need(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert manifest["counts"]["users_users"] == len(UserStore(folder))
+    assert len(manifest["shards"]) == 3
+
+
+@pytest.mark.slow
+def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
+    tmp_path: Path,
+) -> None:
+    import subprocess
+    import sys
+
+    users, groups = 5_000_000, 1_000_000
+    chosen = np.random.default_rng(0).integers(0, groups, users, dtype=np.uint32)
+    write_groups(
+        tmp_path / "groups.parquet",
+        lambda _: chosen,
+        groupings=2,
+        virtual_clients=groups,
+        users=users,
+    )
+    code = f"""
+import time, pyarrow.parquet
+from components.fedemb.client_data import GroupIndex
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+before, started = resident(), time.process_time()
+index = GroupIndex.load({str(tmp_path / "groups.parquet")!r})
+members = index.members(1, 12345).tolist()
+print(time.process_time() - started, resident() - before, members)
+"""
+    started = time.monotonic()
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    seconds, megabytes, members = output.stdout.split(" ", 2)
+    assert json.loads(members) == np.flatnonzero(chosen == 12345).tolist()
+    assert float(seconds) <= 2, time.monotonic() - started
+    assert float(megabytes) <= 200

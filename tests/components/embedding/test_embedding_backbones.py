@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from components.fedemb.config import ModelConfig
+from components.fedemb.embedding import build_backbone, check_backbone, embed, trainable_variables
+from components.fedemb.errors import ConfigError
+
+
+def _count(variables):
+    return int(sum(np.prod(v.shape) for v in variables))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels", "parameters"),
+    [
+        ("lenet", 28, 1, 453_632),
+        ("mobilenetv2", 32, 3, 2_387_840),
+        ("mobilenet_small", 64, 3, 159_296),
+        ("mobilenet_small", 64, 1, 158_720),
+        ("resnet50", 32, 3, 23_770_304),
+        ("resnet8", 32, 3, 85_712),
+    ],
+)
+def test_backbone_has_the_published_number_of_parameters(name, size, channels, parameters):
+    model = ModelConfig(backbone=name, image_size=size, channels=channels)
+    backbone = build_backbone(model, seed=0)
+    assert _count(trainable_variables(backbone, "all")) == parameters
+    assert not backbone.non_trainable_variables
+
+
+def test_quickstart_backbone_is_small():
+    assert _count(build_backbone(ModelConfig(backbone="tiny"), 0).trainable_variables) <= 60_000
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels", "group", "parameters"),
+    [
+        ("resnet50", 32, 3, "conv_frozen", 15_480_000),
+        ("mobilenetv2", 32, 3, "conv_frozen", 198_080),
+        ("mobilenet_small", 64, 3, "conv_frozen", 86_848),
+        ("mobilenetv2", 32, 3, "norm_only", 34_112),
+        ("lenet", 28, 1, "dense_only", 401_536),
+        ("lenet", 28, 1, "last_block", 401_536 + 51_264),
+    ],
+)
+def test_freezing_leaves_the_named_group(name, size, channels, group, parameters):
+    model = ModelConfig(backbone=name, image_size=size, channels=channels)
+    assert _count(trainable_variables(build_backbone(model, 0), group)) == parameters
+
+
+def test_freezing_everything_is_refused():
+    with pytest.raises(ConfigError, match="norm_only leaves nothing"):
+        trainable_variables(build_backbone(ModelConfig(backbone="lenet"), 0), "norm_only")
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    model = ModelConfig(backbone="tiny")
+    first, again, other = (build_backbone(model, seed).get_weights() for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def _with_batch_norm(model):
+    import keras
+
+    inputs = keras.Input((model.image_size, model.image_size, model.channels))
+    x = keras.layers.BatchNormalization()(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(model.embedding_dim)(x))
+
+
+def _with_dropout(model):
+    import keras
+
+    inputs = keras.Input((model.image_size, model.image_size, model.channels))
+    x = keras.layers.Dropout(0.5)(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(model.embedding_dim)(x))
+
+
+def test_batch_norm_and_dropout_are_refused_in_a_sentence():
+    model = ModelConfig(backbone="own:model", embedding_dim=4)
+    with pytest.raises(ConfigError, match="mixes the images of different users"):
+        check_backbone(_with_batch_norm(model), model)
+    with pytest.raises(ConfigError, match="every seed must depend on the virtual client alone"):
+        check_backbone(_with_dropout(model), model)
+
+
+def test_unknown_and_misfit_backbones_are_refused():
+    with pytest.raises(ConfigError, match="take one of lenet, mobilenet_small"):
+        build_backbone(ModelConfig(backbone="alexnet"), 0)
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        build_backbone(ModelConfig(backbone="no_such_module:build"), 0)
+    backbone = build_backbone(ModelConfig(backbone="tiny"), 0)
+    with pytest.raises(ConfigError, match=r"set model\.image_size"):
+        check_backbone(backbone, ModelConfig(backbone="tiny", embedding_dim=64))
+
+
+def test_embeddings_have_unit_length_and_ignore_their_neighbours():
+    backbone = build_backbone(ModelConfig(backbone="resnet8", channels=3), 0)
+    images = np.random.default_rng(0).integers(0, 256, (11, 28, 28, 3), np.uint8)
+    together = embed(backbone, images, batch_size=4)
+    assert together.shape == (11, 128)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    np.testing.assert_array_equal(together[:5], embed(backbone, images[:5], batch_size=4))

@@ -1,0 +1,291 @@
+"""Verification and retrieval against brute force, and what their intervals promise."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from components.fedemb.embedding import metrics, pairs
+from components.fedemb.embedding.bootstrap import Estimate, draw_weights, weighted_mean
+from components.fedemb.embedding.metrics import arrange, rates_at, verify
+from components.fedemb.embedding.retrieval import retrieve
+from components.fedemb.errors import InputError
+
+FARS = (0.02, 0.2, 0.5)
+
+vectors = st.lists(st.sampled_from([-1.0, 1.0]), min_size=4, max_size=4)
+"""Corners of a cube: cosines are multiples of 1/2, so brute force is exact and ties abound."""
+
+
+@st.composite
+def labelled(draw, min_images=4, max_images=24):
+    count = draw(st.integers(min_images, max_images))
+    embeddings = np.array([draw(vectors) for _ in range(count)])
+    labels = np.array([draw(st.integers(0, 4)) for _ in range(count)])
+    labels[:3] = [0, 0, 1]
+    return embeddings, labels
+
+
+def all_pairs(embeddings, labels, gallery=None):
+    """Scores and whether they belong together, of every pair, in float64."""
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    if gallery is None:
+        scores, use = unit @ unit.T, np.triu_indices(len(labels), 1)
+    else:
+        other = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
+        scores, use = unit @ other.T, np.nonzero(~np.eye(len(labels), dtype=bool))
+    return scores[use], labels[use[0]] == labels[use[1]]
+
+
+def brute_recall(scores, positive, far):
+    negatives = np.sort(scores[~positive])[::-1]
+    threshold = negatives[min(int(far * len(negatives)), len(negatives) - 1)]
+    return (scores[positive] > threshold).mean(), threshold
+
+
+def blobs(classes, images, dim=16, spread=1.0, seed=0):
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(classes, 1, dim))
+    points = centres + spread * random.normal(size=(classes, images, dim))
+    return points.reshape(-1, dim), np.repeat(np.arange(classes), images)
+
+
+def test_published_test_vector():
+    embeddings = np.array([[0.8, 0.6], [-0.6, 0.8], [0.6, 0.8], [-0.8, 0.6], [-0.8, -0.6]])
+    result = verify(arrange(embeddings, np.array([0, 1, 0, 1, 0])), [0.2], samples=20)
+    assert result.recall[0].value == 0.5
+    assert (result.positives, result.negatives) == (4, 6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(labelled())
+def test_recall_equals_brute_force_with_ties(case):
+    embeddings, labels = case
+    scores, positive = all_pairs(embeddings, labels)
+    result = verify(arrange(embeddings, labels), FARS, samples=20)
+    for far, recall, threshold in zip(FARS, result.recall, result.thresholds, strict=True):
+        wanted, wanted_threshold = brute_recall(scores, positive, far)
+        assert recall.value == pytest.approx(wanted)
+        assert threshold == pytest.approx(wanted_threshold, abs=1e-7)
+        assert (scores[~positive] > wanted_threshold + 1e-9).sum() <= far * (~positive).sum()
+        assert recall.low <= recall.high
+
+
+@settings(max_examples=25, deadline=None)
+@given(labelled(min_images=9), st.randoms(use_true_random=False))
+def test_recall_is_the_same_in_any_order_scale_and_tiling(case, shuffler):
+    embeddings, labels = case
+    order = list(range(len(labels)))
+    shuffler.shuffle(order)
+    plain = verify(arrange(embeddings, labels), FARS, samples=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "MAX_TILE", 4)
+        tiled = verify(arrange(7.5 * embeddings[order], labels[order]), FARS, samples=20)
+    assert [r.value for r in plain.recall] == [r.value for r in tiled.recall]
+    assert plain.thresholds == tiled.thresholds
+
+
+@settings(max_examples=30, deadline=None)
+@given(labelled(), st.integers(0, 100))
+def test_old_gallery_equals_brute_force(case, seed):
+    embeddings, labels = case
+    gallery = np.random.default_rng(seed).choice([-1.0, 1.0], size=embeddings.shape)
+    scores, positive = all_pairs(embeddings, labels, gallery)
+    result = verify(arrange(embeddings, labels, gallery=gallery), FARS, samples=20)
+    for far, recall in zip(FARS, result.recall, strict=True):
+        assert recall.value == pytest.approx(brute_recall(scores, positive, far)[0])
+
+
+@pytest.mark.parametrize(("classes", "images"), [(300, 4), (5, 260), (700, 2)])
+def test_many_tiles_and_bins_equal_brute_force(classes, images, monkeypatch):
+    monkeypatch.setattr(pairs, "MAX_TILE", 256)
+    embeddings, labels = blobs(classes, images)
+    data = arrange(embeddings, labels)
+    scores = data.queries @ data.queries.T
+    upper = np.triu_indices(len(labels), 1)
+    positive = (data.labels[:, None] == data.labels)[upper]
+    result = verify(data, (1e-3, 0.1), samples=20)
+    for far, recall in zip((1e-3, 0.1), result.recall, strict=True):
+        assert recall.value == pytest.approx(
+            brute_recall(scores[upper], positive, far)[0], abs=1e-5
+        )
+
+
+def test_a_wrong_cut_is_noticed_and_repaired(monkeypatch):
+    data = arrange(*blobs(40, 5))
+    right = verify(data, (0.1,), samples=20)
+    monkeypatch.setattr(pairs, "_estimate_cut", lambda *_: int(0.95 * pairs.GRID))
+    assert verify(data, (0.1,), samples=20).thresholds == right.thresholds
+
+
+def test_collapsed_embeddings_recall_nothing():
+    embeddings = np.ones((40, 8))
+    result = verify(arrange(embeddings, np.arange(40) // 4), (1e-3, 0.1), samples=20)
+    assert [recall.value for recall in result.recall] == [0.0, 0.0]
+    found = retrieve(arrange(embeddings, np.arange(40) // 4), (1, 5), samples=20)
+    assert found.nearest_neighbour.value == 0.0
+
+
+@pytest.mark.parametrize("images", [3, 40])
+def test_retrieval_equals_brute_force(images):
+    embeddings, labels = blobs(30, images, spread=1.5)
+    found = retrieve(arrange(embeddings, labels), (1, 5), samples=20, block=7)
+    unit = metrics.unit_norm(embeddings)
+    first, precision = [], []
+    for query in range(len(labels)):
+        order = np.argsort(-(unit @ unit[query]), kind="stable")
+        hits = labels[order[order != query]] == labels[query]
+        ranks = np.flatnonzero(hits) + 1
+        first.append(ranks[0])
+        precision.append((np.arange(1, len(ranks) + 1) / ranks).mean())
+    assert found.recall_at[1].value == pytest.approx(np.mean(np.array(first) == 1))
+    assert found.recall_at[5].value == pytest.approx(np.mean(np.array(first) <= 5))
+    assert found.mean_average_precision.value == pytest.approx(np.mean(precision), abs=1e-6)
+    assert found.nearest_neighbour.value == found.recall_at[1].value
+
+
+def test_a_class_of_one_image_is_an_error_of_the_nearest_neighbour_only():
+    embeddings, labels = blobs(10, 3, spread=0.01)
+    labels[-1] = 99
+    found = retrieve(arrange(embeddings, labels), (1,), samples=20)
+    assert found.recall_at[1].value == 1.0
+    assert found.nearest_neighbour.value == pytest.approx(29 / 30)
+
+
+def test_fewer_queries_ask_the_whole_gallery():
+    embeddings, labels = blobs(50, 4)
+    found = retrieve(arrange(embeddings, labels), (1,), samples=20, max_queries=60)
+    assert found.queries == 60
+    assert found.recall_at[1].value == pytest.approx(
+        retrieve(arrange(embeddings, labels), (1,), samples=20).recall_at[1].value, abs=0.15
+    )
+
+
+def test_rates_at_the_own_threshold_are_recall_and_rate_asked():
+    data = arrange(*blobs(60, 4))
+    result = verify(data, (0.05,), samples=40)
+    accepts, recall = rates_at(data, result.thresholds[0], samples=40)
+    assert recall.value == result.recall[0].value
+    assert accepts.value == pytest.approx(0.05, abs=1 / result.negatives)
+    assert accepts.low < 0.05 < accepts.high
+
+
+# ---- intervals ----------------------------------------------------------------------------------
+
+
+def test_draws_to_first_order_agree_with_exact_draws(monkeypatch):
+    data = arrange(*blobs(150, 4))
+    exact = verify(data, (1e-2, 0.1), samples=100)
+    monkeypatch.setattr(metrics, "EXACT_PAIRS", 0)
+    binned = verify(data, (1e-2, 0.1), samples=100)
+    for a, b in zip(exact.recall, binned.recall, strict=True):
+        assert a.value == b.value
+        assert np.corrcoef(a.draws, b.draws)[0, 1] > 0.9
+        assert (b.high - b.low) / (a.high - a.low) == pytest.approx(1, abs=0.25)
+
+
+def test_a_model_differs_from_itself_by_nothing():
+    data = arrange(*blobs(40, 4))
+    recall = verify(data, (0.1,), samples=30).recall[0]
+    difference = recall - verify(data, (0.1,), samples=30).recall[0]
+    assert (difference.value, difference.low, difference.high) == (0.0, 0.0, 0.0)
+
+
+def test_pairing_narrows_the_difference_of_two_alike_models():
+    embeddings, labels = blobs(80, 4)
+    noise = 0.02 * np.random.default_rng(1).normal(size=embeddings.shape)
+    a = verify(arrange(embeddings, labels), (0.01,), samples=100).recall[0]
+    b = verify(arrange(embeddings + noise, labels), (0.01,), samples=100).recall[0]
+    assert (a - b).high - (a - b).low < 0.7 * (a.high - a.low)
+
+
+def test_different_draws_cannot_be_paired():
+    with pytest.raises(InputError, match="same identities"):
+        Estimate(1.0, np.zeros(3)) - Estimate(1.0, np.zeros(4))
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 5))
+def test_every_draw_takes_as_many_units_as_there_are(units, samples, seed):
+    weights = draw_weights(units, samples, seed)
+    assert weights.shape == (samples, units)
+    assert (weights.sum(1) == units).all()
+    assert (weights == draw_weights(units, samples, seed)).all()
+
+
+def test_weighted_mean_draws_whole_units():
+    values, units = np.array([1.0, 1.0, 0.0]), np.array([0, 0, 1])
+    weights = np.array([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]], np.float32)
+    assert weighted_mean(values, units, weights).draws == pytest.approx([1.0, 0.0, 2 / 3])
+
+
+@pytest.mark.statistical
+def test_intervals_cover_the_truth():
+    """Of 60 intervals about 57 hold the recall of the population; below 48 has chance < 1e-4."""
+    truth = verify(arrange(*blobs(3000, 3, seed=0)), (0.01,), samples=20).recall[0].value
+    estimates = [
+        verify(arrange(*blobs(100, 3, seed=seed)), (0.01,), samples=80).recall[0]
+        for seed in range(1, 61)
+    ]
+    assert sum(estimate.low <= truth <= estimate.high for estimate in estimates) >= 48
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "words"),
+    [
+        (np.full((4, 2), np.nan), [0, 0, 1, 1], "diverged"),
+        (np.ones((4, 2)), [0, 1, 2, 3], "hold out more users"),
+        (np.ones((4, 2)), [0, 0, 0, 0], "hold out more users"),
+        (np.ones((4, 2)), [0, 0, 1], "one of each"),
+    ],
+)
+def test_bad_input_is_one_sentence(embeddings, labels, words):
+    with pytest.raises(InputError, match=words):
+        verify(arrange(embeddings, np.array(labels)), (0.1,), samples=20)
+
+
+def test_a_class_in_two_clusters_is_refused():
+    with pytest.raises(InputError, match="more than one cluster"):
+        arrange(np.ones((4, 2)), np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]))
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
+    import subprocess
+    import sys
+
+    program = (
+        "import numpy as np, resource\n"
+        "from components.fedemb.embedding.metrics import arrange, verify\n"
+        "from components.fedemb.embedding.retrieval import retrieve\n"
+        "random = np.random.default_rng(0)\n"
+        "x = random.normal(size=(25000, 128)).astype(np.float32).repeat(4, 0)\n"
+        "x += 1.4 * random.normal(size=x.shape).astype(np.float32)\n"
+        "data = arrange(x, np.arange(100000) // 4)\n"
+        "verify(data, (1e-3, 0.1), samples=200); retrieve(data, (1, 5), samples=200)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=900
+    )
+    assert int(done.stdout) < 2_000_000
+
+
+def test_real_images_equal_brute_force(data_dir):
+    import pyarrow.parquet as pq
+
+    from components.fedemb.pixels import decode_image
+
+    table = pq.read_table(data_dir / "omniglot_small.parquet").slice(0, 1200).to_pydict()
+    pixels = np.stack([decode_image(image, 28, 1, 10**6) for image in table["image"]])
+    characters = [f"{a}/{c}" for a, c in zip(table["alphabet"], table["character"], strict=True)]
+    labels = np.unique(characters, return_inverse=True)[1]
+    data = arrange(255.0 - pixels.reshape(len(pixels), -1), labels)
+    scores = (data.queries @ data.queries.T)[np.triu_indices(len(pixels), 1)]
+    positive = (data.labels[:, None] == data.labels)[np.triu_indices(len(pixels), 1)]
+    result = verify(data, (1e-2, 0.1), samples=40)
+    for far, recall in zip((1e-2, 0.1), result.recall, strict=True):
+        assert recall.value == pytest.approx(brute_recall(scores, positive, far)[0], abs=1e-4)
+        assert recall.low < recall.value < recall.high

@@ -1,0 +1,57 @@
+"""The sentences of the utility report say no more than the intervals allow."""
+
+import numpy as np
+import pytest
+
+from components.evaluate_embeddings.measure import Subjects, rate_name
+from components.evaluate_embeddings.sentence import compared, utility_sentence
+
+
+def estimate(value, low, high):
+    return {"value": value, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        (estimate(0.1, 0.05, 0.15), "10.0 points [5.0, 15.0] more than x"),
+        (estimate(-0.1, -0.15, -0.05), "10.0 points [5.0, 15.0] less than x"),
+        (
+            estimate(0.01, -0.02, 0.05),
+            "not distinguishable from x (+1.0 points [-2.0, +5.0])",
+        ),
+        (estimate(0.0, 0.0, 0.0), "not distinguishable from x (+0.0 points [+0.0, +0.0])"),
+    ],
+)
+def test_only_an_interval_without_zero_is_called_a_difference(difference, words):
+    assert compared(difference, "x") == words
+
+
+def test_utility_drop_is_a_printed_number():
+    rate = {"0.001": estimate(0.4, 0.35, 0.45)}
+    report = {
+        "measured": True,
+        "recall_at_far": rate,
+        "evaluated": {"identities": 1200},
+        "public_kind": "supervised",
+        "public_backbone": {"difference": {"0.001": estimate(0.2, 0.1, 0.3)}},
+        "untrained": None,
+        "utility_drop": {"0.001": estimate(0.05, 0.02, 0.08)},
+    }
+    sentence = utility_sentence(report)
+    assert "On 1,200 identities" in sentence
+    assert "5.0 points [2.0, 8.0] less than central training without privacy" in sentence
+
+
+def subjects(labels, users):
+    names = np.array([""] * len(labels))
+    return Subjects(np.array(labels, np.int64), np.array(users, np.uint64), names)
+
+
+def test_users_are_resampled_unless_they_share_classes():
+    assert subjects([1, 1, 2, 3], [7, 7, 8, 8]).identity_kind == "user"
+    assert subjects([1, 1, 2, 1], [7, 7, 8, 8]).identity_kind == "class"
+
+
+def test_rates_are_written_as_people_write_them():
+    assert [rate_name(rate) for rate in (0.001, 0.1, 1e-6)] == ["0.001", "0.1", "1e-06"]

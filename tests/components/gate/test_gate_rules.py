@@ -1,0 +1,292 @@
+"""Each deny rule of dp.md 7 by itself, with its reason and remedy."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import honest_run
+import pytest
+
+from components.fedemb.artifacts import write_json
+from components.fedemb.errors import BudgetExceeded, GateDenied, PlanMismatch, Refused
+from components.fedemb.evidence import read_document, read_evidence
+from components.fedemb.gate import privacy_rules
+from components.fedemb.gate.decide import RULES, WAIVABLE, decide
+from components.fedemb.privacy.ledger import read_reservation
+from components.fedemb.privacy.signatures import Signer, sign_document
+
+
+def verdict_of(run, *, now=None, **changes):
+    """Decides on a run whose report was made anew after the change."""
+    evidence = read_evidence(run.config, **run.evidence_paths())
+    report = dict(read_document(run.report, "report").body)
+    if changes:
+        report = sign_document({**report, **changes}, Signer.load_or_create(run.keys, "report"))
+    ledger = run.ledger()
+    return decide(evidence, report, ledger, ledger.chain.trust, now=now)
+
+
+def codes(verdict):
+    return [reason.code for reason in verdict.reasons]
+
+
+def edit(path, schema, **changes):
+    body = json.loads(path.read_text())
+    body.pop("schema")
+    write_json(path, schema, {**body, **changes})
+
+
+def test_good_run_is_allowed_without_reasons(good_run):
+    verdict = verdict_of(good_run)
+    assert verdict.allow
+    assert verdict.reasons == ()
+
+
+def test_reasons_come_in_order_of_importance_each_with_a_remedy(run):
+    edit(run.audit, "fedemb/audit_report/1", model_sha="0" * 64)
+    edit(run.utility, "fedemb/utility_report/1", model_sha="0" * 64)
+    run.do_account()
+    found = codes(verdict_of(run))
+    assert found == ["audit_stale", "utility_stale"]
+    with pytest.raises(GateDenied, match=r"run audit_privacy.*1 more"):
+        run.do_gate()
+    verdict = json.loads(run.verdict.read_text())
+    assert all(reason["remedy"] for reason in verdict["reasons"])
+    assert verdict["allow"] is False
+
+
+def test_unsigned_report_and_report_of_a_stranger_are_denied(run):
+    report = json.loads(run.report.read_text())
+    body = {key: value for key, value in report.items() if key not in ("schema", "signature")}
+    write_json(run.report, "fedemb/privacy_report/1", body)
+    assert codes(verdict_of(run))[0] == "report_unsigned"
+    signed = sign_document(report, Signer("report", b"1" * 32))
+    write_json(
+        run.report, "fedemb/privacy_report/1", {k: signed[k] for k in signed if k != "schema"}
+    )
+    assert codes(verdict_of(run))[0] == "report_unsigned"
+
+
+def test_epsilon_above_the_cap_is_denied(tmp_path):
+    """A policy of another ledger cannot help: the cap is recomputed from its record."""
+    run = honest_run.start(tmp_path, **{"policy.epsilon_cap": 0.4})
+    run.do_plan()
+    with pytest.raises(BudgetExceeded):
+        run.do_reserve()
+
+
+def test_block_over_its_cap_is_denied(run, monkeypatch):
+    from components.fedemb.privacy import ledger_state
+
+    honest = ledger_state.spent
+    monkeypatch.setattr(
+        ledger_state,
+        "spent",
+        lambda terms, charges: type(honest(terms, charges))(9.0, 1e-5, "renyi_filter", 8.0, 1),
+    )
+    assert "ledger_broken" in codes(verdict_of(run))
+
+
+def test_accountants_that_disagree_are_denied(run, monkeypatch):
+    monkeypatch.setattr(privacy_rules, "epsilon_rdp", lambda plan, delta: 0.1)
+    assert "accountants_disagree" in codes(verdict_of(run))
+
+
+def test_unproven_pair_of_sampler_and_relation_is_denied(run, monkeypatch):
+    monkeypatch.setitem(privacy_rules.RELATIONS, "group_poisson_gaussian", "ADD_OR_REMOVE_ONE")
+    assert "no_proof" in codes(verdict_of(run))
+
+
+def test_old_accounting_library_is_denied(run, monkeypatch):
+    from components.fedemb.privacy import accounting
+
+    monkeypatch.setattr(accounting.metadata, "version", lambda name: "0.4.3")
+    assert "mechanism_invalid" in codes(verdict_of(run))
+
+
+def test_mechanism_without_noise_is_denied_before_it_runs(tmp_path):
+    mechanism = {"kind": "not_private", "rounds": 6, "sampling_probability": 0.05}
+    run = honest_run.start(tmp_path, mechanism=mechanism)
+    run.do_plan()
+    with pytest.raises(Refused):
+        run.do_reserve()
+
+
+@pytest.mark.parametrize("extra", ["head/kernel", "optimizer/vars/0", "seed_generator/state"])
+def test_foreign_tensor_in_the_model_file_is_denied(tmp_path, extra):
+    run = honest_run.start(tmp_path)
+    names = ["layers/conv2d/vars/0", "layers/conv2d/vars/1", "layers/dense/vars/0", extra]
+    tensors = [*honest_run.TENSORS, {"name": extra, "shape": [2]}]
+    honest_run.write_model_file(run.model / "backbone.keras", tensors, names)
+    run.until_gate()
+    assert "foreign_tensor" in codes(verdict_of(run))
+
+
+def test_tensor_of_another_shape_is_denied(tmp_path):
+    run = honest_run.start(tmp_path)
+    tensors = [*honest_run.TENSORS[:-1], {"name": "embedding/kernel", "shape": [4, 9]}]
+    honest_run.write_model_file(run.model / "backbone.keras", tensors)
+    run.until_gate()
+    assert "foreign_tensor" in codes(verdict_of(run))
+
+
+def test_model_folder_with_a_further_file_is_denied(run):
+    (run.model / "head.keras").write_bytes(b"")
+    with pytest.raises(GateDenied, match=r"head\.keras"):
+        run.do_gate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"self_test": {"passed": False}}, "auditor_blind"),
+        ({"self_test": {"passed": 1}}, "auditor_blind"),
+        ({"level": "full"}, "audit_level_unknown"),
+        ({"model_sha": "0" * 64}, "audit_stale"),
+        ({"code_sha": "0" * 64}, "audit_stale"),
+        ({"lower_bound": 5.0}, "audit_refutes"),
+        ({"self_test": None}, "audit_invalid"),
+    ],
+)
+def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
+    edit(run.audit, "fedemb/audit_report/1", **changes)
+    run.do_account()
+    assert code in codes(verdict_of(run))
+
+
+def test_missing_audit_is_denied(run):
+    run.audit.unlink()
+    with pytest.raises(GateDenied, match="audit"):
+        run.do_gate()
+
+
+def test_full_audit_level_is_refused_before_anything_is_spent(tmp_path):
+    run = honest_run.start(tmp_path, **{"policy.audit_level": "full"})
+    run.do_plan()
+    with pytest.raises(Refused, match="monitoring"):
+        run.do_reserve()
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_clock_that_is_off_is_denied(run, days):
+    when = datetime.now(UTC) + timedelta(days=days)
+    assert "clock_skewed" in codes(verdict_of(run, time=when.isoformat(timespec="seconds")))
+
+
+def test_report_of_an_older_ledger_head_is_denied(run):
+    cumulative = json.loads(run.report.read_text())["cumulative"]
+    ledger = run.ledger()
+    older = {**cumulative, "ledger_sequence": 2, "ledger_head": ledger.chain.records[2].sha}
+    assert "report_before_commit" in codes(verdict_of(run, cumulative=older))
+
+
+def test_ledger_that_went_on_since_is_no_reason(run, tmp_path):
+    later = honest_run.start(tmp_path / "later", "tuesday", run.policy_root)
+    later.do_plan()
+    later.do_reserve()
+    assert verdict_of(run).allow
+
+
+def test_manifest_with_other_blocks_is_denied(run):
+    edit(run.users, "fedemb/users/1", blocks=["all/0", "all/1"])
+    run.do_account()
+    assert "not_what_was_reserved" in codes(verdict_of(run))
+
+
+def test_more_rounds_than_reserved_are_denied_already_by_the_accounting(run):
+    edit(run.model / "model.json", "fedemb/model/1", rounds_run=7)
+    with pytest.raises(PlanMismatch, match="rounds"):
+        run.do_account()
+
+
+def test_round_log_with_a_missing_round_is_denied(run):
+    lines = (run.model / "rounds.jsonl").read_text().splitlines()
+    (run.model / "rounds.jsonl").write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+    run.do_account()
+    assert codes(verdict_of(run))[:2] == ["round_log_incomplete", "round_log_changed"]
+
+
+def test_run_that_was_not_committed_is_denied(tmp_path, monkeypatch):
+    run = honest_run.start(tmp_path)
+    monkeypatch.setattr(run, "do_commit", lambda: None)
+    for act in ("plan", "reserve", "partition", "train", "measure"):
+        getattr(run, f"do_{act}")()
+    with pytest.raises(Refused, match="expected committed"):
+        run.do_account()
+
+
+def test_injected_key_is_denied(run):
+    edit(run.model / "model.json", "fedemb/model/1", key_injected=True)
+    run.do_account()
+    assert "key_injected" in codes(verdict_of(run))
+
+
+def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):
+    changes = {"pretraining.kind": "import", "pretraining.import_path": "public.keras"}
+    run = honest_run.start(tmp_path, **changes).until_gate()
+    assert codes(verdict_of(run)) == ["pretraining_overlap_unchecked"]
+    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
+    owner = Signer.load_or_create(run.keys, "policy")
+    note = {"code": "pretraining_overlap_unchecked", "reason": "checked by hand"}
+    run.ledger().waive(**note, model_sha="0" * 64, signer=owner)
+    run.do_account()
+    assert not verdict_of(run).allow
+    run.ledger().waive(**note, model_sha=model_sha, signer=owner)
+    run.do_account()
+    verdict = verdict_of(run)
+    assert verdict.allow
+    assert verdict.waived == ("pretraining_overlap_unchecked",)
+    assert json.loads(run.report.read_text())["approvals"][0]["reason"] == "checked by hand"
+
+
+def test_arithmetic_cannot_be_waived(run):
+    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
+    owner = Signer.load_or_create(run.keys, "policy")
+    run.ledger().waive(code="auditor_blind", model_sha=model_sha, reason="please", signer=owner)
+    edit(run.audit, "fedemb/audit_report/1", self_test={"passed": False})
+    run.do_account()
+    assert "auditor_blind" not in WAIVABLE
+    assert not verdict_of(run).allow
+
+
+def test_simulation_gets_a_verdict_and_is_never_allowed(tmp_path):
+    run = honest_run.start(tmp_path, purpose="simulation").until_gate()
+    verdict = run.do_gate()
+    assert (verdict["allow"], verdict["simulation"]) == (False, True)
+    assert not verdict_of(run).allow
+    assert "never released" in run.page.read_text()
+
+
+def test_run_with_purpose_changed_after_the_reservation_is_denied(tmp_path):
+    run = honest_run.start(tmp_path, purpose="simulation").until_gate()
+    run.config = run.config.updated({"purpose": "release"})
+    with pytest.raises(GateDenied):
+        run.do_gate()
+
+
+@pytest.mark.parametrize("position", range(len(RULES)))
+def test_rule_that_breaks_denies(good_run, monkeypatch, position):
+    """Fails closed: whatever goes wrong inside a rule is a reason."""
+    from components.fedemb.gate import decide as module
+
+    def broken(case):
+        raise RuntimeError("unforeseen")
+
+    rules = list(RULES)
+    rules[position] = (rules[position][0], broken)
+    monkeypatch.setattr(module, "RULES", tuple(rules))
+    assert codes(verdict_of(good_run)) == [rules[position][0]]
+
+
+def test_pages_and_documents_name_no_private_thing(good_run):
+    text = good_run.page.read_text() + good_run.report.read_text()
+    assert str(good_run.root) not in text
+
+
+def test_reservation_of_another_run_is_denied(run, tmp_path):
+    other = honest_run.start(tmp_path / "other", "tuesday", run.policy_root)
+    other.do_plan()
+    other.do_reserve()
+    assert read_reservation(other.reservation).run_id == "tuesday"
+    run.reservation.write_bytes(other.reservation.read_bytes())
+    with pytest.raises(GateDenied):
+        run.do_gate()

@@ -1,0 +1,198 @@
+"""Keys: created once, kept private, destroyed for good; signatures bind content and role."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.fedemb.errors import (
+    ArtifactError,
+    LedgerError,
+    Refused,
+    SignatureInvalid,
+    StorageError,
+)
+from components.fedemb.privacy.keys import commit_to, derive, open_key_store, partition_key
+from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
+from components.fedemb.privacy.signatures import (
+    Signer,
+    TrustStore,
+    sign_document,
+    trust_of,
+    verify_document,
+)
+
+
+class FakeSecretManager:
+    """Secret Manager in memory, with its error types."""
+
+    def __init__(self):
+        self.secrets = {}
+
+    def create_secret(self, parent, secret_id, secret):
+        from google.api_core import exceptions
+
+        if secret_id in self.secrets:
+            raise exceptions.AlreadyExists("there")
+        self.secrets[secret_id] = []
+
+    def add_secret_version(self, parent, payload):
+        from types import SimpleNamespace
+
+        versions = self.secrets[parent.rsplit("/", 1)[1]]
+        versions.append(payload["data"])
+        return SimpleNamespace(name=f"{parent}/versions/{len(versions)}")
+
+    def _versions(self, name):
+        from google.api_core import exceptions
+
+        _, secret_id, _, number = name.rsplit("/", 3)
+        versions = self.secrets.get(secret_id, [])
+        if len(versions) < int(number):
+            raise exceptions.NotFound("no version")
+        return versions, int(number) - 1
+
+    def access_secret_version(self, name):
+        from types import SimpleNamespace
+
+        from google.api_core import exceptions
+
+        versions, index = self._versions(name)
+        if versions[index] is None:
+            raise exceptions.FailedPrecondition("destroyed")
+        return SimpleNamespace(payload=SimpleNamespace(data=versions[index]))
+
+    def destroy_secret_version(self, name):
+        versions, index = self._versions(name)
+        versions[index] = None
+
+
+@pytest.fixture(params=["folder", "secret manager"])
+def keys(request, tmp_path):
+    if request.param == "folder":
+        return open_key_store(str(tmp_path / "keys"))
+    return SecretManagerKeyStore("project", client=FakeSecretManager())
+
+
+def test_key_is_created_once_and_fetched_as_it_was(keys):
+    key = keys.create("reservation/monday-1")
+    assert len(key) == 32
+    assert keys.fetch("reservation/monday-1") == key
+    with pytest.raises(FileExistsError):
+        keys.create("reservation/monday-1")
+    assert keys.load_or_create("reservation/monday-1") == key
+
+
+def test_destroyed_key_is_gone_and_its_name_is_never_used_again(keys):
+    keys.create("reservation/monday-1")
+    keys.destroy("reservation/monday-1")
+    keys.destroy("reservation/monday-1")
+    assert not keys.exists("reservation/monday-1")
+    with pytest.raises(LedgerError, match="destroyed"):
+        keys.fetch("reservation/monday-1")
+    with pytest.raises(FileExistsError):
+        keys.create("reservation/monday-1")
+
+
+def test_secret_left_without_a_version_by_a_kill_is_completed():
+    client = FakeSecretManager()
+    store = SecretManagerKeyStore("project", client=client)
+    client.create_secret("", store._secret_id("policy/p"), {})
+    key = store.create("policy/p")
+    assert store.fetch("policy/p") == key
+
+
+def test_keys_are_private_to_their_owner(tmp_path):
+    keys = open_key_store(str(tmp_path / "keys"))
+    keys.create("policy/p")
+    path = tmp_path / "keys" / "policy" / "p"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o640)
+    with pytest.raises(StorageError, match="0640"):
+        keys.fetch("policy/p")
+
+
+@pytest.mark.parametrize("name", ["policy/../x", "other/x", "policy/", "policy/a/b", "x"])
+def test_names_that_could_lead_elsewhere_are_refused(keys, name):
+    with pytest.raises(Refused):
+        keys.create(name)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/keys", "s3://bucket/keys"])
+def test_object_stores_are_refused_as_key_stores(uri):
+    with pytest.raises(StorageError, match="copies"):
+        open_key_store(uri)
+
+
+labels = st.lists(st.text(max_size=4), max_size=4)
+
+
+@given(labels, labels)
+def test_different_labels_give_different_keys(first, second):
+    same = derive(b"k", *first) == derive(b"k", *second)
+    assert same == (first == second)
+
+
+def test_commitment_needs_the_key(tmp_path):
+    keys = open_key_store(str(tmp_path))
+    assert partition_key(keys, "a") != partition_key(keys, "b")
+    assert partition_key(keys, "a") == partition_key(keys, "a")
+    assert commit_to(b"1" * 32, b"data") != commit_to(b"2" * 32, b"data")
+
+
+# ---- signatures -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trust(tmp_path):
+    return trust_of(open_key_store(str(tmp_path / "keys")))
+
+
+@pytest.fixture
+def signer(tmp_path, trust):
+    return Signer.load_or_create(open_key_store(str(tmp_path / "keys")), "report")
+
+
+def test_signature_binds_content_and_role(signer, trust):
+    signed = sign_document({"schema": "x/1", "epsilon": 1.5}, signer)
+    assert verify_document(signed, trust, "report") == {"schema": "x/1", "epsilon": 1.5}
+    for changed in (
+        {**signed, "epsilon": 1.4},
+        {**signed, "more": 1},
+        {**signed, "signature": {**signed["signature"], "value": "0" * 128}},
+        {**signed, "signature": {**signed["signature"], "algorithm": "none"}},
+        {**signed, "signature": None},
+        {**signed, "signature": {"value": signed["signature"]["value"].upper()}},
+        {key: signed[key] for key in ("schema", "epsilon")},
+    ):
+        with pytest.raises(SignatureInvalid):
+            verify_document(changed, trust, "report")
+    with pytest.raises(SignatureInvalid, match="role 'ledger'"):
+        verify_document(signed, trust, "ledger")
+
+
+def test_upper_case_signature_is_another_signature(signer, trust):
+    signed = sign_document({"schema": "x/1"}, signer)
+    signed["signature"]["value"] = signed["signature"]["value"].upper()
+    with pytest.raises(SignatureInvalid):
+        verify_document(signed, trust, "report")
+
+
+def test_key_of_a_stranger_is_not_believed(trust):
+    signed = sign_document({"schema": "x/1"}, Signer("report", b"1" * 32))
+    with pytest.raises(SignatureInvalid, match="does not believe"):
+        verify_document(signed, trust, "report")
+
+
+def test_trust_store_keeps_what_it_was_given(trust, tmp_path):
+    trust.save(tmp_path / "trust.json")
+    assert TrustStore.load(tmp_path / "trust.json").keys == trust.keys
+    assert len(trust.bundle_keys()) == 1
+    odd = dataclasses.replace(trust.keys[0], role="emperor")
+    with pytest.raises(SignatureInvalid):
+        TrustStore([odd])
+    (tmp_path / "trust.json").write_text('{"schema": "fedemb/trust/1", "keys": [{}]}')
+    with pytest.raises(ArtifactError):
+        TrustStore.load(tmp_path / "trust.json")

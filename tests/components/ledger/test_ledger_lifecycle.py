@@ -1,0 +1,413 @@
+"""Reserve, bind, commit, void, release: what may be repeated, and what is refused."""
+
+import dataclasses
+import json
+
+import ledger_kit as kit_
+import pytest
+from dp_accounting import NeighboringRelation
+
+from components.fedemb.artifacts import canonical_json, json_digest
+from components.fedemb.errors import (
+    BudgetExceeded,
+    LedgerError,
+    PlanMismatch,
+    Refused,
+    SignatureInvalid,
+)
+from components.fedemb.privacy.accounting import price, rdp_of
+from components.fedemb.privacy.keys import reservation_key_name
+from components.fedemb.privacy.ledger import Anchor, Schedule
+from components.fedemb.privacy.ledger_budget import renyi_epsilon
+from components.fedemb.privacy.ledger_records import encode_record
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.storage.local import LocalStore
+
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+@pytest.fixture
+def kit(tmp_path):
+    return kit_.make(tmp_path)
+
+
+def test_same_run_with_same_content_gets_its_reservation_again(kit):
+    first = kit.open().reserve(run_id="monday", content=kit_.content())
+    again = kit.open().reserve(run_id="monday", content=kit_.content())
+    assert first == again
+    assert kit.open().head.sequence == 1
+
+
+@pytest.mark.parametrize("field", ["plan_sha", "config_sha", "code_sha", "input", "purpose"])
+def test_same_run_with_other_content_is_refused_and_names_the_field(kit, field):
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    changed = {
+        "input": "s3://images/other",
+        "purpose": "simulation",
+    }.get(field, kit_.sha("something else"))
+    with pytest.raises(PlanMismatch, match=field):
+        kit.open().reserve(run_id="monday", content=kit_.content(**{field: changed}))
+
+
+def test_another_attempt_is_charged_in_addition(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    one = ledger.spent("all/0").epsilon
+    second = ledger.reserve(run_id="monday", content=kit_.content(), attempt=2)
+    assert second.attempt == 2
+    assert ledger.spent("all/0").epsilon > one
+    with pytest.raises(Refused, match="no gaps"):
+        ledger.reserve(run_id="monday", content=kit_.content(), attempt=4)
+
+
+def test_epsilon_equals_an_independent_sum_at_the_fixed_order(kit):
+    ledger = kit.open()
+    for number, noise in enumerate((2.0, 3.0, 2.5)):
+        ledger.reserve(run_id=f"run-{number}", content=kit_.content(noise=noise))
+    total = sum(
+        float(rdp_of(kit_.event(noise), REPLACE_ONE, [8.0])[0]) for noise in (2.0, 3.0, 2.5)
+    )
+    assert ledger.spent("all/0").epsilon == pytest.approx(
+        renyi_epsilon(total, 8.0, kit_.DELTA), rel=1e-6
+    )
+
+
+def test_run_that_would_cross_the_cap_is_refused_and_leaves_no_record(kit):
+    ledger = kit.open()
+    for number in range(3):
+        ledger.reserve(run_id=f"run-{number}", content=kit_.content(rounds=80))
+    with pytest.raises(BudgetExceeded, match="raise noise_multiplier"):
+        ledger.reserve(run_id="one-too-many", content=kit_.content(rounds=80))
+    assert ledger.head.sequence == 3
+    assert ledger.spent("all/0").epsilon <= 4.0
+    ledger.verify()
+
+
+def test_full_block_drops_out_and_others_stay(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="big", content=kit_.content(rounds=160))
+    asked = kit_.content(blocks=["all/0", "new/0"], rounds=160)
+    reservation = ledger.reserve(run_id="next", content=asked)
+    assert reservation.blocks == ("new/0",)
+    assert reservation.blocks_requested == ("all/0", "new/0")
+    assert kit.open().reserve(run_id="next", content=asked) == reservation
+
+
+def test_guarantee_of_disjoint_blocks_is_their_maximum_not_their_sum(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="a", content=kit_.content(blocks=["jan/0"]))
+    ledger.reserve(run_id="b", content=kit_.content(blocks=["feb/0"]))
+    assert ledger.spent("jan/0").epsilon == ledger.spent("feb/0").epsilon
+    assert ledger.spent("jan/0").charges == 1
+
+
+def test_bind_repeats_for_the_same_inputs_and_refuses_others(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    assert kit_.bind(ledger, reservation) == kit_.bind(kit.open(), reservation)
+    with pytest.raises(PlanMismatch, match="inputs_sha"):
+        kit_.bind(ledger, reservation, "other inputs")
+
+
+def test_commit_lowers_to_rounds_started_and_destroys_the_key(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit.keys.create(reservation_key_name("monday", 1))
+    kit_.bind(ledger, reservation)
+    full = ledger.spent("all/0").epsilon
+    kit_.commit(kit, ledger, reservation, 5)
+    expected = float(rdp_of(kit_.event(rounds=5), REPLACE_ONE, [8.0])[0])
+    assert ledger.spent("all/0").epsilon == pytest.approx(
+        renyi_epsilon(expected, 8.0, kit_.DELTA), rel=1e-6
+    )
+    assert ledger.spent("all/0").epsilon < full
+    assert not kit.keys.exists(reservation_key_name("monday", 1))
+    with pytest.raises(FileExistsError):
+        kit.keys.create(reservation_key_name("monday", 1))
+    kit_.commit(kit, kit.open(), reservation, 5)
+    with pytest.raises(PlanMismatch, match="does not change"):
+        kit_.commit(kit, ledger, reservation, 4)
+
+
+@pytest.mark.parametrize("rounds", [-1, 21])
+def test_commit_of_other_rounds_than_reserved_is_refused(kit, rounds):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    with pytest.raises(Refused):
+        kit_.commit(kit, ledger, reservation, rounds)
+
+
+def test_commit_never_falls_below_rounds_that_announced_themselves(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    for index in range(3):
+        ledger.start_round(reservation, index)
+    with pytest.raises(PlanMismatch, match="expected 3 to 20"):
+        kit_.commit(kit, ledger, reservation, 2)
+    kit_.commit(kit, ledger, reservation, 3)
+
+
+def test_commit_before_bind_and_bind_after_void_are_refused(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    with pytest.raises(LedgerError, match="never bound"):
+        kit_.commit(kit, ledger, reservation, 1)
+    ledger.void(reservation, "never started")
+    assert ledger.spent("all/0").epsilon == 0
+    with pytest.raises(Refused, match="given up"):
+        kit_.bind(ledger, reservation)
+
+
+def test_void_is_refused_once_anything_was_bound(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    with pytest.raises(Refused, match="stays charged"):
+        ledger.void(reservation, "changed our mind")
+
+
+def test_run_that_was_voided_may_reserve_again_as_next_attempt(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    ledger.void(reservation, "wrong week")
+    assert ledger.reserve(run_id="monday", content=kit_.content(noise=3.0)).attempt == 2
+
+
+def test_round_log_must_be_signed_by_a_trainer(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    impostor = Signer("trainer", b"0" * 32)
+    ledger.commit(reservation, rounds_started=1, round_log_sha=kit_.sha("log"), signer=impostor)
+    with pytest.raises(SignatureInvalid, match="round log"):
+        kit.open().verify()
+
+
+def test_simulation_is_written_down_charges_nothing_and_is_never_released(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(
+        run_id="study", content=kit_.content(noise=0.3, rounds=500, purpose="simulation")
+    )
+    kit_.bind(ledger, reservation)
+    kit_.commit(kit, ledger, reservation, 500)
+    assert ledger.spent("all/0").epsilon == 0
+    ledger.verify()
+    shas = dict.fromkeys(("model_sha", "report_sha", "bundle_sha"), kit_.sha("x"))
+    ledger.release(reservation, **shas, name="m", version="1")
+    with pytest.raises(LedgerError, match="purpose release"):
+        kit.open().verify()
+
+
+def test_release_repeats_for_the_same_bundle_and_refuses_a_taken_version(kit):
+    ledger = kit.open()
+    shas = dict.fromkeys(("model_sha", "report_sha", "bundle_sha"), kit_.sha("x"))
+    for run in ("monday", "tuesday"):
+        reservation = ledger.reserve(run_id=run, content=kit_.content(noise=4.0))
+        kit_.bind(ledger, reservation)
+        kit_.commit(kit, ledger, reservation, 20)
+        if run == "monday":
+            first = ledger.release(reservation, **shas, name="m", version="1")
+            assert ledger.release(reservation, **shas, name="m", version="1") == first
+        else:
+            with pytest.raises(Refused, match="another"):
+                ledger.release(reservation, **shas, name="m", version="1")
+
+
+# ---- the two ways of composing ----------------------------------------------------------------
+
+
+def _schedule(runs: int, noise: float = 2.0) -> Schedule:
+    digest = json_digest(kit_.content(noise=noise)["event"])
+    return Schedule(event_sha=digest, relation="REPLACE_ONE", runs=runs)
+
+
+def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(3))
+    ledger = kit.open()
+    for number in range(3):
+        reservation = ledger.reserve(run_id=f"week-{number}", content=kit_.content())
+        kit_.bind(ledger, reservation)
+        kit_.commit(kit, ledger, reservation, 1)
+    expected = price(kit_.event(rounds=60), REPLACE_ONE, kit_.DELTA, runs=3).epsilon
+    assert ledger.spent("all/0").epsilon == pytest.approx(expected, rel=1e-9)
+    assert ledger.spent("all/0").method == "planned_series"
+    with pytest.raises(BudgetExceeded, match="not spent again"):
+        ledger.reserve(run_id="week-3", content=kit_.content())
+
+
+def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(3))
+    with pytest.raises(PlanMismatch, match="not of the series"):
+        kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
+
+
+def test_off_schedule_runs_go_by_renyi_with_half_of_delta(tmp_path):
+    kit = kit_.make(tmp_path, composition="planned", off_schedule="renyi", schedule=_schedule(3))
+    ledger = kit.open()
+    ledger.reserve(run_id="week-0", content=kit_.content())
+    planned = ledger.spent("all/0")
+    half = price(kit_.event(), REPLACE_ONE, kit_.DELTA / 2).epsilon
+    assert (planned.method, planned.epsilon) == ("planned_series", pytest.approx(half, rel=1e-9))
+    ledger.reserve(run_id="odd", content=kit_.content(noise=3.0))
+    both = sum(float(rdp_of(kit_.event(n), REPLACE_ONE, [8.0])[0]) for n in (2.0, 3.0))
+    mixed = ledger.spent("all/0")
+    assert mixed.method == "renyi_filter"
+    assert mixed.epsilon == pytest.approx(renyi_epsilon(both, 8.0, kit_.DELTA / 2), rel=1e-6)
+
+
+def test_terms_of_a_policy_are_fixed_for_life(kit):
+    with pytest.raises(Refused, match="epsilon_cap"):
+        kit.open().create_policy(kit_.terms(epsilon_cap=9.0), kit.owner)
+    assert kit.open().create_policy(kit_.terms(), kit.owner).sequence == 0
+
+
+def test_delta_of_a_run_is_the_policys(kit):
+    with pytest.raises(PlanMismatch, match="delta"):
+        kit.open().reserve(run_id="monday", content=kit_.content(delta=2e-5))
+
+
+# ---- what the world does to a store -----------------------------------------------------------
+
+
+def test_clock_set_back_changes_nothing_but_the_time_shown(kit, monkeypatch):
+    ledger = kit.open()
+    ledger.reserve(run_id="today", content=kit_.content())
+
+    class Past:
+        @staticmethod
+        def now(zone):
+            from datetime import datetime
+
+            return datetime(1999, 1, 1, tzinfo=zone)
+
+    monkeypatch.setattr("components.fedemb.privacy.ledger_chain.datetime", Past)
+    reservation = ledger.reserve(run_id="tomorrow", content=kit_.content())
+    assert reservation.sequence == 2
+    assert kit.open().head.time.startswith("1999")
+    kit.open().verify()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_lost_object_is_found_and_named(kit, lost):
+    ledger = kit.open()
+    for number in range(3):
+        ledger.reserve(run_id=f"run-{number}", content=kit_.content())
+    kit.path(lost).unlink()
+    with pytest.raises(LedgerError, match=f"{lost:08d}"):
+        kit.open()
+
+
+def test_cut_tail_is_found_by_the_signed_head(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    ledger.reserve(run_id="tuesday", content=kit_.content())
+    kit.path(2).unlink()
+    with pytest.raises(LedgerError, match="missing"):
+        kit.open()
+
+
+def test_tail_cut_together_with_the_head_is_found_by_a_reservation(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    lost = ledger.reserve(run_id="tuesday", content=kit_.content())
+    kit.path(2).unlink()
+    kit.path(2).with_name("head.json").unlink()
+    with pytest.raises(LedgerError, match="tail was cut"):
+        kit.open().verify([lost.anchor])
+    kit.open().reserve(run_id="impostor", content=kit_.content())
+    with pytest.raises(LedgerError, match="rewritten"):
+        kit.open().verify([lost.anchor])
+    with pytest.raises(LedgerError):
+        kit_.bind(kit.open(), lost)
+
+
+def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
+    ledger = kit.open()
+    for number in range(3):
+        ledger.reserve(run_id=f"run-{number}", content=kit_.content())
+
+    class Lagging(LocalStore):
+        """A remote store whose listing shows the first record only."""
+
+        def __init__(self, root):
+            super().__init__(root)
+            self.local_root = None
+            self._root = root
+
+        def _path(self, name):
+            return self._root / name
+
+        def list(self, prefix=""):
+            return [f"{prefix}00000000.json"]
+
+    from pathlib import Path
+
+    monkeypatch.setattr(
+        "components.fedemb.privacy.ledger.open_store", lambda uri: Lagging(Path(uri))
+    )
+    assert kit.reader().head.sequence == 3
+    Path(kit.ledger_uri, kit.policy_id, "head.json").unlink()
+    assert kit.reader().head.sequence == 3
+
+
+def test_record_of_another_policy_or_place_is_refused(kit):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    kit.path(2).write_bytes(kit.path(1).read_bytes())
+    with pytest.raises(LedgerError, match="belongs elsewhere"):
+        kit.open()
+
+
+def test_charge_above_the_cap_in_a_well_signed_ledger_is_found_by_verify(kit):
+    ledger = kit.open()
+    for sequence in (1, 2):
+        body = {**kit_.content(rounds=160), "blocks": ["all/0"]}
+        data = encode_record(
+            policy_id="weekly",
+            sequence=sequence,
+            previous=ledger.head.sha,
+            kind="reserve",
+            run_id=f"run-{sequence}",
+            attempt=1,
+            time="",
+            actor="",
+            body=body,
+            signer=Signer.load_or_create(kit.keys, "ledger"),
+        )
+        kit.path(sequence).write_bytes(data)
+        ledger.refresh()
+    with pytest.raises(BudgetExceeded, match="above its cap"):
+        kit.open().verify()
+
+
+def test_reader_cannot_write(kit):
+    with pytest.raises(Refused, match="opened for reading"):
+        kit.reader().reserve(run_id="monday", content=kit_.content())
+
+
+def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    forged = dataclasses.replace(reservation, blocks=("all/0", "all/1"))
+    with pytest.raises(LedgerError, match="something else"):
+        kit_.bind(ledger, forged)
+    with pytest.raises(LedgerError, match="rewritten"):
+        ledger.verify([Anchor(1, kit_.sha("other"), "a note")])
+
+
+def test_waiver_needs_the_policy_owners_key(kit):
+    with pytest.raises(LedgerError, match="role 'policy'"):
+        kit.open().waive(
+            code="delta_above_customary",
+            model_sha=kit_.sha("m"),
+            reason="approved",
+            signer=Signer.load_or_create(kit.keys, "ledger"),
+        )
+
+
+def test_record_bytes_are_canonical_json(kit):
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    data = kit.path(1).read_bytes()
+    assert canonical_json(json.loads(data)) == data

@@ -1,0 +1,96 @@
+"""Any byte of any record changed: denied, with the record named. The number tried is printed."""
+
+import ledger_kit as kit_
+import numpy as np
+import pytest
+
+from components.fedemb.errors import FedEmbError
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory):
+    kit = kit_.make(tmp_path_factory.mktemp("tampering"))
+    ledger = kit.open()
+    first = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, first)
+    kit_.commit(kit, ledger, first, 7)
+    ledger.reserve(run_id="tuesday", content=kit_.content())
+    return kit
+
+
+def _denied(kit, sequence: int, data: bytes) -> bool:
+    original = kit.path(sequence).read_bytes()
+    kit.path(sequence).write_bytes(data)
+    try:
+        kit.reader().verify()
+    except FedEmbError as error:
+        # The record, or the one after it that no longer follows.
+        return any(f"{number:08d}" in str(error) for number in (sequence, sequence + 1))
+    finally:
+        kit.path(sequence).write_bytes(original)
+    return False
+
+
+def _fuzz(kit, per_record: int) -> tuple[int, int]:
+    random = np.random.default_rng(np.random.SeedSequence([4, per_record]))
+    tried = denied = 0
+    for sequence in range(5):
+        original = kit.path(sequence).read_bytes()
+        positions = random.permutation(len(original))[:per_record]
+        for position in positions:
+            changed = bytearray(original)
+            changed[position] ^= 1 << int(random.integers(8))
+            tried += 1
+            denied += _denied(kit, sequence, bytes(changed))
+    return tried, denied
+
+
+def test_changed_bytes_are_denied_and_the_record_is_named(kit):
+    tried, denied = _fuzz(kit, 60)
+    assert tried == denied == 300
+
+
+@pytest.mark.slow
+def test_every_byte_of_every_record_changed_is_denied(kit):
+    tried, denied = _fuzz(kit, 10**6)
+    assert tried == denied > 4000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data + b"\n",
+        lambda data: data.replace(b":", b": ", 1),
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data.replace(b'"rounds":20', b'"rounds":20,"rounds":20'),
+        lambda data: data.replace(b'"rounds":20', b'"rounds":2e1'),
+        lambda data: data.replace(b'"rounds":20', b'"rounds":true'),
+        lambda data: data.replace(b'"delta":1e-05', b'"delta":NaN'),
+        lambda data: data.replace(b"self_composed", b"os.system"),
+        lambda data: b"[" * 100_000,
+    ],
+)
+def test_other_spellings_and_structures_are_denied(kit, change):
+    original = kit.path(1).read_bytes()
+    assert change(original) != original
+    assert _denied(kit, 1, change(original))
+
+
+def test_records_swapped_or_replayed_are_denied(kit):
+    first, second = kit.path(3).read_bytes(), kit.path(4).read_bytes()
+    assert _denied(kit, 4, first)
+    assert _denied(kit, 3, second)
+    kit.path(5).write_bytes(second)
+    with pytest.raises(FedEmbError, match="00000005"):
+        kit.reader()
+    kit.path(5).unlink()
+
+
+def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
+    other = kit_.make(tmp_path)
+    other.open().reserve(run_id="monday", content=kit_.content())
+    from components.fedemb.privacy.ledger import open_ledger
+
+    with pytest.raises(FedEmbError, match="does not believe"):
+        open_ledger(other.ledger_uri, "weekly", trust=kit.trust)

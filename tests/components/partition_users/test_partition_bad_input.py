@@ -1,0 +1,305 @@
+"""Bad records are dropped one by one and the run goes on; broken infrastructure is one sentence."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from partition_run import (
+    KEY,
+    Partitioner,
+    make_config,
+    picture,
+    rows_of,
+    user_key,
+    write_parquet,
+)
+
+from components.fedemb.artifacts import read_json, write_json
+from components.fedemb.client_data import GroupIndex, UserStore
+from components.fedemb.errors import (
+    ArtifactError,
+    ConfigError,
+    InputError,
+    PlanMismatch,
+    StorageError,
+)
+from components.fedemb.provenance import config_digest
+from components.fedemb.sources import Batch
+from components.partition_users.hashing import Hasher
+from components.partition_users.prepare import Preparer
+
+SECRET = "ada.lovelace@example.org"
+
+
+def bomb() -> bytes:
+    """A whole, valid PNG of 20,000 x 20,000 pixels in 50 kilobytes."""
+    squeeze = zlib.compressobj(9)
+    row = bytes(1 + 20_000 // 8)
+    data = b"".join(squeeze.compress(row * 100) for _ in range(200)) + squeeze.flush()
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        crc = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + crc
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def sentence(error: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    assert SECRET not in text
+    assert "Traceback" not in text
+    return text
+
+
+def test_bad_images_are_dropped_one_by_one_and_listed_with_reasons(partition: Partitioner) -> None:
+    good = rows_of(10)
+    bad: dict[str, list[bytes | None]] = {
+        "not_decodable": [picture(1)[:60], b"no image at all", b"\xff\xd8\xff\xe0 cut", b"GIF89a"],
+        "image_empty": [b""],
+        "image_missing": [None],
+        "too_many_pixels": [bomb()],
+    }
+    rows = good + [
+        {"image": image, "user_id": f" {SECRET}", "label": "x"}
+        for images in bad.values()
+        for image in images
+    ]
+    started = time.monotonic()
+    result = partition(rows)
+    assert time.monotonic() - started < 30
+    assert {reason: result.counts[reason] for reason in bad} == {
+        reason: len(images) for reason, images in bad.items()
+    }
+    listed = result.rejects()
+    assert sorted(row["reason"] for row in listed) == sorted(r for r in bad for _ in bad[r])
+    assert {row["user_id"] for row in listed} == {SECRET}
+    assert result.records() == partition(good).records()
+
+
+def test_bad_user_ids_are_dropped_and_spellings_are_one_user(partition: Partitioner) -> None:
+    ids = [None, "", "  ", "\u200b", "Zoë", "Zoe\u0308", " Zoë\t", "Zo\u200bë", "zoë"]
+    rows = [
+        {"image": picture(n), "user_id": user_id, "label": "a"} for n, user_id in enumerate(ids)
+    ]
+    result = partition(rows, partition__evaluation={"by": "hash", "fraction": 1e-9})
+    assert result.counts["user_id_missing"] == 4
+    sizes = {key: len(record.images) for key, record in result.records().items()}
+    assert sizes == {user_key("Zoë"): 4, user_key("zoë"): 1}
+
+
+def test_user_ids_of_mixed_types_are_one_user() -> None:
+    config = make_config("x.parquet")
+    preparer = Preparer(config, Hasher(KEY), None, set().__contains__)
+    ids = [7, "7", 7.0, b"7", " 7 ", True, float("nan"), b"\xff", ["7"], {"id": 7}]
+    batch = Batch([picture(n) for n in range(len(ids))], {"user_id": ids, "label": ["a"] * len(ids)})
+    prepared = preparer.prepare(batch)
+    came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
+    hasher = Hasher(KEY)
+    assert came == {hasher.user_key("7"): 5, hasher.user_key("True"): 1}
+    assert prepared.counts["user_id_missing"] == 4
+
+
+def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> None:
+    rows = rows_of(12, images=2)
+    rows += [dict(rows[0]), dict(rows[0]), {**rows[0], "user_id": "user 1"}]
+    result = partition(rows)
+    everyone = {**result.records(), **result.records("evaluation")}
+    assert result.counts["duplicate"] == 2
+    assert [row["reason"] for row in result.rejects()] == ["duplicate"] * 2
+    assert len(everyone[user_key("user 0")].images) == 2
+    assert len(everyone[user_key("user 1")].images) == 3
+
+
+def test_user_with_nine_tenths_of_all_images_is_capped(partition: Partitioner) -> None:
+    rows = rows_of(5, images=4) + [
+        {"image": picture(10_000 + n), "user_id": "whale", "label": "w"} for n in range(180)
+    ]
+    result = partition(rows, partition__max_images_per_user=10)
+    everyone = {**result.records(), **result.records("evaluation")}
+    assert len(everyone[user_key("whale")].images) == 10
+    assert result.counts["dropped_over_cap"] == 170
+
+
+def test_one_user_only_and_classes_of_one_image(partition: Partitioner) -> None:
+    rows = [{"image": picture(n), "user_id": "only", "label": f"class {n}"} for n in range(6)]
+    result = partition(rows, partition__evaluation={"by": "hash", "fraction": 1e-9})
+    (record,) = result.records().values()
+    assert len(set(record.labels)) == 6
+    assert [sum(map(len, groups)) for groups in result.groups()] == [1, 1]
+
+
+def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:
+    result = partition([{"image": b"x", "user_id": "a", "label": "b"}])
+    assert result.counts["not_decodable"] == 1
+    assert len(UserStore(result.root / "users")) == 0
+    index = GroupIndex.load(result.root / "users")
+    assert index.user_count == 0
+    assert len(index.user_keys) == 0
+    assert index.members(1, 4).tolist() == []
+
+
+def test_missing_column_is_one_sentence(partition: Partitioner) -> None:
+    with pytest.raises(InputError) as error:
+        partition(rows_of(2), data__source__columns={"user_id": "owner"})
+    assert "no column 'owner'" in sentence(error)
+
+
+def test_column_of_another_type_is_one_sentence(partition: Partitioner) -> None:
+    with pytest.raises(InputError) as error:
+        partition(rows_of(2), data__source__columns={"image": "label"})
+    assert "expected encoded image bytes" in sentence(error)
+
+
+def test_missing_file_is_one_sentence(partition: Partitioner) -> None:
+    with pytest.raises(InputError) as error:
+        partition("/nowhere/rows.parquet")
+    assert "data.source.uri" in sentence(error)
+
+
+def test_parquet_cut_at_its_end_is_one_sentence(partition: Partitioner, tmp_path: Path) -> None:
+    whole = Path(write_parquet(tmp_path / "whole.parquet", rows_of(20)))
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(whole.read_bytes()[:-500])
+    with pytest.raises(InputError) as error:
+        partition(str(cut))
+    assert "cut or damaged" in sentence(error)
+
+
+def test_parquet_damaged_in_the_middle_is_one_sentence_and_nothing_is_published(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    path = Path(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
+    data = bytearray(path.read_bytes())
+    data[200:4000] = bytes(3800)
+    path.write_bytes(data)
+    with pytest.raises(InputError) as error:
+        partition(str(path))
+    assert "damaged in the middle" in sentence(error)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_gs_without_credentials_fails_within_seconds(
+    partition: Partitioner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    started = time.monotonic()
+    with pytest.raises(StorageError) as error:
+        partition("gs://fedemb-no-such-bucket/rows.parquet")
+    assert "credentials" in sentence(error)
+    assert time.monotonic() - started < 20
+
+
+def test_full_disk_is_one_sentence_and_nothing_is_published(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    source = write_parquet(tmp_path / "rows.parquet", rows_of(400, images=4))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        with pytest.raises(StorageError) as error:
+            partition(source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    sentence(error)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_unexpected_failure_of_a_worker_quotes_no_data(
+    partition: Partitioner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError(SECRET)
+
+    monkeypatch.setattr(Preparer, "prepare", broken)
+    with pytest.raises(Exception, match="KeyError") as error:
+        partition(rows_of(2))
+    sentence(error)
+    assert SECRET not in caplog.text
+
+
+def test_artifact_of_another_schema_version_is_one_sentence(
+    partition: Partitioner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = partition(rows_of(5)).root / "users"
+    monkeypatch.setattr("components.fedemb.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
+    with pytest.raises(ArtifactError) as error:
+        GroupIndex.load(folder)
+    assert "expected 'fedemb/groups/9'" in sentence(error)
+    manifest = folder / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/1", b"user_store/9"))
+    with pytest.raises(ArtifactError) as error:
+        UserStore(folder)
+    assert "expected 'fedemb/user_store/1'" in sentence(error)
+
+
+def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitioner) -> None:
+    with pytest.raises(ConfigError, match="name the column"):
+        partition(rows_of(2), partition__cohorts=["a", "b"])
+
+
+# ---- the step itself ----------------------------------------------------------------------------
+
+
+def reservation_for(path: Path, config: Any, **changes: Any) -> Path:
+    body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
+    write_json(path, "fedemb/reservation/1", body)
+    return path
+
+
+def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
+    from components.fedemb.artifacts import tree_digest
+    from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
+    from components.partition_users.partition import run
+
+    config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
+    keys = str(tmp_path / "keys")
+    manifest = run(
+        config,
+        reservation_path=reservation_for(tmp_path / "reservation.json", config),
+        private_root=str(tmp_path / "private"),
+        run_id="run-1",
+        keys_uri=keys,
+        manifest_path=tmp_path / "manifest.json",
+    )
+    assert read_json(tmp_path / "manifest.json", "fedemb/users/1") == manifest
+    assert set(manifest) == {
+        *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
+        *("blocks", "image_size", "channels", "commitments"),
+    }
+    key = commitment_key(open_key_store(keys), config.policy.policy_id)
+    for kind in ("users", "evaluation"):
+        digest = tree_digest(tmp_path / "private" / "run-1" / kind)
+        assert manifest["commitments"][kind] == commit_to(key, digest.encode())
+
+
+@pytest.mark.parametrize("changed", ["run_id", "config_sha"])
+def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> None:
+    from components.partition_users.partition import run
+
+    config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(2)))
+    with pytest.raises(PlanMismatch, match=changed):
+        run(
+            config,
+            reservation_path=reservation_for(tmp_path / "r.json", config, **{changed: "another"}),
+            private_root=str(tmp_path / "private"),
+            run_id="run-1",
+            keys_uri=str(tmp_path / "keys"),
+            manifest_path=tmp_path / "manifest.json",
+        )
+    assert not (tmp_path / "private").exists()

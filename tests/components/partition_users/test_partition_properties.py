@@ -1,0 +1,241 @@
+"""What the guarantee rests on: where users go depends on them alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_run import KEY, Partitioner, make_config, rows_of, user_key, write_parquet
+
+from components.partition_users.hashing import Hasher, KeyRef, shard_of
+from components.partition_users.prepare import UserPart, merge, new_part
+
+
+def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partitioner) -> None:
+    result = partition(rows_of(30), partition__groupings=6)
+    training = set(result.records())
+    for groups in result.groups():
+        assert sum(len(group) for group in groups) == len(training)
+        assert frozenset().union(*groups) == training
+
+
+def test_removing_a_user_changes_one_group_per_grouping_and_nothing_else(
+    partition: Partitioner,
+) -> None:
+    rows = rows_of(30)
+    before = partition(rows)
+    gone = next(iter(before.records()))
+    after = partition([row for row in rows if user_key(row["user_id"]) != gone])
+    for old, new in zip(before.groups(), after.groups(), strict=True):
+        changed = [(a, b) for a, b in zip(old, new, strict=True) if a != b]
+        assert len(changed) == 1
+        assert changed[0][0] - changed[0][1] == {gone}
+        assert changed[0][1] <= changed[0][0]
+    expected = before.records()
+    del expected[gone]
+    assert after.records() == expected
+    assert after.records("evaluation") == before.records("evaluation")
+
+
+def test_output_is_the_same_bytes_in_any_order_and_split(partition: Partitioner) -> None:
+    rows = [*rows_of(25), *rows_of(4), {"image": b"x", "user_id": "user 3", "label": "1"}]
+    first = partition(rows, row_group_size=1000)
+    shuffled = random.Random(7).sample(rows, len(rows))
+    threads = ["--direct_running_mode=multi_threading", "--direct_num_workers=3"]
+    assert partition(shuffled, row_group_size=5).files == first.files
+    assert partition(shuffled, row_group_size=11, options=threads).files == first.files
+
+
+@pytest.mark.slow
+def test_output_is_the_same_bytes_with_worker_processes(partition: Partitioner) -> None:
+    rows = rows_of(25)
+    processes = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    assert partition(rows, options=processes).files == partition(rows).files
+
+
+def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partitioner) -> None:
+    from components.partition_users.partition import partition_images
+
+    rows = rows_of(10)
+    result = partition(rows, partition__shards=3)
+    fresh = partition(rows)
+    stale = result.root / "users" / "users-00000-of-00009.arrayrecord"
+    stale.write_bytes(b"of an earlier attempt")
+    partition_images(
+        make_config(str(partition.folder / "rows-1.parquet")),
+        keys=KeyRef("", "", throwaway=KEY),
+        root=str(result.root),
+        blocks=None,
+        header={"run_id": "run"},
+    )
+    assert result.files == fresh.files
+    assert not (result.root / "partition").exists()
+
+
+@pytest.mark.parametrize("scope", ["user", "global"])
+def test_evaluation_shares_no_user_and_no_class_with_training(
+    partition: Partitioner, scope: str
+) -> None:
+    rows = [{**row, "label": f"class {n % 17}"} for n, row in enumerate(rows_of(60))]
+    result = partition(
+        rows,
+        data__source__label_scope=scope,
+        partition__evaluation={"by": "hash", "fraction": 0.4},
+    )
+    training, evaluation = result.records(), result.records("evaluation")
+    assert training
+    assert evaluation
+    assert not set(training) & set(evaluation)
+    classes = [
+        {label for record in side.values() for label in record.labels}
+        for side in (training, evaluation)
+    ]
+    assert not classes[0] & classes[1]
+    kept = sum(len(record.images) for side in (training, evaluation) for record in side.values())
+    assert kept + result.counts["dropped_cross_split"] == len(rows)
+    assert (result.counts["dropped_cross_split"] > 0) == (scope == "global")
+
+
+def test_split_by_value_holds_out_whole_users(partition: Partitioner) -> None:
+    rows = [{**row, "alphabet": "AB"[n % 2]} for n, row in enumerate(rows_of(6, images=1))]
+    both = [{**rows[0], "image": rows_of(9)[-1]["image"], "alphabet": "B"}]
+    result = partition(
+        rows + both, partition__evaluation={"by": "value", "column": "alphabet", "values": ["B"]}
+    )
+    held_out = {user_key(f"user {n}") for n in (0, 1, 3, 5)}
+    assert set(result.records("evaluation")) == held_out
+    assert set(result.records()) == {user_key(f"user {n}") for n in (2, 4)}
+    assert result.counts["dropped_cross_split"] == 1
+
+
+def test_only_users_of_reserved_blocks_train(partition: Partitioner) -> None:
+    rows = rows_of(40)
+    everyone = partition(rows, partition__blocks_per_cohort=4)
+    some = partition(rows, partition__blocks_per_cohort=4, blocks=frozenset({"all/1", "all/3"}))
+    blocks = {record.block for record in everyone.records().values()}
+    assert blocks == {f"all/{bucket}" for bucket in range(4)}
+    expected = {k: r for k, r in everyone.records().items() if r.block in ("all/1", "all/3")}
+    assert some.records() == expected
+    assert some.records("evaluation") == everyone.records("evaluation")
+
+
+def test_cohort_of_a_user_is_one_for_life(partition: Partitioner) -> None:
+    rows = [{**row, "month": f"2026-0{1 + n % 3}"} for n, row in enumerate(rows_of(12, images=1))]
+    moved = [{**row, "month": "2026-03", "image": rows_of(99)[-1]["image"]} for row in rows[:1]]
+    cohort = {"data__source__columns__cohort": "month"}
+    result = partition(rows + moved, partition__cohorts=["2026-03"], **cohort)
+    seen = {**result.records(), **result.records("evaluation")}
+    assert set(seen) == {user_key(f"user {n}") for n in (2, 5, 8, 11)}
+    assert {record.block for record in result.records().values()} <= {"2026-03/0"}
+    early = partition(rows + moved, partition__cohorts=["2026-01"], **cohort)
+    seen = {**early.records(), **early.records("evaluation")}
+    assert len(seen[user_key("user 0")].images) == 2
+
+
+def test_cap_keeps_the_images_with_the_smallest_digests(partition: Partitioner) -> None:
+    rows = rows_of(3, images=9)
+    capped = partition(rows, partition__max_images_per_user=4)
+    whole = partition(rows)
+    for key, record in whole.records().items():
+        assert capped.records()[key].images == record.images[:4]
+    held = len(whole.records("evaluation"))
+    assert capped.counts["dropped_over_cap"] == 5 * (len(whole.records()) + held)
+
+
+def test_images_that_are_also_public_are_dropped(partition: Partitioner, tmp_path: Path) -> None:
+    rows = rows_of(12)
+    public = write_parquet(tmp_path / "public.parquet", rows[:4])
+    result = partition(rows, pretraining={"kind": "supervised", "source": {"uri": public}})
+    assert result.counts["in_public_set"] == 4
+    assert {row["reason"] for row in result.rejects()} == {"in_public_set"}
+    assert user_key("user 0") not in {**result.records(), **result.records("evaluation")}
+
+
+def test_graph_has_no_side_inputs_and_caps_before_it_groups() -> None:
+    import apache_beam as beam
+    from apache_beam.pipeline import PipelineVisitor
+
+    from components.fedemb.sources import Part
+    from components.partition_users.transforms import Job, build, build_public
+
+    config = make_config("rows.parquet")
+    job = Job(config, KeyRef("keys", "policy"), "root", None)
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    files = [Part("/", "rows.parquet", group) for group in range(3)]
+    build(pipeline, job, files)
+    build_public(pipeline, job, config.data.source, files)
+    shuffles: set[str] = set()
+
+    class Visitor(PipelineVisitor):
+        def visit_transform(self, transform_node: Any) -> None:
+            assert not transform_node.side_inputs, transform_node.full_label
+            if isinstance(transform_node.transform, beam.GroupByKey):
+                shuffles.add(transform_node.full_label.split("/")[0])
+
+    pipeline.visit(Visitor())
+    spreads = {"Parts", "Spread", "PublicParts", "PublicSpread"}
+    by_shard = {"ByShard", "ByRejectShard", "ByRange"}
+    assert shuffles == spreads | by_shard | {"CapPerUser", "Sum"}
+    assert KEY.hex() not in str(pipeline.to_runner_api())
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[UserPart]:
+    image = st.tuples(st.integers(0, 3), st.integers(1, 2), st.binary(min_size=1, max_size=1))
+    images = st.dictionaries(st.binary(min_size=1, max_size=1), image, max_size=4)
+    text = st.one_of(st.none(), st.sampled_from("abc"))
+    part = st.tuples(text, text, images, images, st.integers(0, 9), st.integers(0, 9))
+    return draw(st.lists(part, min_size=1, max_size=6))
+
+
+@given(several=parts(), cap=st.integers(1, 4), seed=st.integers(0, 99))
+@settings(max_examples=150, deadline=None)
+def test_merging_parts_of_a_user_does_not_depend_on_order(
+    several: list[UserPart], cap: int, seed: int
+) -> None:
+    def fold(sequence: list[UserPart]) -> UserPart:
+        merged = new_part()
+        for part in sequence:
+            merged = merge(merged, part, cap)
+        return merged
+
+    expected = fold(several)
+    shuffled = random.Random(seed).sample(several, len(several))
+    cut = seed % len(several)
+    assert fold(shuffled) == expected
+    assert merge(fold(shuffled[:cut]), fold(shuffled[cut:]), cap) == expected
+    digests = sorted(set().union(*(part[2] for part in several)))[:cap]
+    assert sorted(expected[2]) == digests
+    for digest in digests:
+        assert expected[2][digest][1] == sum(p[2][digest][1] for p in several if digest in p[2])
+
+
+def test_more_groupings_leave_the_first_ones_and_all_are_balanced() -> None:
+    hasher = Hasher(KEY)
+    keys = [hasher.user_key(str(n)) for n in range(20_000)]
+    few, many = hasher.groups(keys, 3, 10), hasher.groups(keys, 9, 10)
+    np.testing.assert_array_equal(few, many[:3])
+    counts = np.stack([np.bincount(row, minlength=10) for row in many])
+    assert (np.abs(counts - 2000) < 6 * np.sqrt(2000)).all()
+    together = ((many[:, :5000, None] == many[:, None, :5000][:, :, :50]).mean((1, 2))).mean()
+    assert abs(together - 0.1) < 0.01
+    assert not np.array_equal(many[0], many[1])
+
+
+def test_share_of_users_held_out_is_the_fraction() -> None:
+    hasher = Hasher(KEY)
+    keys = [hasher.user_key(str(n)) for n in range(20_000)]
+    held = np.mean([hasher.holds_out_user(key, 0.1) for key in keys])
+    assert abs(held - 0.1) < 6 * np.sqrt(0.1 * 0.9 / 20_000)
+
+
+@given(st.lists(st.binary(min_size=8, max_size=8), min_size=2), st.integers(1, 1000))
+def test_shards_ascend_with_the_key(keys: list[bytes], shards: int) -> None:
+    numbers = [shard_of(key, shards) for key in sorted(keys)]
+    assert numbers == sorted(numbers)
+    assert 0 <= numbers[0] <= numbers[-1] < shards

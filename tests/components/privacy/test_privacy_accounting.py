@@ -1,0 +1,352 @@
+"""Events, accountants and guarantees."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation as Relation
+from dp_accounting import dp_event as dpe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy_worlds import KINDS, make_plan
+
+from components.fedemb.errors import ArtifactError, UnsupportedAccounting
+from components.fedemb.privacy import accounting
+from components.fedemb.privacy.accounting import curve, delta_at, price, rdp_of, supports
+from components.fedemb.privacy.events import event_from_json, event_to_json
+from components.fedemb.privacy.guarantee import PrivacyGuarantee
+from components.fedemb.privacy.renyi import group_pair_rdp
+
+
+def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:
+    return dpe.SelfComposedDpEvent(dpe.PoissonSampledDpEvent(q, dpe.GaussianDpEvent(sigma)), rounds)
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+numbers = st.floats(1e-3, 1e3)
+leaves = st.one_of(
+    st.just(dpe.NoOpDpEvent()),
+    st.just(dpe.NonPrivateDpEvent()),
+    st.just(dpe.UnsupportedDpEvent()),
+    st.builds(dpe.GaussianDpEvent, numbers),
+    st.builds(dpe.ZCDpEvent, numbers, numbers),
+    st.builds(dpe.SingleEpochTreeAggregationDpEvent, numbers, st.integers(1, 1000)),
+    st.builds(
+        dpe.MixtureOfGaussiansDpEvent,
+        numbers,
+        st.lists(numbers, min_size=1, max_size=3),
+        st.lists(numbers, min_size=1, max_size=3),
+    ),
+)
+events = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(dpe.PoissonSampledDpEvent, st.floats(1e-6, 1), inner),
+        st.builds(dpe.SelfComposedDpEvent, inner, st.integers(1, 10**6)),
+        st.builds(dpe.ComposedDpEvent, st.lists(inner, max_size=3)),
+        st.builds(
+            dpe.SampledWithoutReplacementDpEvent,
+            st.integers(1, 10**8),
+            st.integers(1, 10**6),
+            inner,
+        ),
+        st.builds(
+            dpe.RepeatAndSelectDpEvent,
+            inner,
+            st.floats(1, 1e3),
+            st.sampled_from([0.0, 1, math.inf]),
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(event=events)
+def test_every_event_survives_json(event):
+    assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, "1", None, True])
+def test_events_with_bad_numbers_are_refused_in_both_directions(value):
+    with pytest.raises(ArtifactError, match="noise_multiplier"):
+        event_to_json(dpe.GaussianDpEvent(value))
+    with pytest.raises(ArtifactError, match="noise_multiplier"):
+        event_from_json({"type": "gaussian", "noise_multiplier": value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {"type": "laplace", "noise_multiplier": 1.0},
+        {"type": ["gaussian"]},
+        {"type": "gaussian"},
+        {"type": "gaussian", "noise_multiplier": 1.0, "module_name": "os"},
+        {"type": "composed", "events": {"type": "no_op"}},
+        {"type": "self_composed", "count": 0, "event": {"type": "no_op"}},
+        {"type": "self_composed", "count": 1.5, "event": {"type": "no_op"}},
+        {"type": "poisson_sampled", "sampling_probability": 1.1, "event": {"type": "no_op"}},
+    ],
+)
+def test_what_we_did_not_write_is_refused(value):
+    with pytest.raises(ArtifactError):
+        event_from_json(value)
+
+
+def test_events_nested_without_end_are_refused():
+    value = {"type": "no_op"}
+    for _ in range(100):
+        value = {"type": "composed", "events": [value]}
+    with pytest.raises(ArtifactError, match="nested"):
+        event_from_json(value)
+
+
+# ---- dispatch -----------------------------------------------------------------------------------
+
+GAUSSIAN = dpe.GaussianDpEvent(2.0)
+POISSON = dpe.PoissonSampledDpEvent(0.1, GAUSSIAN)
+
+
+@pytest.mark.parametrize(
+    ("event", "relation", "pld", "rdp"),
+    [
+        (GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, True, True),
+        (GAUSSIAN, Relation.REPLACE_ONE, True, False),
+        (GAUSSIAN, Relation.REPLACE_SPECIAL, True, True),
+        (POISSON, Relation.ADD_OR_REMOVE_ONE, True, True),
+        (POISSON, Relation.REPLACE_ONE, True, True),
+        (POISSON, Relation.REPLACE_SPECIAL, False, False),
+        (
+            dpe.PoissonSampledDpEvent(0.1, dpe.ComposedDpEvent([GAUSSIAN, GAUSSIAN])),
+            Relation.ADD_OR_REMOVE_ONE,
+            False,
+            True,
+        ),
+        (
+            dpe.PoissonSampledDpEvent(0.1, dpe.ComposedDpEvent([GAUSSIAN, GAUSSIAN])),
+            Relation.REPLACE_ONE,
+            False,
+            False,
+        ),
+        (
+            dpe.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN),
+            Relation.REPLACE_ONE,
+            False,
+            True,
+        ),
+        (
+            dpe.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN),
+            Relation.ADD_OR_REMOVE_ONE,
+            False,
+            False,
+        ),
+        (
+            dpe.SingleEpochTreeAggregationDpEvent(3.0, 8),
+            Relation.REPLACE_SPECIAL,
+            False,
+            True,
+        ),
+        (dpe.SingleEpochTreeAggregationDpEvent(3.0, 8), Relation.REPLACE_ONE, False, False),
+        (dpe.ZCDpEvent(0.1), Relation.ADD_OR_REMOVE_ONE, False, True),
+        (dpe.RepeatAndSelectDpEvent(POISSON, 10, 0), Relation.REPLACE_ONE, False, True),
+        (
+            dpe.MixtureOfGaussiansDpEvent(9.0, [0.0, 1.0], [0.9, 0.1]),
+            Relation.ADD_OR_REMOVE_ONE,
+            True,
+            False,
+        ),
+        (dpe.LaplaceDpEvent(1.0), Relation.ADD_OR_REMOVE_ONE, False, False),
+        (dpe.UnsupportedDpEvent(), Relation.ADD_OR_REMOVE_ONE, False, False),
+    ],
+)
+def test_dispatch_table(event, relation, pld, rdp):
+    assert supports(event, relation, "pld") is pld
+    assert supports(event, relation, "rdp") is rdp
+    for accountant, valid in (("pld", pld), ("rdp", rdp)):
+        if valid:
+            assert price(event, relation, 1e-6, accountant).epsilon > 0
+        else:
+            with pytest.raises(UnsupportedAccounting, match=relation.name):
+                price(event, relation, 1e-6, accountant)
+    composed = dpe.ComposedDpEvent([dpe.NoOpDpEvent(), dpe.SelfComposedDpEvent(event, 2)])
+    assert supports(composed, relation, "pld") is pld
+
+
+def test_gaussian_under_replace_one_is_twice_as_far():
+    """dp-accounting's RDP says 2.419 here, the add-or-remove value; the table keeps it out."""
+    event = dpe.GaussianDpEvent(2.0)
+    assert price(event, Relation.REPLACE_ONE, 1e-6).epsilon == pytest.approx(4.887, rel=1e-3)
+
+
+def test_old_dp_accounting_is_refused(monkeypatch):
+    monkeypatch.setattr(accounting.metadata, "version", lambda _: "0.4.3")
+    with pytest.raises(UnsupportedAccounting, match=r"0\.4\.3"):
+        price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 1e-6)
+
+
+def test_no_privacy_is_infinite_and_says_so():
+    guarantee = price(dpe.NonPrivateDpEvent(), Relation.ADD_OR_REMOVE_ONE, 1e-6)
+    assert math.isinf(guarantee.epsilon)
+    assert "no differential privacy" in str(guarantee)
+    assert not guarantee.within(1e9, 1.0)
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def test_worked_example():
+    """dp.md 2.3: n = 1e5, 2048 users a round, T = 1000."""
+    delta = 1e5**-1.1
+    for sigma, ours, renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
+        event = group_event(0.02048, sigma, 1000)
+        assert price(event, Relation.REPLACE_ONE, delta).epsilon == pytest.approx(ours, rel=2e-3)
+        assert price(event, Relation.REPLACE_ONE, delta, "rdp").epsilon == pytest.approx(
+            renyi, rel=3e-3
+        )
+        two = group_event(0.02048, sigma / 2, 1000)
+        assert price(two, Relation.ADD_OR_REMOVE_ONE, delta).epsilon == pytest.approx(
+            doubled, rel=3e-3
+        )
+
+
+def test_sampler_share_is_taken_out_of_delta():
+    event, relation, delta = group_event(0.02, 2.0, 100), Relation.REPLACE_ONE, 1e-13
+    guarantee = price(event, relation, delta)
+    assert guarantee.delta == delta
+    assert guarantee.sampler_total_variation == pytest.approx(2.0**-47)
+    assert guarantee.epsilon > price(event, relation, delta + 2.0**-47).epsilon
+    with pytest.raises(ValueError, match="noise sampler"):
+        price(event, relation, 2.0**-48)
+
+
+@pytest.mark.parametrize("delta", [0.0, -1e-6, 1.0, math.nan, math.inf])
+def test_bad_deltas_are_refused(delta):
+    with pytest.raises(ValueError, match="delta"):
+        price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, delta)
+
+
+def test_curve_holds_the_priced_point_and_falls():
+    event, relation = group_event(0.02, 2.0, 50), Relation.REPLACE_ONE
+    points = curve(event, relation, [1e-4, 1e-6, 1e-8])
+    assert points[1][1] == price(event, relation, 1e-6).epsilon
+    assert points[0][1] < points[1][1] < points[2][1]
+    assert delta_at(event, relation, points[1][1]) == pytest.approx(1e-6, rel=1e-2)
+
+
+def test_renyi_of_the_full_pair_is_closed_form():
+    orders = np.array([1.5, 2.0, 8.0, 64.0])
+    np.testing.assert_allclose(group_pair_rdp(1.0, 2.0, orders), orders * 4 / (2 * 4), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.3, 0.5), (0.999, 3.0), (1e-4, 0.4)])
+def test_renyi_quadrature_matches_plain_sums(q, sigma):
+    """Against the densities themselves, unlogged, in 80-bit floats on a grid 40 times finer."""
+    order = 4.5
+    x = np.arange(-30 * sigma - 1, 2 * order + 30 * sigma, sigma**2 / 80).astype(np.longdouble)
+
+    def density(shift):
+        return (1 - q) * np.exp(-(x**2) / (2 * sigma**2)) + q * np.exp(
+            -((x - shift) ** 2) / (2 * sigma**2)
+        )
+
+    integrand = density(1.0) ** order * density(-1.0) ** (1 - order)
+    total = np.sum(integrand) * (x[1] - x[0]) / (sigma * math.sqrt(2 * math.pi))
+    expected = float(np.log(total)) / (order - 1)
+    assert group_pair_rdp(q, sigma, np.array([order]))[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_renyi_needs_orders_above_one():
+    with pytest.raises(ValueError, match="above 1"):
+        rdp_of(POISSON, Relation.REPLACE_ONE, [1.0, 2.0])
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    q=st.floats(0.01, 0.3),
+    sigma=st.floats(3, 6),
+    rounds=st.integers(2, 20),
+    factor=st.floats(1.1, 2),
+)
+def test_epsilon_falls_with_noise_and_grows_with_rounds_and_sampling(q, sigma, rounds, factor):
+    def epsilon(*arguments):
+        return price(group_event(*arguments), Relation.REPLACE_ONE, 1e-6).epsilon
+
+    base = epsilon(q, sigma, rounds)
+    assert epsilon(q, sigma * factor, rounds) < base
+    assert epsilon(q, sigma, 2 * rounds) > base
+    assert epsilon(min(1.0, q * factor), sigma, rounds) > base
+
+
+@settings(max_examples=5, deadline=None)
+@given(q=st.floats(0.01, 0.3), sigma=st.floats(3, 6), rounds=st.integers(1, 20))
+def test_honest_figure_lies_between_the_naive_and_the_doubled_one(q, sigma, rounds):
+    """PLD at sensitivity C is too small, users grouped after sampling (2C) costs more."""
+
+    def add(noise):
+        return price(group_event(q, noise, rounds), Relation.ADD_OR_REMOVE_ONE, 1e-6).epsilon
+
+    honest = price(group_event(q, sigma, rounds), Relation.REPLACE_ONE, 1e-6)
+    assert add(sigma) * 0.999 <= honest.epsilon <= add(sigma / 2) * 1.001
+    renyi = price(group_event(q, sigma, rounds), Relation.REPLACE_ONE, 1e-6, "rdp")
+    assert honest.epsilon <= renyi.epsilon * 1.02
+
+
+@settings(max_examples=4, deadline=None)
+@given(parts=st.permutations([(0.02, 3.0, 5), (0.1, 4.0, 7), (0.3, 5.0, 2)]))
+def test_order_of_composition_does_not_matter(parts):
+    def total(order):
+        event = dpe.ComposedDpEvent([group_event(*part) for part in order])
+        pld = price(event, Relation.REPLACE_ONE, 1e-6).epsilon
+        return pld, rdp_of(event, Relation.REPLACE_ONE, [2.0, 8.0])
+
+    pld, renyi = total(parts)
+    other_pld, other_renyi = total(sorted(parts))
+    assert pld == pytest.approx(other_pld, rel=1e-6)
+    np.testing.assert_allclose(renyi, other_renyi, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_mechanism_has_a_price_under_its_relation(kind):
+    plan = make_plan(kind, **({} if kind == "not_private" else {"noise_multiplier": 20.0}))
+    epsilon = price(plan.event(), plan.relation, 1e-6).epsilon
+    assert epsilon > 0
+    assert math.isinf(epsilon) == (kind == "not_private")
+
+
+# ---- sentences ----------------------------------------------------------------------------------
+
+
+def test_guarantee_is_a_sentence_with_everything_in_it():
+    text = str(price(group_event(0.02, 1.0, 100), Relation.REPLACE_ONE, 1e-6))
+    for part in ("1e-06", "one user", "added or removed", "100 rounds", "PLD", "REPLACE_ONE"):
+        assert part in text
+
+
+def test_guarantees_about_different_things_are_not_compared():
+    one = price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 1e-6)
+    better = price(dpe.GaussianDpEvent(4.0), Relation.ADD_OR_REMOVE_ONE, 1e-6)
+    assert better.stronger_than(one)
+    with pytest.raises(ValueError, match="delta"):
+        one.stronger_than(price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 1e-7))
+    with pytest.raises(ValueError, match="relation"):
+        one.stronger_than(price(GAUSSIAN, Relation.REPLACE_ONE, 1e-6))
+
+
+def test_nan_is_within_no_budget():
+    guarantee = PrivacyGuarantee(
+        epsilon=math.nan, delta=1e-6, relation=Relation.REPLACE_ONE, accountant="pld"
+    )
+    assert not guarantee.within(8.0, 1e-6)
+
+
+def test_guarantee_survives_json_and_refuses_a_changed_number():
+    guarantee = price(group_event(0.02, 1.0, 100), Relation.REPLACE_ONE, 1e-6)
+    value = guarantee.to_json()
+    assert PrivacyGuarantee.from_json(value) == guarantee
+    with pytest.raises(ArtifactError, match="sentence"):
+        PrivacyGuarantee.from_json({**value, "epsilon": 0.1})
+    with pytest.raises(ArtifactError, match="field"):
+        PrivacyGuarantee.from_json({**value, "waiver": True})

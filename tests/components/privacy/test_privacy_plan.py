@@ -1,0 +1,326 @@
+"""The mechanism plan: what it holds, refuses and costs."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from dp_accounting import NeighboringRelation as Relation
+from dp_accounting import dp_event as dpe
+from privacy_worlds import KINDS, adaptive, make_plan
+
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ArtifactError, ConfigError, PlanMismatch
+from components.fedemb.privacy import blt, tree
+from components.fedemb.privacy.accounting import price
+from components.fedemb.privacy.calibration import with_target_epsilon
+from components.fedemb.privacy.events import event_from_json
+from components.fedemb.privacy.guarantee import PrivacyGuarantee
+from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
+from components.fedemb.privacy.projection import project
+from components.fedemb.privacy.tuning import conditions, price_tuning
+from components.plan_privacy.plan import document, run
+
+
+def run_config(mechanism: dict, **policy) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "purpose": "simulation",
+            "data": {"source": {"uri": "builtin"}},
+            "partition": {"virtual_clients": 1000},
+            "mechanism": mechanism,
+            "policy": {"users_lower_bound": 30_000, "delta": 1e-5, "epsilon_cap": 8} | policy,
+        }
+    )
+
+
+GROUP = {
+    "kind": "group_poisson_gaussian",
+    "rounds": 50,
+    "noise_multiplier": 4.0,
+    "sampling_probability": 0.05,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plan_survives_json_and_its_digest_names_it(kind):
+    plan = make_plan(kind)
+    value = json.loads(json.dumps(plan.to_json()))
+    assert MechanismPlan.from_json(value) == plan
+    assert MechanismPlan.from_json(value).digest == plan.digest
+    if plan.private:
+        assert make_plan(kind, noise_multiplier=1.5).digest != plan.digest
+
+
+def test_plan_file_is_a_closed_world():
+    value = make_plan().to_json()
+    for bad in (
+        {**value, "seed": 1},
+        {key: item for key, item in value.items() if key != "rounds"},
+        {**value, "schema": "fedemb/mechanism_plan/0"},
+        {**value, "adaptive_clip": {"quantile": 0.5}},
+        {**value, "rounds": "many"},
+    ):
+        with pytest.raises(ArtifactError):
+            MechanismPlan.from_json(bad)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("field", ["noise_multiplier", "l2_norm_clip", "sampling_probability"])
+def test_bad_numbers_are_refused_with_a_sentence(field, bad):
+    with pytest.raises(ConfigError, match=field):
+        make_plan(**{field: bad})
+
+
+def test_more_refusals():
+    with pytest.raises(ConfigError, match="sampling_probability"):
+        make_plan(sampling_probability=1.5)
+    with pytest.raises(ConfigError, match="overflow"):
+        make_plan(virtual_clients=2**30)
+    with pytest.raises(ConfigError, match="overflow"):
+        make_plan(noise_multiplier=2.0**40)
+    with pytest.raises(ConfigError, match="grid_bits"):
+        make_plan(grid_bits=16)
+    with pytest.raises(ConfigError, match="constant clip"):
+        make_plan("tree_aggregation", adaptive_clip=adaptive())
+    with pytest.raises(ConfigError, match="not_private"):
+        make_plan("not_private", noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match="sampling_probability"):
+        # More users drawn than there surely are.
+        make_plan("fixed_size", sampling_probability=1.2)
+
+
+@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+def test_participation_must_be_possible(kind):
+    with pytest.raises(ConfigError, match="groupings"):
+        make_plan(kind, groupings=2)
+    with pytest.raises(ConfigError, match="min_separation"):
+        make_plan(kind, min_separation=6)
+    with pytest.raises(ConfigError, match="max_participations"):
+        make_plan(kind, max_participations=3)
+    with pytest.raises(PlanMismatch, match="matrix_sensitivity"):
+        dataclasses.replace(make_plan(kind), matrix_sensitivity=1.0)
+
+
+def test_events_follow_the_rule_table():
+    """dp.md 2.1, one line each."""
+    group, users, fixed = (
+        make_plan(kind) for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size")
+    )
+    assert group.relation is Relation.REPLACE_ONE
+    assert group.round_event == dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(1.0))
+    for plan in (users, fixed):
+        assert plan.relation is Relation.ADD_OR_REMOVE_ONE
+        assert plan.round_event == dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(0.5))
+        assert plan.conservative_event() == plan.event()
+    assert group.conservative_event() == users.event()
+    for kind in ("tree_aggregation", "blt"):
+        plan = make_plan(kind)
+        assert plan.round_event == dpe.UnsupportedDpEvent()
+        assert plan.event() == dpe.GaussianDpEvent(1 / (2 * plan.matrix_sensitivity))
+    assert make_plan("not_private").event() == dpe.NonPrivateDpEvent()
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
+    plan = make_plan(kind)
+    assert plan.event(0) == dpe.NoOpDpEvent()
+    assert plan.event(plan.rounds) == plan.event()
+    half, full = (
+        price(event, plan.relation, 1e-6, "rdp").epsilon
+        for event in (plan.event(plan.rounds // 2), plan.event())
+    )
+    assert half <= full
+    with pytest.raises(ValueError, match="rounds"):
+        plan.event(plan.rounds + 1)
+    with pytest.raises(ValueError, match="rounds"):
+        plan.event(-1)
+
+
+def test_normaliser_is_a_public_constant():
+    assert make_plan().normaliser == 0.25 * 40
+    assert make_plan("user_poisson").normaliser == 4
+    assert make_plan("blt").normaliser == 8
+
+
+def test_adaptive_clip_is_one_joint_event():
+    """dp.md 2.6: sigma = 2, count noise 20 clients."""
+    settings = adaptive(count_noise_multiplier=20.0)
+    group = make_plan(noise_multiplier=2.0, adaptive_clip=settings)
+    assert group.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
+    users = make_plan("user_poisson", noise_multiplier=2.0, adaptive_clip=settings)
+    assert users.round_event.event.noise_multiplier == pytest.approx(0.9988, abs=5e-5)
+
+
+# ---- correlated noise ---------------------------------------------------------------------------
+
+
+def brute_force_tree(rounds: int, gap: int, most: int, restart: int) -> int:
+    """Largest sum of squared node counts over all participation patterns, one by one."""
+    size = restart or rounds
+    best = 0
+
+    def value(pattern):
+        total = 0
+        for start in range(0, rounds, size):
+            length = min(size, rounds - start)
+            level = 1
+            while level <= length:
+                for node in range(length // level):
+                    low = start + node * level
+                    total += sum(low <= t < low + level for t in pattern) ** 2
+                level *= 2
+        return total
+
+    def extend(pattern):
+        nonlocal best
+        best = max(best, value(pattern))
+        if len(pattern) < most:
+            for t in range(pattern[-1] + gap if pattern else 0, rounds):
+                extend([*pattern, t])
+
+    extend([])
+    return best
+
+
+@pytest.mark.parametrize(
+    ("rounds", "gap", "most"), [(8, 3, 3), (11, 2, 4), (13, 5, 2), (7, 1, 7), (9, 9, 2), (6, 20, 3)]
+)
+def test_tree_sensitivity_is_the_maximum_over_all_patterns(rounds, gap, most):
+    squared = tree.sensitivity(rounds, gap, most) ** 2
+    assert squared == pytest.approx(brute_force_tree(rounds, gap, most, 0))
+
+
+@pytest.mark.parametrize(("rounds", "gap", "most", "restart"), [(12, 3, 3, 5), (10, 4, 2, 4)])
+def test_tree_sensitivity_with_restarts_is_an_upper_bound(rounds, gap, most, restart):
+    squared = tree.sensitivity(rounds, gap, most, restart) ** 2
+    exact = brute_force_tree(rounds, gap, most, restart)
+    assert exact - 1e-9 <= squared <= 1.5 * exact
+
+
+def test_tree_sensitivity_of_published_runs():
+    """DigiFace poster (S = 177) and the Gboard run (S = 79, zCDP 0.81)."""
+    assert tree.sensitivity(800, 77, 11) ** 2 == pytest.approx(177)
+    squared = tree.sensitivity(2000, 314, 6) ** 2
+    assert squared == pytest.approx(79)
+    assert squared / (2 * 7**2) == pytest.approx(0.81, abs=5e-3)
+
+
+def test_blt_sensitivity_is_the_maximum_over_all_patterns():
+    plan = make_plan("blt", rounds=12, min_separation=3, max_participations=3, virtual_clients=32)
+    column = blt.coefficients(plan.blt_decay, plan.blt_scale, 12)
+    matrix = [[column[i - j] if i >= j else 0.0 for j in range(12)] for i in range(12)]
+    best = 0.0
+    for first in range(12):
+        for second in range(first + 3, 12):
+            for third in [None, *range(second + 3, 12)]:
+                pattern = [first, second] + ([] if third is None else [third])
+                rows = [sum(row[j] for j in pattern) ** 2 for row in matrix]
+                best = max(best, sum(rows))
+    assert plan.matrix_sensitivity == pytest.approx(math.sqrt(best), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("decay", "scale"),
+    [((1.0,), (0.1,)), ((0.5,), (-0.1,)), ((0.5, 0.4), (0.1,)), ((), ()), ((math.nan,), (0.1,))],
+)
+def test_unusable_blt_parameters_are_refused(decay, scale):
+    with pytest.raises(ConfigError, match="blt"):
+        blt.check(decay, scale)
+
+
+def test_increasing_coefficients_are_refused():
+    with pytest.raises(ConfigError, match="non-increasing"):
+        blt.sensitivity(blt.coefficients((0.5,), (1.5,), 4), 1, 1)
+
+
+@pytest.mark.slow
+def test_optimised_blt_beats_the_tree_at_equal_utility():
+    from components.fedemb.privacy.extrapolation import Cohort, at_equal_utility, plan_at
+
+    cohort = Cohort(
+        population=20_000,
+        users_per_client=32,
+        clients_per_round=32,
+        noise_multiplier=2.0,
+        rounds=60,
+    )
+    prices = {}
+    for kind in ("tree_aggregation", "blt"):
+        plan = at_equal_utility(plan_at(kind, cohort), 2.0)
+        prices[kind] = price(plan.event(), plan.relation, 1e-6).epsilon
+    assert prices["blt"] < prices["tree_aggregation"]
+
+
+# ---- the step -----------------------------------------------------------------------------------
+
+
+def test_step_writes_a_plan_whose_parts_agree(tmp_path):
+    config = run_config(GROUP, certify_at=[300_000])
+    written = run(config, tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text()) == written
+    plan = MechanismPlan.from_json(written["plan"])
+    assert plan == plan_mechanism(config)
+    assert event_from_json(written["event"]) == plan.event()
+    guarantee = PrivacyGuarantee.from_json(written["guarantee"])
+    assert guarantee.epsilon < written["epsilon_rdp"]
+    assert guarantee.epsilon < written["epsilon_conservative_2c"]
+    assert [config.policy.delta, guarantee.epsilon] in written["curve"]
+    (projection,) = written["projections"]
+    assert projection["label"].startswith("projection, not a guarantee")
+    assert (projection["simulated_at"], projection["population"]) == (30_000, 300_000)
+    assert projection["delta"] < 1 / 300_000
+    assert projection["epsilon"] < guarantee.epsilon
+    assert document(config)["plan_sha"] == written["plan_sha"]
+
+
+def test_delta_above_the_customary_bound_is_warned_about():
+    assert document(run_config(GROUP, delta=3e-5))["warnings"]
+    assert not document(run_config(GROUP, delta=1e-5))["warnings"]
+    with pytest.raises(ValueError, match="users_lower_bound"):
+        run_config(GROUP, delta=1e-4)
+
+
+def test_not_private_is_planned_without_a_guarantee():
+    written = document(
+        run_config({"kind": "not_private", "rounds": 5, "sampling_probability": 0.1})
+    )
+    assert written["guarantee"]["epsilon"] is None
+    assert "no differential privacy" in written["guarantee"]["sentence"]
+    assert written["projections"] == []
+
+
+def test_projection_keeps_the_noise_on_the_mean():
+    plan = make_plan(adaptive_clip=adaptive())
+    scaled = plan.scaled(10)
+    assert scaled.noise_multiplier / scaled.normaliser == pytest.approx(
+        plan.noise_multiplier / plan.normaliser
+    )
+    assert scaled.sampling_probability == plan.sampling_probability
+    assert scaled.adaptive_clip.count_noise_multiplier == 20.0
+    assert project(plan, 1000, 10_000).epsilon < price(plan.event(), plan.relation, 1e-5).epsilon
+
+
+def test_calibration_hits_the_target_from_below():
+    plan = make_plan(rounds=20, sampling_probability=0.02)
+    found = with_target_epsilon(plan, 0.5, 1e-6)
+    epsilon = price(found.event(), found.relation, 1e-6).epsilon
+    assert 0.495 <= epsilon <= 0.5
+    for target in (math.nan, 0.0, -1.0, math.inf):
+        with pytest.raises(ConfigError, match="target_epsilon"):
+            with_target_epsilon(plan, target, 1e-6)
+    with pytest.raises(ConfigError, match="not_private"):
+        with_target_epsilon(make_plan("not_private"), 2.0, 1e-6)
+
+
+def test_searching_costs_more_than_one_run_and_less_than_all():
+    plan = make_plan(rounds=100, sampling_probability=0.02, noise_multiplier=2.0)
+    one = price(plan.event(), plan.relation, 1e-6, "rdp").epsilon
+    ten = price(dpe.SelfComposedDpEvent(plan.event(), 10), plan.relation, 1e-6, "rdp").epsilon
+    search = price_tuning(plan, 1e-6, 10, "logarithmic").epsilon
+    assert one < search < ten
+    assert len(conditions(10, "geometric")) == 5
+    with pytest.raises(ConfigError, match="mean"):
+        price_tuning(plan, 1e-6, 1.0, "geometric")
+    with pytest.raises(ConfigError, match="not_private"):
+        price_tuning(make_plan("not_private"), 1e-6, 10, "geometric")

@@ -1,0 +1,384 @@
+"""Clip, sum and noise as the trainer calls them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation as Relation
+from dp_accounting import dp_event as dpe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
+
+from components.fedemb.errors import PlanMismatch, Refused
+from components.fedemb.privacy import blt, noise
+
+tf = pytest.importorskip("tensorflow")
+queries = pytest.importorskip("components.fedemb.privacy.queries")
+
+IDS = ("run", 0, "inputs")
+
+
+def mechanism(plan=None, ids=IDS, root=ROOT, **changes):
+    return queries.build_mechanism(plan or make_plan(**changes), root, *ids)
+
+
+def contribution(m, *tensors):
+    return m.query.preprocess_record(m.sample_params(), [tf.constant(t) for t in tensors])
+
+
+def summed(m, *records):
+    dim = records[0][0].shape[0]
+    state = m.initial_sample_state(dim)
+    for record in records:
+        state = m.query.accumulate_preprocessed_record(state, record)
+    return state
+
+
+def grid_norm(record, plan) -> float:
+    return float(np.linalg.norm(record[0].numpy().astype(np.float64))) * 2.0**-plan.grid_bits
+
+
+# ---- clip ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(
+        st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=2, max_size=24
+    ),
+    clip=st.floats(1e-3, 1e3),
+)
+def test_no_record_contributes_more_than_the_clip(values, clip):
+    m = mechanism(l2_norm_clip=clip)
+    half = len(values) // 2
+    record = contribution(m, np.float32(values[:half]), np.float32(values[half:]))
+    assert grid_norm(record, m.plan) <= 1.0
+    norm = math.sqrt(sum(float(v) ** 2 for v in values)) if all(map(math.isfinite, values)) else 0
+    exact = np.array(values if norm else [0.0] * len(values)) / max(clip, norm)
+    if np.isfinite(exact).all():
+        np.testing.assert_allclose(record[0].numpy() * 2.0**-32, exact, atol=2.0**-25)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_non_finite_update_counts_as_zero(bad):
+    m = mechanism()
+    record = contribution(m, np.array([0.3, bad, 0.1]), np.ones((2, 2), np.float32))
+    assert not record[0].numpy().any()
+
+
+def test_clip_is_one_global_norm_over_all_tensors():
+    m = mechanism()
+    record = contribution(m, np.full((3, 3), 2.0, np.float32), np.full(16, 2.0, np.float16))
+    assert record[0].dtype == tf.int64
+    assert grid_norm(record, m.plan) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_quantisation_rounds_toward_zero():
+    m = mechanism()
+    record = contribution(m, np.array([0.7, -0.7]) * 2.0**-32)[0].numpy()
+    assert record.tolist() == [0, 0]
+    record = contribution(m, np.array([1.7, -1.7]) * 2.0**-32)[0].numpy()
+    assert record.tolist() == [1, -1]
+
+
+def test_clip_is_the_same_traced_and_eager_and_sums_have_no_order():
+    m = mechanism()
+    updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
+
+    @tf.function
+    def traced(params, update):
+        return m.query.preprocess_record(params, [update])
+
+    eager = [contribution(m, u) for u in updates]
+    for record, update in zip(eager, updates, strict=True):
+        np.testing.assert_array_equal(record[0], traced(m.sample_params(), update)[0])
+    forward, backward = summed(m, *eager)[0], summed(m, *eager[::-1])[0]
+    np.testing.assert_array_equal(forward, backward)
+
+
+def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
+    m = mechanism(make_plan("not_private", l2_norm_clip=1e3))
+    updates = [np.random.default_rng(i).normal(size=50).astype(np.float32) for i in range(9)]
+    out = m.aggregate(0, summed(m, *(contribution(m, u) for u in updates)))
+    np.testing.assert_allclose(out.mean, np.sum(updates, axis=0) / 10, atol=1e-6)
+
+
+# ---- noise --------------------------------------------------------------------------------------
+
+
+def test_same_inputs_same_noise_and_any_difference_independent_noise():
+    """SIV (dp.md 5): replays average to nothing new, other data cancels nothing."""
+    plan, dim = make_plan(), 4000
+    zero = (tf.zeros([dim], tf.int64),)
+    one = (tf.tensor_scatter_nd_add(zero[0], [[7]], tf.constant([1], tf.int64)),)
+    base = mechanism(plan).aggregate(3, zero).mean
+    np.testing.assert_array_equal(base, mechanism(plan).aggregate(3, zero).mean)
+    others = [
+        mechanism(plan).aggregate(3, one),
+        mechanism(plan).aggregate(4, zero),
+        mechanism(plan, ("run2", 0, "inputs")).aggregate(3, zero),
+        mechanism(plan, ("run", 1, "inputs")).aggregate(3, zero),
+        mechanism(plan, ("run", 0, "other")).aggregate(3, zero),
+        mechanism(plan, root=bytes(32)).aggregate(3, zero),
+    ]
+    for other in others:
+        # Correlation of independent noise: |r| < 5 / sqrt(dim) fails once in two million.
+        assert abs(np.corrcoef(base, other.mean)[0, 1]) < 5 / math.sqrt(dim)
+
+
+def test_labels_of_the_key_cannot_be_shifted_into_each_other():
+    keys = {
+        noise.run_key(ROOT, "noise", *ids)
+        for ids in [("a", 11, "b"), ("a1", 1, "b"), ("a", 1, "1b")]
+    }
+    assert len(keys) == 3
+    tags = {
+        noise.round_tag(ROOT, r, {"update": np.array(v)})
+        for r, v in [(1, [0, 1]), (1, [1, 0]), (11, [0, 1]), (1, [0, 1, 0])]
+    }
+    assert len(tags) == 4
+    assert noise.run_key(ROOT, "noise", *IDS) != noise.run_key(ROOT, "coins", *IDS)
+
+
+def test_noise_does_not_depend_on_threads(monkeypatch):
+    size = 5 * noise._BLOCK + 17
+    pooled = noise.gaussian(ROOT, size)
+    rounded = noise.add_rounded_noise(np.zeros(size, np.int64), ROOT, 1e6)
+    monkeypatch.setattr(noise, "_POOL_FROM", 10**12)
+    np.testing.assert_array_equal(pooled, noise.gaussian(ROOT, size))
+    np.testing.assert_array_equal(rounded, np.rint(noise.gaussian(ROOT, size) * 1e6))
+
+
+def test_an_empty_round_is_noised_all_the_same():
+    m = mechanism()
+    out = m.aggregate(0, m.initial_sample_state(1000))
+    assert 0.8 < np.std(out.mean) * m.plan.normaliser < 1.2
+
+
+def test_smallest_uniform_is_finite_and_far_out(monkeypatch):
+    monkeypatch.setattr(noise, "_keystream", lambda *_: bytes(24))
+    assert noise.gaussian(ROOT, 1)[0] == pytest.approx(math.sqrt(2 * 128 * math.log(2)), rel=1e-12)
+    monkeypatch.setattr(noise, "_keystream", lambda *_: b"\xff" * 24)
+    assert abs(noise.gaussian(ROOT, 1)[0]) < 1e-6
+
+
+# ---- correlated noise ---------------------------------------------------------------------------
+
+
+def cumulative_noise(m, rounds, dim):
+    outs = [m.aggregate(r, m.initial_sample_state(dim)).mean for r in range(rounds)]
+    return np.cumsum(np.array(outs, np.float64) * m.plan.normaliser, axis=0)
+
+
+@pytest.mark.parametrize(("restart", "rounds"), [(0, 9), (4, 9)])
+def test_tree_noise_has_the_covariance_of_its_nodes(restart, rounds):
+    """Cov of prefix sums = number of shared nodes; 7 sigma bounds of a dim-4000 estimate."""
+    m, dim = mechanism(make_plan("tree_aggregation", restart_every=restart)), 4000
+    prefix = cumulative_noise(m, rounds, dim)
+
+    def nodes(t):
+        size, found, start = restart or 20, set(), 0
+        while start + size <= t + 1:
+            found |= {(start + s, b) for s, b in dyadic(size)}
+            start += size
+        return found | {(start + s, b) for s, b in dyadic(t + 1 - start)}
+
+    def dyadic(length):
+        start = 0
+        for bit in reversed(range(length.bit_length())):
+            if length >> bit & 1:
+                yield start, bit
+                start += 1 << bit
+
+    for s in range(rounds):
+        for t in range(s, rounds):
+            shared = len(nodes(s) & nodes(t))
+            spread = math.sqrt((len(nodes(s)) * len(nodes(t)) + shared**2) / dim)
+            assert np.mean(prefix[s] * prefix[t]) == pytest.approx(shared, abs=7 * spread)
+
+
+def test_tree_noise_is_exact_on_the_grid():
+    """Prefix sums of whole numbers, so residuals of a completed pair cancel to the bit."""
+    stream = queries.TreeStream(make_plan("tree_aggregation"), 100)
+    rows = [stream.next(bytes([r]) * 32) for r in range(8)]
+    fresh = noise.add_rounded_noise(
+        np.zeros(100, np.int64), queries.tree_stream.derive(bytes([0]) * 32, "node", "0"), 2.0**32
+    )
+    np.testing.assert_array_equal(rows[0], fresh)
+    assert np.abs(np.sum(rows, axis=0)).max() < 2**36  # One node is left of eight leaves.
+
+
+def test_blt_stream_is_dense_inverse_times_noise():
+    plan, dim, rounds = make_plan("blt"), 30, 20
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(rounds, dim))
+    column = blt.coefficients(plan.blt_decay, plan.blt_scale, rounds)
+    dense = np.array(
+        [[column[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)]
+    )
+    stream = blt.NoiseStream(plan.blt_decay, plan.blt_scale, dim)
+    rows = np.stack([stream.next(row) for row in z])
+    np.testing.assert_allclose(rows, np.linalg.solve(dense, z), atol=1e-6)
+    inverse = blt.inverse_coefficients(plan.blt_decay, plan.blt_scale, rounds)
+    np.testing.assert_allclose(inverse, np.linalg.inv(dense)[:, 0], atol=1e-12)
+
+
+def test_blt_mechanism_noise_is_the_stream_of_its_keys():
+    m, dim = mechanism(make_plan("blt")), 40
+    outs = [m.aggregate(r, m.initial_sample_state(dim)).mean * 8 for r in range(6)]
+    key = noise.run_key(ROOT, "noise", *IDS)
+    tags = [noise.round_tag(key, r, {"update": np.zeros(dim, np.int64)}) for r in range(6)]
+    z = np.stack([noise.gaussian(noise.tensor_key(key, tag, "update"), dim) for tag in tags])
+    column = blt.coefficients(m.plan.blt_decay, m.plan.blt_scale, 6)
+    dense = np.array([[column[i - j] if i >= j else 0.0 for j in range(6)] for i in range(6)])
+    np.testing.assert_allclose(outs, np.linalg.solve(dense, z), atol=1e-5)
+
+
+# ---- resuming -----------------------------------------------------------------------------------
+
+
+def play(m, rounds, dim=60):
+    outs = []
+    for r in rounds:
+        update = np.full(dim, 0.01 * (r + 1), np.float32)
+        outs.append(m.aggregate(r, summed(m, contribution(m, update))).mean)
+    return outs
+
+
+PLANS = {kind: make_plan(kind) for kind in KINDS} | {
+    "restarted tree": make_plan("tree_aggregation", restart_every=4),
+    "adaptive": make_plan(adaptive_clip=adaptive()),
+    "adaptive users": make_plan("user_poisson", adaptive_clip=adaptive()),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_resumed_run_equals_the_uninterrupted_one(name):
+    plan = PLANS[name]
+    whole = play(mechanism(plan), range(9))
+    first = mechanism(plan)
+    play(first, range(5))
+    state = json.loads(json.dumps(first.state_to_json()))
+    second = mechanism(plan)
+    second.restore(state)
+    np.testing.assert_array_equal(whole[5:], play(second, range(5, 9)))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_state_holds_nothing_of_the_sums(name):
+    """Sums enter the state through keyed tags and the noised clip only: no number of theirs."""
+    m = mechanism(PLANS[name])
+    play(m, range(3))
+    state = m.state_to_json()
+    assert state.keys() == {"schema", "plan", "next_round", "l2_norm_clip", "tags"}
+    assert len(state["tags"]) == (3 if m.plan.tracks_participation else 0)
+    assert all(len(tag) == 64 for tag in state["tags"])
+
+
+def test_state_of_another_plan_or_with_a_gap_is_refused():
+    m = mechanism(make_plan("blt"))
+    play(m, range(3))
+    state = m.state_to_json()
+    for bad in (
+        {**state, "tags": state["tags"][:2]},
+        {**state, "plan": "0" * 64},
+        {**state, "schema": "other"},
+        {},
+    ):
+        with pytest.raises(PlanMismatch):
+            mechanism(make_plan("blt")).restore(bad)
+
+
+@pytest.mark.parametrize("name", ["blt", "tree_aggregation", "adaptive"])
+def test_rounds_that_depend_on_each_other_run_in_order(name):
+    with pytest.raises(PlanMismatch, match="round 0 is next"):
+        play(mechanism(PLANS[name]), [1])
+
+
+def test_an_unplanned_round_is_refused():
+    for bad in (-1, 20):
+        with pytest.raises(PlanMismatch, match="planned rounds"):
+            play(mechanism(), [bad])
+
+
+# ---- adaptive clip ------------------------------------------------------------------------------
+
+
+def test_adaptive_clip_finds_the_quantile_and_uses_earlier_rounds_only():
+    plan = make_plan(
+        adaptive_clip=adaptive(count_noise_multiplier=0.2),
+        l2_norm_clip=0.1,
+        rounds=60,
+        noise_multiplier=0.01,
+        virtual_clients=80,
+    )
+    m = mechanism(plan)
+    norms = np.linspace(0.5, 1.5, 20)
+    clips = []
+    for r in range(60):
+        clips.append(m.l2_norm_clip)
+        params = m.sample_params()
+        records = [m.query.preprocess_record(params, [tf.fill([1], n)]) for n in norms]
+        assert {int(record[1]) for record in records} <= {2**31, -(2**31)}
+        m.aggregate(r, summed(m, *records))
+    assert clips[0] == pytest.approx(0.1)
+    assert clips[-1] == pytest.approx(1.0, abs=0.12)
+    assert max(abs(math.log(b / a)) for a, b in zip(clips, clips[1:], strict=False)) <= 0.1 + 1e-6
+
+
+def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
+    def next_clip(root):
+        m = mechanism(make_plan(adaptive_clip=adaptive()), root=root)
+        m.aggregate(0, m.initial_sample_state(4))
+        return m.l2_norm_clip
+
+    assert next_clip(ROOT) != next_clip(bytes(32))
+
+
+# ---- third parties ------------------------------------------------------------------------------
+
+
+class Declared(queries.ClippedSumQuery.__mro__[1]):
+    """A third party's query that says what it guarantees."""
+
+    l2_sensitivity = 1.0
+    neighboring_relation = Relation.REPLACE_ONE
+    round_event = dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(1.0))
+
+    def get_noised_result(self, sample_state, global_state):
+        return sample_state, global_state, self.round_event
+
+
+def test_a_declared_third_party_query_runs_and_is_divided_by_the_public_constant():
+    m = queries.build_mechanism(make_plan(), ROOT, *IDS, query=Declared())
+    out = m.aggregate(0, (tf.fill([3], 20.0),))
+    assert out.mean.tolist() == [2.0, 2.0, 2.0]
+    assert out.event == m.plan.round_event
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("l2_sensitivity", None),
+        ("l2_sensitivity", 2.0),
+        ("neighboring_relation", Relation.ADD_OR_REMOVE_ONE),
+        ("round_event", dpe.PoissonSampledDpEvent(0.25, dpe.GaussianDpEvent(2.0))),
+    ],
+)
+def test_a_query_that_declares_nothing_or_something_else_is_refused(name, value):
+    query = Declared()
+    setattr(query, name, value)
+    with pytest.raises(Refused, match=name):
+        queries.build_mechanism(make_plan(), ROOT, *IDS, query=query)
+
+
+def test_one_object_samples_clips_noises_and_prices():
+    m, world = mechanism(), World(range(50), 40)
+    clients = m.sample_clients(0, world)
+    records = [contribution(m, np.ones(5, np.float32)) for _ in clients]
+    out = m.aggregate(0, summed(m, *records))
+    assert out.mean.dtype == np.float32
+    assert out.event == m.plan.round_event
+    assert len(out.sums_sha) == 64

@@ -1,0 +1,169 @@
+"""Pages and charts: self-contained, deterministic, escaped, legible."""
+
+import re
+
+import pytest
+
+from components.fedemb import charts, report
+from components.fedemb.errors import ArtifactError
+from components.fedemb.report import Bar, Line
+
+STEPS = [
+    {"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.2},
+    {"name": "pretrain_public", "after": [], "status": "done", "seconds": 8.0},
+    {"name": "reserve_budget", "after": ["plan_privacy"], "status": "done", "seconds": 0.3},
+    {
+        "name": "train_dp_fedemb",
+        "after": ["plan_privacy", "reserve_budget", "pretrain_public"],
+        "status": "failed",
+        "seconds": 95.0,
+    },
+    {"name": "gate_release", "after": ["train_dp_fedemb"], "status": "skipped", "seconds": None},
+]
+
+
+def index(**overrides):
+    context = {
+        "run_id": "run-1",
+        "purpose": "release",
+        "guarantee": "epsilon 7.3",
+        "utility": "recall 0.4",
+        "release": "releases/run-1",
+        "steps": STEPS,
+        "reports": [{"title": "Privacy", "href": "privacy.html", "sentence": "A sentence."}],
+        "budget": {"label": "fullest block", "spent_before": 2.0, "spent_now": 3.0, "cap": 8.0},
+        "artifacts": [
+            {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
+            {"name": "model", "kind": "Noised", "step": "train", "digest": "ab" * 32},
+        ],
+    }
+    return report.render_run_index(**(context | overrides))
+
+
+def example_charts():
+    lines = [Line("a", [1e-4, 1e-2, 1], [0.1, 0.5, 1], ([0, 0.4, 1], [0.2, 0.6, 1]))]
+    return [
+        report.line_chart(lines, x_label="x", y_label="y", alt="curve", x_log=True, diagonal=True),
+        report.bar_chart([Bar("a", 0.3, 0.2, 0.4), Bar("b", 0.5)], x_label="x", alt="bars"),
+        report.bar_chart([Bar("a", 0.3, 0.2, 0.4)], x_label="x", alt="dots", reference=0.5),
+        report.histogram_chart([("a", [1, 2])], [0, 1, 2], x_label="x", y_label="y", alt="counts"),
+    ]
+
+
+def test_index_shows_the_closing_lines_steps_and_digests():
+    page = index()
+    for words in ("epsilon 7.3", "recall 0.4", "releases/run-1", "1 min 35 s", "abababababab"):
+        assert words in page
+    assert "5 of 8" in page
+    assert "skipped" in page
+
+
+def test_index_is_the_same_every_time():
+    assert index() == index()
+
+
+def test_a_refused_run_and_a_simulation_look_like_it():
+    assert 'class="verdict bad"' in index(release="refused: over the cap; wait")
+    assert "can never be released" in index(purpose="simulation", release="none (simulation)")
+
+
+def test_texts_are_escaped():
+    assert "<script>" not in index(run_id="<script>alert(1)</script>")
+    chart = report.bar_chart([Bar("<b>&", 1.0)], x_label="<i>", alt='"><script>')
+    assert not re.search(r"<(b|i|script)>", chart)
+
+
+def test_a_page_names_no_address_and_no_script():
+    for page in (index(), *example_charts()):
+        text = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+        assert not re.search(r"https?:|//\w|@import|<script|src=|url\((?!#)", text)
+
+
+def test_charts_are_the_same_every_time_and_carry_no_date():
+    one, two = example_charts(), example_charts()
+    assert one == two
+    assert not any("metadata" in chart or "Matplotlib" in chart for chart in one)
+
+
+def test_charts_on_one_page_share_no_id():
+    ids = [found for chart in example_charts() for found in re.findall(r'\bid="([^"]+)"', chart)]
+    assert len(ids) == len(set(ids)) > 0
+    for chart in example_charts():
+        own = set(re.findall(r'\bid="([^"]+)"', chart))
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', chart)) <= own
+
+
+def test_charts_take_their_colours_from_the_page():
+    for chart in example_charts():
+        colours = set(
+            re.findall(r"#[0-9a-f]{6}\b", re.sub(r"var\([^)]*\)|url\([^)]*\)", "", chart))
+        )
+        assert not colours
+        assert "currentColor" in chart
+        assert 'role="img"' in chart
+
+
+def test_a_value_the_template_misses_is_an_error():
+    with pytest.raises(ArtifactError, match=r"run_index\.html"):
+        report.render("run_index.html", tone="plain")
+
+
+def test_a_missing_template_is_an_error():
+    with pytest.raises(ArtifactError, match=r"nothing\.html"):
+        report.render("nothing.html")
+
+
+def test_steps_out_of_order_are_an_error():
+    with pytest.raises(ArtifactError, match="not listed before"):
+        report.layout_dag(STEPS[::-1])
+
+
+def test_implied_edges_are_left_out_and_boxes_do_not_overlap():
+    layout = report.layout_dag(STEPS)
+    assert len(layout["edges"]) == 4  # plan -> train is implied by plan -> reserve -> train
+    places = {(box["x"], box["y"]) for box in layout["boxes"]}
+    assert len(places) == len(STEPS)
+    for box in layout["boxes"]:
+        assert 0 <= box["x"] <= layout["width"] - box["width"]
+        assert box["y"] + box["height"] <= layout["height"]
+
+
+def test_numbers_are_written_for_people():
+    cases = {0.00123456: "0.00123", 123456.7: "123,457", 8.0: "8", 1e-7: "1e-07", None: "-"}
+    assert {value: report.significant(value) for value in cases} == cases
+    assert report.percent(0.1234) == "12.3 %"
+    assert [report.seconds(s) for s in (0.21, 75, 3700)] == ["0.2 s", "1 min 15 s", "1 h 1 min"]
+
+
+# ---- colours ------------------------------------------------------------------------------------
+
+
+def palettes():
+    css = (report.TEMPLATES / "style.css").read_text()
+    blocks = re.findall(r":root \{([^}]*)\}", css)
+    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks[:2]]
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_and_curves_have_contrast(scheme):
+    palette = palettes()[scheme]
+    for ground in ("paper", "card"):
+        for name in ("ink", "soft", "accent", "good", "bad", "warn"):
+            assert contrast(palette[name], palette[ground]) >= 4.5, (name, ground)
+        for series in range(1, 5):
+            assert contrast(palette[f"series-{series}"], palette[ground]) >= 3, (series, ground)
+
+
+def test_every_stand_in_colour_has_a_css_colour():
+    assert {charts.INK, charts.SOFT, charts.LINE, *charts.SERIES} == set(charts._CSS)

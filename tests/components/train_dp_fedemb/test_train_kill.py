@@ -1,0 +1,54 @@
+"""SIGKILL at random moments of a real process, then resume: the bits of an unbroken run."""
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from components.fedemb.artifacts import file_digest
+from tests.conftest import REPOSITORY
+from tests.training_run import config, prepare
+
+ROUNDS = 40
+SECONDS = 12.0
+"""A trainer of this run takes about so long; kills are drawn below it."""
+
+
+def _train(root, kills):
+    times = [f"{seconds:.2f}" for seconds in kills]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training_run", str(root), *times],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    status = done.stdout.strip().splitlines()[-1]
+    assert status.endswith(" 0"), done.stderr[-2000:]
+    return status
+
+
+def _kill_and_compare(tmp_path, kills):
+    settings = config(**{"mechanism.rounds": ROUNDS, "training.local.epochs": 4})
+    prepare(tmp_path / "whole", settings, users=120)
+    (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # the same keys: the same coins, noise
+    digests = []
+    for name, times in (("whole", []), ("killed", kills)):
+        status = _train(tmp_path / name, times)
+        assert name == "whole" or "-9" in status  # at least one kill met a living trainer
+        model = tmp_path / name / "model"
+        digests.append([file_digest(model / file) for file in ("backbone.keras", "rounds.jsonl")])
+    assert digests[0] == digests[1]
+
+
+def test_killed_at_random_moments_resumes_bit_identical(tmp_path):
+    _kill_and_compare(tmp_path, np.random.default_rng(5).uniform(2, SECONDS, 3))
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_resumes_bit_identical(tmp_path):
+    _kill_and_compare(tmp_path, np.random.default_rng(6).uniform(1, SECONDS, 20))

@@ -1,0 +1,294 @@
+"""The training step from reservation to commit, killed and resumed at every act that counts."""
+
+import json
+import os
+import re
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from components.fedemb.artifacts import file_digest
+from components.fedemb.embedding import load_backbone
+from components.fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.ledger import connect, read_reservation
+from components.train_dp_fedemb import checkpoint, loop, train
+from components.train_dp_fedemb.rounds import RoundLog
+from tests.training_run import RUN_ID, ReadyRun, config, prepare
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("prepared"))
+
+
+@pytest.fixture(scope="module")
+def finished(prepared, tmp_path_factory):
+    run = _copy(prepared, tmp_path_factory.mktemp("finished") / "run")
+    run.train()
+    return run
+
+
+@pytest.fixture
+def ready(prepared, tmp_path):
+    return _copy(prepared, tmp_path / "run")
+
+
+def _copy(run, root):
+    shutil.copytree(run.root, root)
+    return ReadyRun(root, run.config)
+
+
+def _same_model(one, other):
+    for name in ("backbone.keras", "rounds.jsonl", "model.json"):
+        assert file_digest(one.root / "model" / name) == file_digest(other.root / "model" / name)
+
+
+def test_model_is_the_backbone_and_nothing_else(finished):
+    card = json.loads((finished.root / "model" / "model.json").read_text())
+    assert sorted(p.name for p in (finished.root / "model").iterdir()) == [
+        "backbone.keras",
+        "model.json",
+        "rounds.jsonl",
+    ]
+    backbone = load_backbone(finished.root / "model" / "backbone.keras", finished.config.model)
+    start = load_backbone(finished.root / "pretrained" / "backbone.keras", finished.config.model)
+    names = {v.path for v in start.trainable_variables}
+    assert {v.path for v in backbone.weights} == names == {t["name"] for t in card["tensors"]}
+    assert not any(re.search("head|slot|momentum|optimizer", name) for name in names)
+    assert not np.array_equal(backbone.get_weights()[0], start.get_weights()[0])
+    assert card["rounds_run"] == 6
+    assert card["weights_sha"] == file_digest(finished.root / "model" / "backbone.keras")
+
+
+def test_round_log_holds_public_fields_only(finished):
+    lines = (finished.root / "model" / "rounds.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines]
+    assert [entry["round"] for entry in rounds] == list(range(6))
+    for entry in rounds:
+        assert set(entry) == {"round", "clients_planned", "output_sha", "event"}
+        assert entry["clients_planned"] == 6.0
+    assert len({entry["output_sha"] for entry in rounds}) == 6
+
+
+def test_diagnostics_are_raw_and_complete(finished):
+    folder = finished.private / "diagnostics"
+    lines = [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(6))
+    assert {"clients", "clipped", "norm_median", "nonfinite", "noise_to_signal"} <= set(lines[0])
+    assert len({line["clients"] for line in lines}) > 1  # the secret: it changes by round
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
+    arguments = finished.arguments
+    ledger = connect(arguments["ledger_uri"], arguments["keys_uri"], "default")
+    attempt = ledger.attempt(read_reservation(arguments["reservation_path"]))
+    log = attempt.commit.body["round_log"]
+    assert log["rounds_started"] == 6
+    assert log["sha"] == file_digest(finished.root / "model" / "rounds.jsonl")
+    keys = open_key_store(arguments["keys_uri"])
+    assert not keys.exists(f"reservation/{RUN_ID}-{attempt.reserve.attempt}")
+
+
+def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path):
+    again = _copy(finished, tmp_path / "run")
+    shutil.rmtree(again.root / "model")
+    again.train()
+    _same_model(again, finished)
+
+
+def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
+    folder = next((finished.private / "train").iterdir())
+    with np.load(folder / "checkpoint.npz") as packed:
+        sizes = {name: packed[name].size for name in packed.files if name != "head"}
+    dim = sum(
+        v.size
+        for v in load_backbone(
+            finished.root / "pretrained" / "backbone.keras", finished.config.model
+        ).get_weights()
+    )
+    assert sizes == {"weights": dim, "momentum": dim, "second_moment": 0, "average": dim}
+    for record in (folder / "rounds").iterdir():
+        assert record.read_bytes().count(b"\n") == 1  # the mean is cut once a checkpoint covers it
+        assert record.stat().st_size < 2000
+
+
+class Killed(BaseException):
+    """What a test raises where a kill would strike."""
+
+
+@pytest.mark.parametrize(
+    ("act", "before"),
+    [
+        ((RoundLog, "commit"), True),
+        ((RoundLog, "commit"), False),
+        ((checkpoint, "save"), True),
+        ((checkpoint, "save"), False),
+    ],
+    ids=["before-record", "after-record", "before-checkpoint", "after-checkpoint"],
+)
+def test_killed_at_an_act_resumes_to_the_same_bits(ready, finished, monkeypatch, act, before):
+    original, calls = getattr(*act), []
+
+    def killing(*arguments):
+        calls.append(1)
+        fatal = len(calls) == 3
+        if fatal and before:
+            raise Killed
+        result = original(*arguments)
+        if fatal:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(*act, killing)
+    with pytest.raises(Killed):
+        ready.train()
+    monkeypatch.undo()
+    ready.train()
+    _same_model(ready, finished)
+
+
+def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
+    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    with pytest.raises(Killed):
+        ready.train()
+    monkeypatch.undo()
+    computed = []
+    original = loop.Trainer._round
+    monkeypatch.setattr(
+        loop.Trainer,
+        "_round",
+        lambda self, index, *rest: computed.append(index) or original(self, index, *rest),
+    )
+    ready.train()
+    assert computed == [1, 2, 3, 4, 5]
+    _same_model(ready, finished)
+
+
+def _raise_killed(*_):
+    raise Killed
+
+
+def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
+    monkeypatch.setattr(train, "write_json", _raise_killed)
+    with pytest.raises(Killed):
+        ready.train()
+    monkeypatch.undo()
+    monkeypatch.setattr(loop.Trainer, "__init__", _raise_killed)
+    ready.train()
+    _same_model(ready, finished)
+
+
+def test_sigterm_finishes_the_round_and_exits_with_its_own_code(ready, finished, monkeypatch):
+    original = RoundLog.commit
+
+    def terminated(self, index, *rest):
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, index, *rest)
+
+    monkeypatch.setattr(RoundLog, "commit", terminated)
+    with pytest.raises(Interrupted, match="after round 3 of 6") as stopped:
+        ready.train()
+    assert stopped.value.exit_code == 5
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not (ready.root / "model").exists()
+    ready.train()
+    _same_model(ready, finished)
+
+
+def _interrupted(ready, monkeypatch):
+    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    with pytest.raises(Killed):
+        ready.train()
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("what", ["users", "weights", "code", "configuration"])
+def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
+    _interrupted(ready, monkeypatch)
+    changed = ready.config
+    if what == "users":
+        index = ready.private / "users" / "index.parquet"
+        index.write_bytes(index.read_bytes() + b" ")
+    elif what == "weights":
+        from components.pretrain_public import pretrain
+
+        folder = ready.root / "pretrained"
+        pretrain.run(changed.model, changed.pretraining, seed=99, output_dir=folder)
+    elif what == "code":
+        monkeypatch.setattr(train, "code_digest", lambda: "f" * 64)
+    else:
+        changed = config(**{"training.seed": 5})
+    with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again"):
+        ready.train(changed)
+
+
+def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypatch):
+    original = RoundLog.commit
+
+    def late(self, index, mechanism, output):
+        original(self, index, mechanism, output)  # the other one was faster
+        return original(self, index, mechanism, output)
+
+    monkeypatch.setattr(RoundLog, "commit", late)
+    with pytest.raises(PlanMismatch, match="another trainer"):
+        ready.train()
+    monkeypatch.undo()
+    ready.train()
+    _same_model(ready, finished)
+
+
+def test_nothing_runs_without_the_root_key(ready):
+    arguments = ready.arguments
+    attempt = read_reservation(arguments["reservation_path"]).attempt
+    open_key_store(arguments["keys_uri"]).destroy(f"reservation/{RUN_ID}-{attempt}")
+    with pytest.raises(LedgerError):
+        ready.train()
+
+
+def test_progress_line_is_public(ready, caplog):
+    caplog.set_level("INFO", logger="components.train_dp_fedemb")
+    ready.train()
+    lines = [r.message for r in caplog.records if r.message.startswith("round ")]
+    assert len(lines) == 6
+    assert all(re.fullmatch(r"round \d/6, (about \d+ (s|min) left|done)", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mechanism": {"kind": "tree_aggregation", "rounds": 6, "noise_multiplier": 1.0,
+                       "clients_per_round": 4, "min_separation": 3, "max_participations": 2}},
+        {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
+        {"partition.groupings": 3, "training.mixed_precision": True},
+    ],
+    ids=["tree", "fedavg", "groupings-bfloat16"],
+)  # fmt: skip
+def test_other_algorithms_run_and_resume(tmp_path, monkeypatch, changes):
+    whole = prepare(tmp_path / "one", config(**changes))
+    broken = _copy(whole, tmp_path / "two")
+    whole.train()
+    original = RoundLog.commit
+
+    def killing(self, index, *rest):
+        return _raise_killed() if index == 3 else original(self, index, *rest)
+
+    monkeypatch.setattr(RoundLog, "commit", killing)
+    with pytest.raises(Killed):
+        broken.train()
+    monkeypatch.undo()
+    broken.train()
+    _same_model(whole, broken)
+
+
+def test_baselines_that_no_guarantee_covers_are_refused_in_a_release(prepared):
+    release = {"purpose": "release", "policy.users_lower_bound": 100}
+    with pytest.raises(ConfigError, match="purpose: simulation"):
+        prepared.train(config(**release, **{"training.algorithm": "dp_fedavg"}))
+    with pytest.raises(ConfigError, match="centralized_baseline"):
+        prepared.train(config(**{"training.algorithm": "centralized"}))

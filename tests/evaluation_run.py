@@ -1,0 +1,163 @@
+"""A finished training, as evaluate_embeddings and audit_privacy meet it: made by hand, in seconds.
+
+Identities are random blobs; an image is its identity's blob, shifted and noised. A backbone that
+averages over places tells them apart badly, one that keeps the pixels tells them apart well.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.artifacts import file_digest, write_json
+from components.fedemb.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from components.fedemb.config import RunConfig
+from components.fedemb.pixels import encode_png
+from components.fedemb.records import UserRecord, encode_user
+
+SIZE = 12
+RUN_ID = "run-1"
+
+
+def config(**overrides: Any) -> RunConfig:
+    tree = {
+        "purpose": "release",
+        "data": {"source": {"uri": "builtin"}},
+        "partition": {"virtual_clients": 4},
+        "model": {"backbone": "lenet", "embedding_dim": 16, "image_size": SIZE},
+        "pretraining": {"kind": "import", "import_path": "public.keras"},
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": 2,
+            "noise_multiplier": 1.0,
+            "sampling_probability": 0.5,
+        },
+        "policy": {"users_lower_bound": 100, "delta": 1e-3, "epsilon_cap": 8.0},
+        "evaluation": {"bootstrap_samples": 40, "batch_size": 32},
+        "audit": {"bootstrap_samples": 40, "max_users": 60},
+    }
+    return RunConfig.model_validate(tree).updated(overrides)
+
+
+def write_users(
+    folder: Path,
+    users: int,
+    *,
+    images: int = 4,
+    seed: int = 0,
+    noise: float = 40.0,
+    groups: int = 1,
+) -> None:
+    """Writes a user store by hand: `users` identities, one class each."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    keys = np.sort(random.integers(0, 2**63, users, dtype=np.uint64))
+    name = shard_name(folder.name, 0, 1)
+    writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
+    for row, key in enumerate(keys):
+        blob = random.uniform(0, 255, (SIZE // 3, SIZE // 3)).repeat(3, 0).repeat(3, 1)
+        pictures = []
+        for _ in range(images):
+            pixels = np.clip(blob + 40 * random.normal(size=blob.shape), 0, 255)
+            pictures.append(encode_png(pixels.astype(np.uint8)[..., None]))
+        subgroup = f"group {row % groups}" if groups > 1 else ""
+        record = UserRecord(
+            int(key), tuple(pictures), (int(key >> np.uint64(1)),) * images, subgroup
+        )
+        writer.write(encode_user(record))
+    writer.close()
+    counts = np.full(users, images, np.uint32)
+    pq.write_table(pa.table({"user_key": keys, "images": counts}), folder / "index.parquet")
+    shards = [{"name": name, "users": users}]
+    store = {"image_size": SIZE, "channels": 1, "shards": shards}
+    write_json(folder / "manifest.json", STORE_SCHEMA, store)
+
+
+@dataclass
+class FinishedRun:
+    """Paths of a finished training."""
+
+    root: Path
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What both steps take besides config and outputs."""
+        return {
+            "model_dir": self.root / "model",
+            "pretrained_dir": self.root / "pretrained",
+            "users_manifest_path": self.root / "users.json",
+            "private_root": str(self.root / "private"),
+            "run_id": RUN_ID,
+        }
+
+    @property
+    def private(self) -> Path:
+        return self.root / "private" / RUN_ID
+
+
+def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
+    """Teaches a backbone blobs of other identities: better than untrained, in seconds."""
+    import keras
+    import tensorflow as tf
+
+    from components.fedemb.embedding import preprocess
+
+    random = np.random.default_rng(99)
+    blobs = random.uniform(0, 255, (users, SIZE // 3, SIZE // 3)).repeat(3, 1).repeat(3, 2)
+    labels = np.repeat(np.arange(users), 6)
+    images = np.clip(blobs[labels] + 40 * random.normal(size=(len(labels), SIZE, SIZE)), 0, 255)
+    head = keras.layers.Dense(users, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+    optimizer = keras.optimizers.Adam(3e-3)
+    inputs = preprocess(tf.constant(images[..., None].astype(np.uint8)))
+    head.build((None, backbone.output_shape[-1]))
+    variables = backbone.trainable_variables + head.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function
+    def step(batch: Any, wanted: Any) -> None:
+        with tf.GradientTape() as tape:
+            features = tf.math.l2_normalize(backbone(tf.gather(inputs, batch)), axis=1)
+            logits = 8 * head(features)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    for _ in range(40):
+        batch = random.permutation(len(labels))[:128]
+        step(tf.constant(batch), tf.constant(labels[batch]))
+
+
+def finished_run(
+    root: Path, *, trained_users: int = 40, held_out: int = 60, groups: int = 1
+) -> FinishedRun:
+    """Writes users, evaluation, pretrained and model folders of a run."""
+    from components.fedemb.embedding import build_backbone
+
+    run, settings = FinishedRun(root), config()
+    write_users(run.private / "users", trained_users, seed=1)
+    write_users(run.private / "evaluation", held_out, seed=2, groups=groups)
+    write_json(root / "users.json", "fedemb/users/1", {"run_id": RUN_ID})
+    backbone = build_backbone(settings.model, seed=5)
+    for name in ("pretrained", "model"):
+        (root / name).mkdir()
+        if name == "model":
+            train_a_little(backbone, settings)
+        backbone.save(root / name / "backbone.keras")
+    weights_sha = file_digest(root / "model" / "backbone.keras")
+    model = {"run_id": RUN_ID, "weights_sha": weights_sha}
+    write_json(root / "model" / "model.json", "fedemb/model/1", model)
+    return run
+
+
+_BUILT: dict[str, FinishedRun] = {}
+
+
+def shared_run(make_folder: Any) -> FinishedRun:
+    """One finished run for all tests of a process: read it, do not write into it."""
+    if "run" not in _BUILT:
+        _BUILT["run"] = finished_run(make_folder("finished-run"), held_out=72, groups=3)
+    return _BUILT["run"]

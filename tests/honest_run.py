@@ -1,0 +1,293 @@
+"""A small honest run without training: what the gate must allow, and every test then bends.
+
+Plan, reservation, ledger, signatures and report are made by the real code; only the images and the
+rounds are missing: the model's tensors are drawn here.
+"""
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from components.account_privacy import account
+from components.fedemb.artifacts import file_digest, json_digest, write_bytes, write_json
+from components.fedemb.config import RunConfig
+from components.fedemb.privacy.events import event_to_json
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.ledger import connect, read_reservation
+from components.fedemb.privacy.mechanism import MechanismPlan
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.provenance import config_digest
+from components.gate_release import gate
+from components.plan_privacy import plan
+from components.reserve_budget import reserve
+
+TENSORS = [
+    {"name": "block1_conv/kernel", "shape": [3, 3, 1, 4]},
+    {"name": "block1_conv/bias", "shape": [4]},
+    {"name": "embedding/kernel", "shape": [4, 8]},
+]
+INITIAL_WEIGHTS = "1" * 64
+COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
+
+
+def config(**changes) -> RunConfig:
+    """Fewer rounds and more noise than any real run: cheap to price, small epsilon."""
+    base = RunConfig.model_validate(
+        {
+            "purpose": "release",
+            "data": {"source": {"uri": "private.parquet"}},
+            "partition": {"virtual_clients": 400},
+            "model": {"backbone": "lenet", "embedding_dim": 8},
+            "mechanism": {
+                "kind": "group_poisson_gaussian",
+                "rounds": 6,
+                "sampling_probability": 0.05,
+                "noise_multiplier": 2.0,
+            },
+            "policy": {
+                "policy_id": "weekly",
+                "users_lower_bound": 20_000,
+                "delta": 1e-5,
+                "epsilon_cap": 3.0,
+                "renyi_order": 8.0,
+            },
+            "release": {"name": "glyphs", "version": "1.0"},
+        }
+    )
+    return base.updated(changes) if changes else base
+
+
+def write_model_file(path: Path, tensors=TENSORS, names=None) -> None:
+    """A `.keras` file without Keras: tensors under the names Keras gives them."""
+    buffer = io.BytesIO()
+    random = np.random.default_rng(0)
+    with h5py.File(buffer, "w") as file:
+        for position, tensor in enumerate(tensors):
+            name = names[position] if names else f"layers/conv2d_{position}/vars/0"
+            file[name] = random.normal(size=tensor["shape"]).astype(np.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", json.dumps({"compile_config": None}))
+        archive.writestr("model.weights.h5", buffer.getvalue())
+
+
+@dataclass
+class HonestRun:
+    """Paths of one run."""
+
+    root: Path
+    run_id: str
+    config: RunConfig
+    policy_root: Path
+
+    @property
+    def plan(self):
+        return self.root / "plan.json"
+
+    @property
+    def reservation(self):
+        return self.root / "reservation.json"
+
+    @property
+    def users(self):
+        return self.root / "users.json"
+
+    @property
+    def model(self):
+        return self.root / "model"
+
+    @property
+    def audit(self):
+        return self.root / "audit.json"
+
+    @property
+    def utility(self):
+        return self.root / "utility.json"
+
+    @property
+    def report(self):
+        return self.root / "report.json"
+
+    @property
+    def page(self):
+        return self.root / "report.html"
+
+    @property
+    def verdict(self):
+        return self.root / "verdict.json"
+
+    @property
+    def ledger_uri(self):
+        return str(self.policy_root / "ledger")
+
+    @property
+    def keys_uri(self):
+        return str(self.policy_root / "keys")
+
+    @property
+    def keys(self):
+        return open_key_store(self.keys_uri)
+
+    def ledger(self):
+        return connect(self.ledger_uri, self.keys_uri, self.config.policy.policy_id)
+
+    # ---- the steps, in order ----
+
+    def do_plan(self):
+        return plan.run(self.config, self.plan)
+
+    def do_reserve(self, **options):
+        return reserve.run(
+            self.config,
+            plan_path=self.plan,
+            run_id=self.run_id,
+            ledger_uri=self.ledger_uri,
+            keys_uri=self.keys_uri,
+            reservation_path=self.reservation,
+            **options,
+        )
+
+    def do_partition(self):
+        reservation = json.loads(self.reservation.read_text())
+        body = {
+            "run_id": self.run_id,
+            "config_sha": config_digest(self.config),
+            "reservation_sha": json_digest(reservation),
+            "virtual_clients": self.config.partition.virtual_clients,
+            "groupings": self.config.partition.groupings,
+            "blocks": reservation["blocks"],
+            "image_size": self.config.model.image_size,
+            "channels": self.config.model.channels,
+            "commitments": COMMITMENTS,
+        }
+        write_json(self.users, "fedemb/users/1", body)
+
+    def inputs_sha(self):
+        reservation = read_reservation(self.reservation)
+        return json_digest(
+            {
+                "plan_sha": reservation.plan_sha,
+                "config_sha": reservation.config_sha,
+                "initial_weights_sha": INITIAL_WEIGHTS,
+                "data_commitment": COMMITMENTS["users"],
+                "code_sha": reservation.code_sha,
+            }
+        )
+
+    def do_bind(self):
+        reservation = read_reservation(self.reservation)
+        self.ledger().bind(reservation, inputs_sha=self.inputs_sha(), commitments=COMMITMENTS)
+
+    def do_train(self, tensors=TENSORS):
+        """Binds, pretends to train, commits."""
+        reservation = read_reservation(self.reservation)
+        mechanism = MechanismPlan.from_json(json.loads(self.plan.read_text())["plan"])
+        self.do_bind()
+        event = event_to_json(mechanism.round_event)
+        lines = [
+            json.dumps({"round": index, "event": event, "output_sha": f"{index:064x}"})
+            for index in range(mechanism.rounds)
+        ]
+        write_bytes(self.model / "rounds.jsonl", ("\n".join(lines) + "\n").encode())
+        if not (self.model / "backbone.keras").exists():
+            write_model_file(self.model / "backbone.keras", tensors)
+        body = {
+            "run_id": self.run_id,
+            "attempt": reservation.attempt,
+            "config_sha": reservation.config_sha,
+            "plan_sha": reservation.plan_sha,
+            "inputs_sha": self.inputs_sha(),
+            "initial_weights_sha": INITIAL_WEIGHTS,
+            "weights_sha": file_digest(self.model / "backbone.keras"),
+            "rounds_run": mechanism.rounds,
+            "tensors": tensors,
+            "backbone": self.config.model.backbone,
+            "embedding_dim": self.config.model.embedding_dim,
+            "code_sha": reservation.code_sha,
+        }
+        write_json(self.model / "model.json", "fedemb/model/1", body)
+        self.do_commit()
+
+    def do_commit(self):
+        reservation = read_reservation(self.reservation)
+        rounds = len((self.model / "rounds.jsonl").read_text().splitlines())
+        self.ledger().commit(
+            reservation,
+            rounds_started=rounds,
+            round_log_sha=file_digest(self.model / "rounds.jsonl"),
+            signer=Signer.load_or_create(self.keys, "trainer"),
+            keys=self.keys,
+        )
+
+    def do_measure(self):
+        model = json.loads((self.model / "model.json").read_text())
+        common = {
+            "run_id": self.run_id,
+            "config_sha": model["config_sha"],
+            "model_sha": model["weights_sha"],
+        }
+        audit = {
+            **common,
+            "code_sha": model["code_sha"],
+            "level": "monitoring",
+            "attack": "verification_score",
+            "self_test": {"passed": True, "cases": {}},
+            "figures": "private",
+            "auroc": None,
+            "sentence": "Monitoring only.",
+        }
+        utility = {
+            **common,
+            "recall_at_far": {"0.001": {"value": 0.5, "low": 0.4, "high": 0.6}},
+            "embedding_space_id": "4" * 64,
+            "sentence": "On 900 identities that never trained, the model recognises half.",
+        }
+        write_json(self.audit, "fedemb/audit_report/1", audit)
+        write_json(self.utility, "fedemb/utility_report/1", utility)
+
+    def evidence_paths(self):
+        return {
+            "plan_path": self.plan,
+            "reservation_path": self.reservation,
+            "users_manifest_path": self.users,
+            "model_dir": self.model,
+            "audit_path": self.audit,
+            "utility_path": self.utility,
+        }
+
+    def do_account(self):
+        return account.run(
+            self.config,
+            **self.evidence_paths(),
+            ledger_uri=self.ledger_uri,
+            keys_uri=self.keys_uri,
+            report_path=self.report,
+            html_path=self.page,
+        )
+
+    def do_gate(self):
+        return gate.run(
+            self.config,
+            **self.evidence_paths(),
+            report_path=self.report,
+            ledger_uri=self.ledger_uri,
+            keys_uri=self.keys_uri,
+            verdict_path=self.verdict,
+        )
+
+    def until_gate(self):
+        for act in ("plan", "reserve", "partition", "train", "measure", "account"):
+            getattr(self, f"do_{act}")()
+        return self
+
+
+def start(root: Path, run_id: str = "monday", policy_root: Path | None = None, **changes):
+    """A run whose steps were not done yet."""
+    root.mkdir(parents=True, exist_ok=True)
+    return HonestRun(root, run_id, config(**changes), policy_root or root / "policy")

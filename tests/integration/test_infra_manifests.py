@@ -1,0 +1,227 @@
+"""What of infra/ can be checked without a cluster or a cloud.
+
+One table of rights (infra/rights.yaml) stands behind everything, so everything is held against it.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+INFRA = Path(__file__).parents[2] / "infra"
+OVERLAYS = ["gke", "s3", "kind"]
+GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
+KUBERNETES = "1.36"
+
+
+def _render(overlay: str) -> list[dict]:
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        if shutil.which(command[0]):
+            folder = INFRA / "kustomize" / "overlays" / overlay
+            output = subprocess.run(
+                [*command, str(folder)], capture_output=True, text=True, check=False
+            )
+            assert output.returncode == 0, output.stderr
+            return list(yaml.safe_load_all(output.stdout))
+    pytest.skip("neither kubectl nor kustomize is installed")
+    return []
+
+
+@pytest.fixture(params=OVERLAYS)
+def manifests(request) -> list[dict]:
+    """All objects of an overlay."""
+    return _render(request.param)
+
+
+def _of_kind(manifests: list[dict], kind: str) -> dict[str, dict]:
+    return {item["metadata"]["name"]: item for item in manifests if item["kind"] == kind}
+
+
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(manifests):
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="the package kubernetes-validate is not installed"
+    )
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def test_namespaced_objects_name_their_namespace_and_cluster_wide_ones_do_not(manifests):
+    for item in manifests:
+        cluster_wide = item["kind"] == "Namespace" or "AdmissionPolicy" in item["kind"]
+        assert ("namespace" not in item["metadata"]) == cluster_wide, item["metadata"]["name"]
+
+
+def test_every_step_is_in_exactly_one_group():
+    from pipelines.dp_fedemb import STEPS
+
+    assert sorted(step for group in GROUPS.values() for step in group["steps"]) == sorted(STEPS)
+
+
+def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(manifests):
+    accounts = _of_kind(manifests, "ServiceAccount")
+    assert set(accounts) == {f"fedemb-{group}" for group in [*GROUPS, "run"]}
+    expected = {
+        step.replace("_", "-"): f"fedemb-{group}"
+        for group, rights in GROUPS.items()
+        for step in rights["steps"]
+    }
+    for kind in ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"):
+        policy = _of_kind(manifests, kind)["fedemb-step-accounts"]
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        mapping = policy["spec"]["variables"][0]["expression"]
+        assert dict(re.findall(r"'([\w-]+)':\s*'([\w-]+)'", mapping)) == expected
+        assert f"{kind}Binding" in {item["kind"] for item in manifests}
+
+
+def test_compiled_pods_bear_the_label_the_policies_read(tmp_path):
+    from pipelines.cluster import compile_pipeline, parse_images
+
+    image = "registry.example/fedemb@sha256:" + "a" * 64
+    compile_pipeline(tmp_path / "p.yaml", profile="cpu", images=parse_images([image]))
+    _, platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = {
+        executor["podMetadata"]["labels"]["fedemb.dev/step"] for executor in executors.values()
+    }
+    assert labels == {
+        step.replace("_", "-") for group in GROUPS.values() for step in group["steps"]
+    }
+
+
+def test_gke_accounts_are_bound_to_google_accounts_of_the_same_name():
+    for name, account in _of_kind(_render("gke"), "ServiceAccount").items():
+        google = account["metadata"]["annotations"]["iam.gke.io/gcp-service-account"]
+        assert google == f"{name}@PROJECT.iam.gserviceaccount.com"
+
+
+def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
+    policies = _of_kind([item for item in manifests], "NetworkPolicy")
+    closed = policies["fedemb-nothing-else"]["spec"]
+    assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert all("ingress" not in policy["spec"] for policy in policies.values())
+    assert all("to" in rule for rule in policies["fedemb-stores"]["spec"]["egress"])
+
+
+def test_gpus_are_limited(manifests):
+    hard = _of_kind(manifests, "ResourceQuota")["fedemb"]["spec"]["hard"]
+    assert {"requests.nvidia.com/gpu", "requests.google.com/tpu", "pods"} <= set(hard)
+
+
+# ---- the table of rights itself --------------------------------------------------------------
+
+
+def test_rights_follow_the_table_of_artifacts():
+    append = {group for group, rights in GROUPS.items() if rights["ledger"] == "append"}
+    assert append == {"reserve", "train", "release"}
+    reads = {
+        folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
+        for folder in ("users", "evaluation", "diagnostics")
+    }
+    assert reads["users"] == {"partition", "train", "audit"}
+    assert reads["evaluation"] == {"partition", "evaluate", "audit"}
+    assert reads["diagnostics"] == {"train"}
+    assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
+        "release"
+    }
+    assert {group for group, rights in GROUPS.items() if rights["keys"] == "destroy"} == {"train"}
+    for role in ("report", "gate", "release", "bundle", "trainer", "policy"):
+        holders = [group for group, rights in GROUPS.items() if role in rights["signing"]]
+        assert len(holders) == 1, f"the key signing/{role} is in the hands of {holders}"
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "run"])
+def test_s3_policies_grant_what_the_table_says_and_no_more(group):
+    policy = json.loads((INFRA / "s3" / f"{group}.json").read_text())
+    granted: dict[str, set[str]] = {}
+    for statement in policy["Statement"]:
+        if statement["Effect"] == "Allow":
+            for resource in statement["Resource"]:
+                granted.setdefault(resource.removeprefix("arn:aws:s3:::"), set()).update(
+                    action.removeprefix("s3:") for action in statement["Action"]
+                )
+    read, append = {"GetObject"}, {"GetObject", "PutObject"}
+    write = append | {"DeleteObject", "AbortMultipartUpload"}
+    rights = GROUPS.get(
+        group, {"private": {}, "ledger": "none", "releases": "none", "input": "none"}
+    )
+    expected = {"fedemb-public/*": write}
+    for folder, right in rights["private"].items():
+        expected[f"fedemb-private/*/{folder}/*"] = write if right == "write" else read
+    if rights["ledger"] != "none":
+        expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
+    if rights["releases"] == "create":
+        expected["fedemb-releases/*"] = append
+    if rights["input"] != "none":
+        expected[f"fedemb-{rights['input']}-input/*"] = read
+    for name in list(expected):
+        expected.setdefault(name.partition("/")[0], set()).add("ListBucket")
+    assert granted == expected
+    if rights["ledger"] == "append":
+        denied = [item for item in policy["Statement"] if item["Effect"] == "Deny"]
+        assert "s3:DeleteObject" in denied[0]["Action"]
+
+
+# ---- Terraform -------------------------------------------------------------------------------
+
+
+def test_terraform_is_formatted_and_reads_the_table():
+    folder = INFRA / "terraform" / "gcs"
+    assert (
+        'yamldecode(file("${path.module}/../../rights.yaml"))' in (folder / "rights.tf").read_text()
+    )
+    if shutil.which("terraform") is None:
+        pytest.skip("terraform is not installed: its formatting was not checked")
+    result = subprocess.run(
+        ["terraform", "fmt", "-check", "-diff", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_ledger_is_locked_and_keys_are_in_no_bucket():
+    hcl2 = pytest.importorskip("hcl2", reason="the package python-hcl2 is not installed")
+    folder = INFRA / "terraform" / "gcs"
+    resources: dict[str, dict] = {}
+    for file in folder.glob("*.tf"):
+        for block in hcl2.loads(file.read_text()).get("resource", []):
+            for kind, named in block.items():
+                for name, body in named.items():
+                    resources[f"{kind}.{name}".replace('"', "")] = body
+    buckets = {
+        name: body for name, body in resources.items() if name.startswith("google_storage_bucket.")
+    }
+    assert set(buckets) == {
+        f"google_storage_bucket.{name}" for name in ("public", "private", "ledger", "releases")
+    }
+    assert "retention_policy" in buckets["google_storage_bucket.ledger"]
+    assert all(
+        "retention_policy" not in body for name, body in buckets.items() if "ledger" not in name
+    )
+    for body in buckets.values():
+        assert str(body["public_access_prevention"]).strip('"') == "enforced"
+
+
+def test_names_of_signing_secrets_are_those_of_the_key_store():
+    import hashlib
+
+    from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
+    from components.fedemb.privacy.signatures import ROLES
+
+    store = SecretManagerKeyStore("project", client=object())
+    digest = hashlib.sha256(b"signing/report").hexdigest()
+    assert store._secret_id("signing/report") == f"fedemb-{digest}"
+    text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
+    roles = re.search(r"signing_roles = toset\((\[.*?\])\)", text)
+    assert sorted(json.loads(roles.group(1))) == sorted(ROLES)
+
+
+def test_every_link_of_the_runbook_leads_somewhere():
+    for page in INFRA.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

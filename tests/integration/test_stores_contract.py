@@ -1,0 +1,155 @@
+"""What every store promises, on a folder, moto's S3 and the Google Cloud Storage stand-in."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from components.fedemb.errors import StorageError
+from components.fedemb.storage import join, local_tree, open_store, put_tree
+
+
+def test_written_object_is_read_back_whole(store_uri):
+    store = open_store(store_uri)
+    store.write("a/b.bin", b"first")
+    store.write("a/b.bin", b"second")
+    assert store.read("a/b.bin") == b"second"
+    assert store.exists("a/b.bin")
+    assert not store.exists("a/b")
+
+
+def test_missing_object_is_file_not_found(store_uri):
+    store = open_store(store_uri)
+    store.write("present", b"")
+    assert store.read("present") == b""
+    with pytest.raises(FileNotFoundError):
+        store.read("absent")
+    store.delete("absent")
+
+
+def test_create_refuses_a_name_that_exists(store_uri):
+    store = open_store(store_uri)
+    store.create("entry", b"mine")
+    with pytest.raises(FileExistsError):
+        store.create("entry", b"mine")
+    assert store.read("entry") == b"mine"
+
+
+def test_list_is_sorted_relative_and_by_string_prefix(store_uri):
+    store = open_store(store_uri)
+    for name in ("b", "a/2", "a/1", "ab"):
+        store.write(name, b"x")
+    assert store.list() == ["a/1", "a/2", "ab", "b"]
+    assert store.list("a") == ["a/1", "a/2", "ab"]
+    assert store.list("a/") == ["a/1", "a/2"]
+    assert open_store(join(store_uri, "a")).list() == ["1", "2"]
+    assert store.list("nothing/here") == []
+    store.delete("a/1")
+    assert store.list("a/") == ["a/2"]
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "a/../b", ".hidden", "a//b", "a\n", "a\\b"])
+def test_unsafe_names_are_refused_before_anything_is_sent(store_uri, name):
+    store = open_store(store_uri)
+    with pytest.raises(StorageError, match="object name"):
+        store.write(name, b"x")
+    with pytest.raises(StorageError, match="object name"):
+        store.read(name)
+
+
+def _race(store_uri: str, barrier, number: int, wins) -> None:
+    store = open_store(store_uri)
+    store.exists("warm")
+    for race in range(5):
+        barrier.wait(60)
+        try:
+            store.create(f"race/{race}", f"{number}".encode())
+        except FileExistsError:
+            continue
+        wins.put((race, number))
+
+
+def test_of_many_processes_exactly_one_creates(store_uri):
+    context = multiprocessing.get_context("spawn")
+    barrier, wins = context.Barrier(3), context.Queue()
+    workers = [
+        context.Process(target=_race, args=(store_uri, barrier, number, wins))
+        for number in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0] * 3
+    winners = dict(wins.get(timeout=5) for _ in range(5))
+    assert sorted(winners) == list(range(5))
+    assert wins.empty()
+    store = open_store(store_uri)
+    assert {race: int(store.read(f"race/{race}")) for race in range(5)} == winners
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """A small finished folder."""
+    root = tmp_path / "tree"
+    (root / "variables").mkdir(parents=True)
+    (root / "model.keras").write_bytes(b"weights")
+    (root / "variables" / "0").write_bytes(bytes(1000))
+    return root
+
+
+def _content(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_published_tree_reads_back_equal(store_uri, tree):
+    seen = []
+    uri = join(store_uri, "models", "one")
+    put_tree(tree, uri, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 2), (2, 2)]
+    with local_tree(uri) as local:
+        assert _content(local) == _content(tree)
+
+
+def test_publishing_again_sends_only_what_changed(store_uri, tree):
+    store = open_store(store_uri)
+    store.upload_tree(tree, "one")
+    sent = []
+    upload = store._upload
+    store._upload = lambda local, name, digest: (sent.append(name), upload(local, name, digest))
+    store.upload_tree(tree, "one")
+    assert sent == []
+    (tree / "model.keras").write_bytes(b"other weights")
+    store.upload_tree(tree, "one")
+    assert sent == ["one/model.keras"]
+    with local_tree(join(store_uri, "one")) as local:
+        assert _content(local) == _content(tree)
+
+
+def test_missing_tree_is_a_sentence(store_uri):
+    with pytest.raises(StorageError, match="nothing"), local_tree(join(store_uri, "no", "tree")):
+        pass
+
+
+@pytest.mark.parametrize("backend", ["gcs_store_uri", "s3_store_uri"])
+def test_tampered_or_incomplete_remote_tree_is_refused(backend, tree, request):
+    store_uri = request.getfixturevalue(backend)
+    store = open_store(store_uri)
+    store.upload_tree(tree, "one")
+    store.write("one/model.keras", b"tampered")
+    with pytest.raises(StorageError, match="not what its index"), local_tree(f"{store_uri}/one"):
+        pass
+    store.delete("one/model.keras")
+    with pytest.raises(StorageError, match="missing"), local_tree(f"{store_uri}/one"):
+        pass
+
+
+def test_listing_of_several_pages_is_complete(s3_store_uri):
+    store = open_store(s3_store_uri)  # the stand-in pages at 50 names
+    for number in range(102):
+        store.write(f"many/{number:05}", b"")
+    assert store.list("many/") == [f"many/{number:05}" for number in range(102)]

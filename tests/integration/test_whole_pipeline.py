@@ -1,0 +1,142 @@
+"""The whole DAG, for real, on small built-in data: release, refusal, simulation, interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "data.builtin.users=400",
+    "data.builtin.images_per_user=3",
+    "data.builtin.public_classes=8",
+    "data.builtin.public_images_per_class=4",
+    "partition.virtual_clients=30",
+    "policy.users_lower_bound=300",
+    "policy.delta=1e-3",
+    "pretraining.epochs=1",
+    "mechanism.rounds=3",
+    "mechanism.noise_multiplier=1.5",
+    "evaluation.bootstrap_samples=20",
+    "audit.bootstrap_samples=20",
+    "audit.max_users=40",
+]
+
+
+def _command(runs: Path, *extra: str, overrides: list[str] = SMALL) -> list[str]:
+    settings = [part for item in overrides for part in ("--set", item)]
+    return [sys.executable, "-m", "pipelines.cli", "run", "--runs", str(runs), *settings, *extra]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+def _line(output: str, name: str) -> str:
+    found = [line for line in output.splitlines() if line.startswith(f"{name}: ")]
+    assert len(found) == 1, output
+    return found[0].split(": ", 1)[1]
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A run with a lasting policy that ends in a release."""
+    folder = tmp_path_factory.mktemp("released")
+    done = _run(_command(folder / "runs", "--run-id", "first", "--policy", str(folder / "policy")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_run_ends_with_guarantee_utility_release_and_report(released):
+    folder, output = released
+    assert "differential privacy for one user" in _line(output, "guarantee")
+    assert _line(output, "utility")
+    assert Path(_line(output, "release").removeprefix("file://")).is_dir()
+    assert Path(_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
+
+
+def test_nothing_raw_lies_outside_the_private_root(released):
+    folder, _ = released
+    run = folder / "runs" / "first"
+    for path in run.rglob("*"):
+        raw = path.name.startswith(("users-", "evaluation-", "diagnostics", "scores", "rejects"))
+        assert not raw or (run / "private") in path.parents, path
+    assert (run / "private").stat().st_mode & 0o077 == 0
+
+
+def test_bundle_verifies_offline(released):
+    folder, output = released
+    bundle = _line(output, "release")
+    ledger = folder / "policy" / "ledger"
+    command = [sys.executable, "-m", "pipelines.cli", "verify", bundle]
+    done = _run([*command, "--trust", str(ledger / "trust.json"), "--ledger", str(ledger)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verified" in done.stdout
+
+
+def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
+    folder, _ = released
+    done = _run(_command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy")))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert _line(done.stdout, "release").startswith("refused: ")
+    assert not list((folder / "runs" / "second" / "private").iterdir())
+
+
+def test_report_prints_the_closing_lines_again(released):
+    folder, output = released
+    command = [sys.executable, "-m", "pipelines.cli", "report", str(folder / "runs" / "first")]
+    done = _run(command)
+    assert _line(done.stdout, "guarantee") == _line(output, "guarantee")
+    shown = json.loads(_run([*command, "--json"]).stdout)
+    assert shown["accounting"]["epsilon"] <= 8
+
+
+def test_simulation_never_releases(tmp_path):
+    overrides = [
+        *SMALL,
+        "purpose=simulation",
+        "mechanism.noise_multiplier=0.01",
+        "policy.certify_at=[100000]",
+    ]
+    done = _run(_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert _line(done.stdout, "release") == "none (simulation)"
+    assert "projected epsilon" in _line(done.stdout, "guarantee")
+    releases = tmp_path / "runs" / "only" / "releases"
+    assert not releases.exists() or not list(releases.rglob("*.keras"))
+
+
+def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
+    overrides = [*SMALL, "mechanism.noise_multiplier=0.1"]
+    done = _run(_command(tmp_path / "runs", overrides=overrides))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "cap" in _line(done.stdout, "release")
+
+
+@pytest.mark.slow
+def test_interrupted_run_resumes_and_releases(tmp_path):
+    overrides = [*SMALL, "mechanism.rounds=30", "mechanism.noise_multiplier=4.0"]
+    command = _command(tmp_path / "runs", "--run-id", "only", overrides=overrides)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        log = tmp_path / "runs" / "only" / "run.log"
+        deadline = time.monotonic() + 300
+        while "round 2/" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 5, output
+    resume = [sys.executable, "-m", "pipelines.cli", "run", "--resume"]
+    done = _run([*resume, str(tmp_path / "runs" / "only")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [
+        json.loads(line)
+        for line in next((tmp_path / "runs" / "only").glob("releases/**/rounds.jsonl"))
+        .read_text()
+        .splitlines()
+    ]
+    assert [record["round"] for record in records] == list(range(30))

@@ -1,0 +1,107 @@
+"""A ledger with a policy, and reservations without a pipeline around them."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+from components.fedemb.privacy.events import event_to_json
+from components.fedemb.privacy.keys import KeyStore, open_key_store
+from components.fedemb.privacy.ledger import Ledger, PolicyTerms, ensure_trust, open_ledger
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.storage import open_store
+
+DELTA = 1e-5
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def terms(**changes) -> PolicyTerms:
+    base = {
+        "epsilon_cap": 4.0,
+        "delta": DELTA,
+        "users_lower_bound": 20_000,
+        "composition": "renyi",
+        "renyi_order": 8.0,
+        "audit_level": "monitoring",
+    }
+    return PolicyTerms(**{**base, **changes})
+
+
+def event(noise: float = 2.0, rounds: int = 20, q: float = 0.05):
+    return SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(noise)), rounds)
+
+
+def content(noise=2.0, rounds=20, blocks=("all/0",), purpose="release", **changes) -> dict:
+    base = {
+        "purpose": purpose,
+        "blocks_requested": list(blocks),
+        "event": event_to_json(event(noise, rounds)),
+        "relation": "REPLACE_ONE",
+        "delta": DELTA,
+        "rounds": rounds,
+        "plan_sha": sha(f"plan {noise} {rounds}"),
+        "config_sha": sha("config"),
+        "code_sha": sha("code"),
+        "input": "s3://images/2026-01-05",
+    }
+    return {**base, **changes}
+
+
+@dataclass
+class Kit:
+    """Where a ledger and its keys lie."""
+
+    ledger_uri: str
+    keys_uri: str
+    policy_id: str = "weekly"
+
+    @property
+    def keys(self) -> KeyStore:
+        return open_key_store(self.keys_uri)
+
+    @property
+    def trust(self):
+        return ensure_trust(open_store(self.ledger_uri), self.keys)
+
+    @property
+    def trainer(self) -> Signer:
+        return Signer.load_or_create(self.keys, "trainer")
+
+    @property
+    def owner(self) -> Signer:
+        return Signer.load_or_create(self.keys, "policy")
+
+    def open(self) -> Ledger:
+        signer = Signer.load_or_create(self.keys, "ledger")
+        return open_ledger(self.ledger_uri, self.policy_id, signer=signer, trust=self.trust)
+
+    def reader(self) -> Ledger:
+        return open_ledger(self.ledger_uri, self.policy_id, trust=self.trust)
+
+    def path(self, sequence: int) -> Path:
+        return Path(self.ledger_uri, self.policy_id, f"{sequence:08d}.json")
+
+
+def make(root: Path, ledger_uri: str | None = None, **changes) -> Kit:
+    """A ledger whose policy is written."""
+    kit = Kit(ledger_uri or str(root / "ledger"), str(root / "keys"))
+    kit.open().create_policy(terms(**changes), kit.owner)
+    return kit
+
+
+def bind(ledger: Ledger, reservation, text: str = "inputs"):
+    return ledger.bind(reservation, inputs_sha=sha(text), commitments={"users": sha("users")})
+
+
+def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):
+    return ledger.commit(
+        reservation,
+        rounds_started=rounds,
+        round_log_sha=sha(f"log {rounds}"),
+        signer=kit.trainer,
+        keys=kit.keys,
+    )

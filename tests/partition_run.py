@@ -1,0 +1,133 @@
+"""A tiny private set, a partition of it, and everything it wrote, for the tests of partition_users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.fedemb.artifacts import tree_digests
+from components.fedemb.client_data import GroupIndex, UserStore
+from components.fedemb.config import RunConfig
+from components.fedemb.pixels import encode_png
+from components.fedemb.records import UserRecord
+from components.partition_users.hashing import Hasher, KeyRef
+
+KEY = b"a key of the tests, 32 bytes long"
+SIZE = 8
+
+
+def picture(seed: int) -> bytes:
+    """One of endlessly many different tiny images."""
+    rng = np.random.default_rng(seed)
+    return encode_png(rng.integers(0, 256, (SIZE, SIZE, 1), np.uint8))
+
+
+def rows_of(users: int, images: int = 3) -> list[dict[str, Any]]:
+    return [
+        {"image": picture(user * 1000 + n), "user_id": f"user {user}", "label": f"{user}-{n % 2}"}
+        for user in range(users)
+        for n in range(images)
+    ]
+
+
+def make_config(uri: str, **overrides: Any) -> RunConfig:
+    """A configuration for tiny images; overrides are dotted, with `__` for the dot."""
+    base = {
+        "purpose": "simulation",
+        "data": {"source": {"uri": uri}},
+        "partition": {"virtual_clients": 5, "groupings": 2, "shards": 2},
+        "model": {"image_size": SIZE},
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": 2,
+            "sampling_probability": 0.5,
+            "noise_multiplier": 1.0,
+        },
+        "policy": {"users_lower_bound": 10, "delta": 1e-3, "epsilon_cap": 8.0},
+    }
+    return RunConfig.model_validate(base).updated(
+        {name.replace("__", "."): value for name, value in overrides.items()}
+    )
+
+
+def write_parquet(path: Path, rows: Sequence[dict[str, Any]], row_group_size: int = 7) -> str:
+    names = list(rows[0])
+    table = pa.table({name: [row[name] for row in rows] for name in names})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return str(path)
+
+
+@dataclass
+class Result:
+    """What one partition wrote."""
+
+    root: Path
+    counts: dict[str, int]
+
+    @property
+    def files(self) -> dict[str, str]:
+        return tree_digests(self.root)
+
+    def records(self, kind: str = "users") -> dict[int, UserRecord]:
+        store = UserStore(self.root / kind)
+        return {record.user_key: record for record in store.read(range(len(store)))}
+
+    def groups(self) -> list[list[frozenset[int]]]:
+        """User keys of every group of every grouping."""
+        index = GroupIndex.load(self.root / "users")
+        keys = index.user_keys.tolist()
+        return [
+            [
+                frozenset(keys[row] for row in index.members(grouping, group))
+                for group in range(index.virtual_clients)
+            ]
+            for grouping in range(index.groupings)
+        ]
+
+    def rejects(self) -> list[dict[str, str]]:
+        files = sorted((self.root / "rejects").glob("*.parquet"))
+        return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def user_key(user_id: str) -> int:
+    return int.from_bytes(Hasher(KEY).user_key(user_id), "big")
+
+
+class Partitioner:
+    """Partitions rows (written as Parquet) or an address, with dotted config overrides."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._made = 0
+
+    def __call__(
+        self,
+        source: Sequence[dict[str, Any]] | str,
+        *,
+        blocks: frozenset[str] | None = None,
+        options: Sequence[str] = (),
+        row_group_size: int = 7,
+        **overrides: Any,
+    ) -> Result:
+        from components.partition_users.partition import partition_images
+
+        self._made += 1
+        if not isinstance(source, str):
+            path = self.folder / f"rows-{self._made}.parquet"
+            source = write_parquet(path, source, row_group_size)
+        root = self.folder / f"out-{self._made}"
+        done = partition_images(
+            make_config(source, **overrides),
+            keys=KeyRef("", "", throwaway=KEY),
+            root=str(root),
+            blocks=blocks,
+            header={"run_id": "run"},
+            pipeline_options=options,
+        )
+        return Result(root, done.counts)

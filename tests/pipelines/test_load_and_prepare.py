@@ -1,0 +1,50 @@
+"""Preparing a run writes all or nothing, and data on the command line reaches every source."""
+
+import pytest
+
+from components.fedemb.errors import ConfigError, InputError
+from pipelines.local import EVENT, ROUND, iter_runs
+from pipelines.run_command import prepare
+from pipelines.run_directory import RunDirectory
+
+
+def test_wrong_configuration_leaves_no_run_behind(tmp_path):
+    with pytest.raises(ConfigError):
+        prepare("quickstart", ["mechanism.rounds=-1"], tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_run_of_the_same_name_is_refused(tmp_path):
+    prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
+    with pytest.raises(InputError, match="--resume"):
+        prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
+
+
+def test_data_replaces_the_public_source_of_the_same_file(tmp_path):
+    run = prepare("omniglot_identities", [], tmp_path, data="/data/x.parquet")
+    config = run.config()
+    assert config.data.source.uri == "/data/x.parquet"
+    assert config.pretraining.source.uri == "/data/x.parquet"
+
+
+def test_private_root_is_closed_to_others(tmp_path):
+    run = prepare("omniglot_identities", [], tmp_path, data="/data/x.parquet")
+    assert run.private.stat().st_mode & 0o077 == 0
+
+
+def test_opening_a_folder_that_is_no_run_says_so(tmp_path):
+    with pytest.raises(InputError, match="no run at"):
+        RunDirectory.open(tmp_path)
+
+
+def test_runs_are_listed_newest_first(tmp_path):
+    for name in ("a", "b"):
+        prepare("omniglot_identities", [], tmp_path, name, data="/data/x.parquet")
+    assert {run.run_id for run in iter_runs(tmp_path)} == {"a", "b"}
+
+
+def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
+    line = '    fedemb-event: {"kind": "step_started", "step": "plan_privacy", "pid": 7}\n'
+    assert EVENT.search(line).group(1).startswith('{"kind"')
+    line = "    INFO components.train_dp_fedemb.train: round 3/60, 12 s left\n"
+    assert ROUND.search(line).group(1) == "round 3/60, 12 s left"

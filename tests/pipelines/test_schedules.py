@@ -1,0 +1,271 @@
+"""Schedules as data: checked, priced, reconciled through the real kfp client."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from kfp_stand_in import KfpStandIn
+from typer.testing import CliRunner
+
+from components.fedemb.artifacts import file_digest
+from components.fedemb.errors import BudgetExceeded, ConfigError, StorageError
+from pipelines.schedules import json_schema, load_schedule, load_schedules
+
+SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
+IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory) -> Path:
+    """The compiled pipeline."""
+    from pipelines.cluster import compile_pipeline, parse_images
+
+    path = tmp_path_factory.mktemp("package") / "dp-fedemb.yaml"
+    compile_pipeline(path, profile="cpu", images=parse_images([IMAGE]))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, package) -> Path:
+    """A folder with the example, pinned to the compiled pipeline."""
+    (tmp_path / "dp-fedemb.yaml.package").write_bytes(package.read_bytes())
+    _change(tmp_path, "weekly")
+    return tmp_path
+
+
+def _change(folder: Path, name: str, **changes) -> Path:
+    tree = yaml.safe_load((SCHEDULES / "example" / "weekly.yaml").read_text())
+    tree["name"] = name
+    pinned = folder / "dp-fedemb.yaml.package"
+    tree["package"] = {"path": pinned.name, "sha256": file_digest(pinned)}
+    for key, value in changes.items():
+        tree[key] = {**tree[key], **value} if isinstance(value, dict) else value
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture
+def kfp(monkeypatch, tmp_path):
+    """The stand-in of the Kubeflow API."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with KfpStandIn() as server:
+        yield server
+
+
+def _cluster(kfp):
+    from pipelines.schedule_reconcile import Cluster
+
+    return Cluster(kfp.url)
+
+
+def _actions(changes):
+    return [(change.action, change.name, *change.fields) for change in changes]
+
+
+def test_example_is_valid_by_the_committed_schema():
+    schema = json.loads((SCHEDULES / "schedule.schema.json").read_text())
+    assert schema == json_schema(), "run: fedemb schedule schema > infra/schedules/..."
+    tree = yaml.safe_load((SCHEDULES / "example" / "weekly.yaml").read_text())
+    as_json = json.loads(json.dumps(tree, default=lambda moment: moment.isoformat()))
+    jsonschema.Draft202012Validator(schema).validate(as_json)
+
+
+def test_whole_schedule_is_priced_as_the_ledger_will(folder):
+    from components.fedemb.privacy.accounting import price
+    from components.fedemb.privacy.ledger_budget import repeated
+    from components.fedemb.privacy.mechanism import plan_mechanism
+
+    loaded = load_schedule(folder / "weekly.yaml")
+    plan = plan_mechanism(loaded.config)
+    series = price(repeated(plan.event(), 13), plan.relation, loaded.config.policy.delta, runs=13)
+    assert loaded.cost.runs == 13
+    assert loaded.cost.epsilon == pytest.approx(series.epsilon)
+    assert loaded.cost.epsilon_one < loaded.cost.epsilon < 13 * loaded.cost.epsilon_one
+    assert "13 runs" in str(loaded.cost)
+    assert "planned_series" in str(loaded.cost)
+
+
+def test_too_dear_a_schedule_is_refused(folder):
+    with pytest.raises(BudgetExceeded, match=r"its budget allows 0\.100"):
+        load_schedule(_change(folder, "dear", budget={"epsilon": 0.1}))
+    with pytest.raises(BudgetExceeded, match="the policy allows"):
+        load_schedule(_change(folder, "dear", overrides={"policy.epsilon_cap": 0.2}))
+    with pytest.raises(BudgetExceeded, match="commits 13"):
+        load_schedule(_change(folder, "dear", end=datetime(2027, 6, 1, tzinfo=UTC)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"no_catchup": False}, "no_catchup"),
+        ({"max_concurrency": 2}, "max_concurrency"),
+        ({"cron": "0 3 * * 1"}, "six"),
+        ({"end": datetime(2020, 1, 1, tzinfo=UTC)}, "after start"),
+        ({"end": datetime(2027, 2, 1)}, "timezone"),
+        ({"surprise": 1}, "surprise"),
+        ({"package": {"sha256": "0" * 64}}, "pins"),
+        ({"package": {"path": "absent.yaml"}}, "missing"),
+        ({"overrides": {"storage.ledger": None}}, "storage.ledger"),
+    ],
+)
+def test_wrong_schedules_are_sentences(folder, changes, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_schedule(_change(folder, "wrong", **changes))
+
+
+def test_schedule_needs_an_end(folder):
+    path = folder / "weekly.yaml"
+    tree = yaml.safe_load(path.read_text())
+    del tree["end"]
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match="end"):
+        load_schedule(path)
+
+
+def test_name_must_be_that_of_the_file(folder):
+    (folder / "weekly.yaml").rename(folder / "other.yaml")
+    with pytest.raises(ConfigError, match="must be the same"):
+        load_schedule(folder / "other.yaml")
+
+
+def test_package_with_a_mutable_image_is_refused(folder):
+    path = folder / "dp-fedemb.yaml.package"
+    path.write_text(path.read_text().replace(IMAGE, "registry.example/fedemb:latest"))
+    with pytest.raises(ConfigError, match="breaks a rule"):
+        load_schedule(_change(folder, "loose"))
+
+
+def test_plan_changes_nothing_and_apply_is_idempotent(folder, kfp):
+    cluster, schedules = _cluster(kfp), load_schedules(folder)
+    changes = cluster.plan(schedules)
+    assert _actions(changes) == [("create", "weekly")]
+    assert "epsilon=" in str(changes[0])
+    assert kfp.calls == []
+    cluster.apply(changes)
+    (run,) = kfp.recurring.values()
+    assert run["no_catchup"] is True
+    assert run["max_concurrency"] == "1"
+    assert run["mode"] == "ENABLE"
+    assert run["service_account"] == "fedemb-run"
+    assert run["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1"
+    assert run["trigger"]["cron_schedule"]["end_time"].startswith("2027-04-01T00:00:00")
+    assert run["runtime_config"]["parameters"] == schedules[0].arguments
+    version = kfp.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
+    assert version["_content"] == schedules[0].package.read_bytes()
+    before = list(kfp.calls)
+    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    assert kfp.calls == before
+
+
+def test_a_change_deletes_before_it_creates(folder, kfp):
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    changes = cluster.plan(load_schedules(folder))
+    assert _actions(changes) == [("replace", "weekly", "cron")]
+    kfp.calls.clear()
+    cluster.apply(changes)
+    assert kfp.calls == ["DELETE recurringruns", "POST recurringruns"]
+    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+
+
+@pytest.mark.parametrize(
+    ("field", "tamper"),
+    [
+        ("no_catchup", lambda run: run.update(no_catchup=False)),
+        ("max_concurrency", lambda run: run.update(max_concurrency="10")),
+        ("enabled", lambda run: run.update(mode="DISABLE")),
+        ("end", lambda run: run["trigger"]["cron_schedule"].pop("end_time")),
+        ("arguments", lambda run: run["runtime_config"]["parameters"].update(ledger="gs://x")),
+        ("service_account", lambda run: run.update(service_account="default")),
+        ("package", lambda run: run["pipeline_version_reference"].pop("pipeline_version_id")),
+    ],
+)
+def test_changes_made_behind_our_back_are_found_and_undone(folder, kfp, field, tamper):
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    tamper(next(iter(kfp.recurring.values())))
+    changes = cluster.plan(load_schedules(folder))
+    assert _actions(changes) == [("replace", "weekly", field)]
+    cluster.apply(changes)
+    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+
+
+def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder, kfp):
+    for name in ("monthly", "nightly"):
+        _change(folder, name, cron="0 0 5 1 * *")
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    foreign = dict(next(iter(kfp.recurring.values())))
+    foreign |= {"recurring_run_id": "theirs", "display_name": "theirs", "description": "by hand"}
+    kfp.recurring["theirs"] = foreign
+    (folder / "monthly.yaml").unlink()
+    changes = cluster.plan(load_schedules(folder))
+    assert _actions(changes) == [("disable", "monthly"), ("keep", "nightly"), ("keep", "weekly")]
+    cluster.apply(changes)
+    modes = {run["display_name"]: run["mode"] for run in kfp.recurring.values()}
+    assert modes == {
+        "monthly": "DISABLE",
+        "nightly": "ENABLE",
+        "weekly": "ENABLE",
+        "theirs": "ENABLE",
+    }
+    assert _actions(cluster.plan(load_schedules(folder))) == [
+        ("keep", "nightly"),
+        ("keep", "weekly"),
+    ]
+
+
+def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(folder, kfp):
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    pinned = folder / "dp-fedemb.yaml.package"
+    pinned.write_text(pinned.read_text() + "\n")
+    _change(folder, "weekly")
+    changes = cluster.plan(load_schedules(folder))
+    assert _actions(changes) == [("replace", "weekly", "package")]
+    cluster.apply(changes)
+    uploads = len(kfp.versions)
+    _change(folder, "second")
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    assert len(kfp.versions) == uploads
+
+
+def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
+    cluster = _cluster(kfp)
+    kfp.fail_with = 403
+    with pytest.raises(StorageError, match=r"answered 403 \(forbidden by the stand-in"):
+        cluster.plan(load_schedules(folder))
+
+
+def test_commands_print_cost_and_changes(folder, kfp):
+    from pipelines.cli_schedule import schedule_app
+
+    run = CliRunner().invoke
+    dry = run(schedule_app, ["plan", str(folder)])
+    assert dry.exit_code == 0, dry.output
+    assert "13 runs, at most epsilon=" in dry.output
+    where = [str(folder), "--host", kfp.url]
+    assert run(schedule_app, ["diff", *where]).exit_code == 1
+    applied = run(schedule_app, ["apply", *where, "--yes"])
+    assert "1 change(s) carried out" in applied.output
+    assert run(schedule_app, ["diff", *where]).exit_code == 0
+    assert "nothing to do" in run(schedule_app, ["apply", *where, "--yes"]).output
+
+
+def test_submit_checks_then_starts_one_run(folder, kfp, tmp_path):
+    loaded = load_schedule(folder / "weekly.yaml")
+    run_id = _cluster(kfp).submit(
+        loaded.package, loaded.config, experiment="glyphs", service_account="fedemb-run"
+    )
+    assert kfp.runs[run_id]["runtime_config"]["parameters"] == loaded.arguments
+    assert kfp.runs[run_id]["service_account"] == "fedemb-run"
+    assert "enable_caching" not in json.dumps(kfp.runs[run_id])
+    bare = loaded.config.updated({"storage.keys": None})
+    with pytest.raises(ConfigError, match=r"storage\.keys"):
+        _cluster(kfp).submit(loaded.package, bare, experiment="glyphs")

@@ -1,0 +1,226 @@
+"""The test layers of dp.md 4 and 6, as functions that name what is wrong; no news is good news.
+
+Each takes a `System`: the real parts of a round, any of which a fault replaces.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from privacy_worlds import World
+from scipy.stats import chi2
+
+from components.fedemb.privacy.accounting import price
+from components.fedemb.privacy.events import event_from_json, event_to_json
+from components.fedemb.privacy.guarantee import PrivacyGuarantee
+from components.fedemb.privacy.mechanism import MechanismPlan
+from components.fedemb.privacy.queries import Mechanism, build_mechanism
+
+TARGET = 1_000
+USERS = frozenset(range(120))
+ROUNDS = 12
+SHAPES = ((6, 4), (16,))
+DIM = 40
+INJECTED_TAG = b"the same noise in both worlds..."
+
+
+def adversarial_update(users: tuple[int, ...], round_index: int) -> list[np.ndarray]:
+    """Ten clips long, and its sign flips with the target: the worst a virtual client can do."""
+    sign = -1.0 if TARGET in users else 1.0
+    rng = np.random.default_rng([round_index, len(users) - (TARGET in users)])
+    flat = rng.normal(size=DIM)
+    flat *= sign * 10 / np.linalg.norm(flat)
+    split = np.split(flat, [SHAPES[0][0] * SHAPES[0][1]])
+    return [part.reshape(shape) for part, shape in zip(split, SHAPES, strict=True)]
+
+
+def real_document(plan: MechanismPlan, delta: float = 1e-6) -> dict[str, Any]:
+    guarantee = price(plan.event(), plan.relation, delta)
+    return {
+        "plan": plan.to_json(),
+        "event": event_to_json(plan.event()),
+        "relation": plan.relation.name,
+        "guarantee": guarantee.to_json(),
+    }
+
+
+@dataclass
+class System:
+    """One round's machinery; the defaults are the product's."""
+
+    plan: MechanismPlan
+    index: Callable[[frozenset[int], int], Any] = World
+    build: Callable[..., Mechanism] = build_mechanism
+    update: Callable[[tuple[int, ...], int], list[np.ndarray]] = adversarial_update
+    params: Callable[[Mechanism, list[Any]], Any] = lambda m, _: m.sample_params()
+    contribute: Callable[..., Any] = lambda m, params, update, users: m.query.preprocess_record(
+        params, update
+    )
+    aggregate: Callable[..., Any] = lambda m, r, state, clients: m.aggregate(r, state)
+    document: Callable[[MechanismPlan], dict[str, Any]] = real_document
+    prepare: Callable[[Mechanism], None] = lambda m: None
+    roots: tuple[bytes, bytes] = field(default=(bytes(range(32)), bytes(range(1, 33))))
+
+    def mechanism(self, root: int = 0) -> Mechanism:
+        m = self.build(self.plan, self.roots[root], "run", 0, "inputs")
+        self.prepare(m)
+        return m
+
+
+@dataclass
+class Trace:
+    """What a round did."""
+
+    contributions: dict[tuple[int, int], np.ndarray]
+    total: np.ndarray
+    mean: np.ndarray
+
+
+def play(system: System, users: frozenset[int], *, inject: bool) -> list[Trace]:
+    """Runs the rounds on a data set, with the same noise in every world if `inject`."""
+    m = system.mechanism()
+    if inject:
+        noise = m._noise
+        noise.begin = lambda *_: setattr(noise, "_tag", INJECTED_TAG)
+    world = system.index(users, system.plan.virtual_clients)
+    traces = []
+    for r in range(ROUNDS):
+        clients = m.sample_clients(r, world)
+        named = [
+            ((c.grouping, c.group), tuple(int(k) for k in world.user_keys[c.users]))
+            for c in clients
+        ]
+        updates = [system.update(members, r) for _, members in named]
+        params = system.params(m, updates)
+        state = m.initial_sample_state(DIM)
+        contributions = {}
+        for (place, members), update in zip(named, updates, strict=True):
+            record = system.contribute(m, params, update, members)
+            contributions[place] = np.asarray(record[0])
+            state = m.query.accumulate_preprocessed_record(state, record)
+        total = np.asarray(state[0]).copy()
+        out = system.aggregate(m, r, state, named)
+        traces.append(Trace(contributions, total, np.asarray(out.mean, np.float64)))
+    return traces
+
+
+def record_replay(system: System) -> list[str]:
+    """L1: the same round on neighbouring data sets; nothing statistical."""
+    problems = []
+    grid, clip = 2.0**system.plan.grid_bits, 1 + 1e-6
+    with_target = play(system, USERS | {TARGET}, inject=True)
+    without = play(system, USERS, inject=True)
+    moved = False
+    for r, (there, gone) in enumerate(zip(with_target, without, strict=True)):
+        for trace in (there, gone):
+            for value in trace.contributions.values():
+                if not np.linalg.norm(value / grid) <= clip:
+                    problems.append(f"round {r}: a contribution is longer than the clip")
+        if there.contributions.keys() != gone.contributions.keys():
+            problems.append(f"round {r}: other virtual clients were sampled")
+            continue
+        changed = [
+            place
+            for place, value in there.contributions.items()
+            if not np.array_equal(value, gone.contributions[place])
+        ]
+        moved = moved or bool(changed)
+        if len(changed) > 1:
+            problems.append(f"round {r}: {len(changed)} virtual clients changed")
+        if not np.linalg.norm((there.total - gone.total) / grid) <= 2 * clip:
+            problems.append(f"round {r}: the sum moved by more than twice the clip")
+        step = np.linalg.norm(there.mean - gone.mean) * system.plan.normaliser
+        if not step <= 2 * (1 + 1e-4):
+            problems.append(f"round {r}: the mean moved by more than twice the clip")
+    if not moved:
+        problems.append("the target never took part: this test saw nothing")
+    return problems
+
+
+def zero_probe(system: System, dim: int = 20_000) -> list[str]:
+    """L2a: zero input; scale, independence of rounds and of processes. 6 sigma: 2e-9 a line."""
+    problems = []
+    plan = system.plan
+
+    def run(root):
+        m = system.mechanism(root)
+        outs = [system.aggregate(m, r, m.initial_sample_state(dim), []).mean for r in range(4)]
+        return np.array(outs, np.float64) * plan.normaliser
+
+    first, second = run(0), run(1)
+    target = plan.noise_multiplier * plan.l2_norm_clip
+    for r, row in enumerate(first):
+        if not abs(row.std() / target - 1) < 6 / math.sqrt(2 * dim):
+            problems.append(
+                f"round {r}: noise has standard deviation {row.std():.4g}, not {target:g}"
+            )
+    rows = np.concatenate([first, second])
+    with np.errstate(invalid="ignore"):
+        correlations = np.corrcoef(rows) - np.eye(len(rows))
+    if not np.nanmax(np.abs(correlations)) < 6 / math.sqrt(dim):
+        problems.append("noise of different rounds or processes is correlated")
+    shifted = np.abs(np.mean(first[:, 1:] * first[:, :-1], axis=1)) / target**2
+    if not shifted.max() < 6 / math.sqrt(dim - 1):
+        problems.append("noise of neighbouring entries is correlated")
+    return problems
+
+
+def replay_with_other_data(system: System, dim: int = 20_000) -> list[str]:
+    """The same round again with other sums must not get the same noise; with equal ones it must."""
+    zeros = system.mechanism()
+    other = system.mechanism()
+    again = system.mechanism()
+    state = zeros.initial_sample_state(dim)
+    bumped = tuple(part + 1 if i == 0 else part for i, part in enumerate(state))
+    one, two, same = (
+        np.asarray(system.aggregate(m, 0, s, []).mean, np.float64)
+        for m, s in ((zeros, state), (other, bumped), (again, copy.deepcopy(state)))
+    )
+    problems = []
+    if not abs(np.corrcoef(one, two)[0, 1]) < 6 / math.sqrt(dim):
+        problems.append("other data got correlated noise: subtracting two outputs cancels it")
+    if not np.array_equal(one, same):
+        problems.append("equal data got other noise: averaging replays removes it")
+    return problems
+
+
+def coin_chi_square(system: System, rounds: int = 300) -> list[str]:
+    """Sizes of rounds against Binomial(G, q), two-sided at 1e-6."""
+    plan = system.plan
+    m = system.mechanism()
+    world = system.index(USERS, plan.virtual_clients)
+    counts = np.array([len(m.sample_clients(r, world)) for r in range(rounds)])
+    q, groups = plan.sampling_probability, plan.virtual_clients
+    statistic = ((counts - groups * q) ** 2).sum() / (groups * q * (1 - q))
+    tail = chi2.sf(statistic, rounds)
+    if not 2 * min(tail, 1 - tail) > 1e-6:
+        return [f"sizes of rounds are not binomial: chi-square {statistic:.4g} of {rounds}"]
+    return []
+
+
+def recomputation(system: System) -> list[str]:
+    """What the gate does: event and epsilon from the plan, compared with what was claimed."""
+    document = system.document(system.plan)
+    plan = MechanismPlan.from_json(document["plan"])
+    claimed = PrivacyGuarantee.from_json(document["guarantee"])
+    problems = []
+    if event_from_json(document["event"]) != plan.event():
+        problems.append("the event is not the plan's")
+    if document["relation"] != plan.relation.name or claimed.relation is not plan.relation:
+        problems.append("the relation is not the plan's")
+    ours = price(plan.event(), plan.relation, claimed.delta).epsilon
+    if not abs(claimed.epsilon - ours) <= 0.01 * ours:
+        problems.append(f"epsilon {claimed.epsilon:.4g} is claimed, {ours:.4g} recomputed")
+    return problems
+
+
+LAYERS: dict[str, Callable[[System], list[str]]] = {
+    "record_replay": record_replay,
+    "zero_probe": zero_probe,
+    "replay_with_other_data": replay_with_other_data,
+    "coin_chi_square": coin_chi_square,
+    "recomputation": recomputation,
+}

@@ -1,0 +1,170 @@
+"""Noise and coins are what the accountant assumes. False-alarm rates are those of fixed seeds: the
+keys are constants, so a green test stays green; each line states the rate over random keys.
+"""
+
+import hashlib
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from privacy_worlds import ROOT, World, make_plan
+from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
+
+from components.fedemb.privacy import noise
+from components.fedemb.privacy.sampling import build_sampler
+
+pytestmark = pytest.mark.statistical
+SIZE = 1_000_000
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 7.0])
+def test_noise_has_the_right_scale_and_no_other(scale):
+    """Kolmogorov-Smirnov at 1 %; 2/3 and 3/2 of the scale are rejected at 1e-6 or better."""
+    grid = 2.0**32
+    z = noise.add_rounded_noise(np.zeros(SIZE, np.int64), ROOT, scale * grid) / grid
+    sample = z[:100_000]
+    assert kstest(sample / scale, "norm").pvalue > 0.01
+    for wrong in (2 / 3, 3 / 2):
+        assert kstest(sample / (wrong * scale), "norm").pvalue < 1e-6
+    # Standard deviation within 6 standard errors (2e-9), mean within 5 (6e-7), kurtosis within 6.
+    assert abs(z.std() / scale - 1) < 6 / math.sqrt(2 * SIZE)
+    assert abs(z.mean() / scale) < 5 / math.sqrt(SIZE)
+    assert abs(kurtosis(z)) < 6 * math.sqrt(24 / SIZE)
+
+
+def test_tails_are_there():
+    """Counts beyond 3, 4 and 4.5 of 4 M normals, each within 6 standard deviations of a Poisson."""
+    z = np.abs(noise.gaussian(ROOT, 4_000_000))
+    for bound in (3.0, 4.0, 4.5):
+        expected = 4e6 * math.erfc(bound / math.sqrt(2))
+        assert abs((z > bound).sum() - expected) < 6 * math.sqrt(expected)
+
+
+def test_rounds_tensors_runs_and_neighbours_are_independent():
+    """Correlations of 12 streams and their shifts below 6 / sqrt(n): 2e-9 each, 300 of them."""
+    key = noise.run_key(ROOT, "noise", "run", 0, "x")
+    sums = np.zeros(1, np.int64)
+    streams = []
+    for r in range(3):
+        tag = noise.round_tag(key, r, {"update": sums})
+        streams += [
+            noise.gaussian(noise.tensor_key(key, tag, n), 200_000) for n in ("update", "below")
+        ]
+    for attempt in range(3):
+        other = noise.run_key(ROOT, "noise", "run", attempt + 1, "x")
+        streams.append(noise.gaussian(other, 200_000))
+    z = np.array(streams)
+    off_diagonal = np.corrcoef(z) - np.eye(len(z))
+    assert np.abs(off_diagonal).max() < 6 / math.sqrt(200_000)
+    for lag in (1, 2, noise._BLOCK // 2, noise._BLOCK):
+        shifted = np.mean(z[:, lag:] * z[:, :-lag], axis=1)
+        assert np.abs(shifted).max() < 6 / math.sqrt(200_000 - lag)
+    # The two halves of a pair share their radius, so their squares must not correlate either.
+    half = noise._BLOCK // 2
+    first, second = z[:, :half] ** 2, z[:, half : 2 * half] ** 2
+    squares = np.mean((first - 1) * (second - 1), axis=1) / 2
+    assert np.abs(squares).max() < 6 / math.sqrt(half)
+
+
+SCRIPT = """
+import hashlib, sys
+sys.path[:0] = sys.argv[1].split(":")
+import numpy as np
+from privacy_worlds import ROOT, make_plan
+import tensorflow as tf
+from components.fedemb.privacy.queries import build_mechanism
+tf.random.set_seed(0)
+root = bytes.fromhex(sys.argv[2])
+m = build_mechanism(make_plan(), root, "run", 0, "inputs")
+jit = sys.argv[3] == "jit"
+
+@tf.function(jit_compile=jit)
+def clip(params, update):
+    return m.query.preprocess_record(params, [update])
+
+record = clip(m.sample_params(), tf.constant(np.linspace(-1, 1, 1000), tf.float32))
+state = m.query.accumulate_preprocessed_record(m.initial_sample_state(1000), record)
+print(hashlib.sha256(m.aggregate(0, state).mean.tobytes()).hexdigest())
+"""
+
+
+def in_process(root: bytes, mode: str) -> str:
+    tests = Path(__file__).parent.parent
+    arguments = [sys.executable, "-c", SCRIPT, f"{tests.parent}:{tests}", root.hex(), mode]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
+    return done.stdout.split()[-1]
+
+
+@pytest.mark.slow
+def test_processes_differ_by_their_key_and_by_nothing_else():
+    """dp.md 1.5: XLA gives every process the same stream. Ours follows the key, jit on or off."""
+    fresh = hashlib.sha256(b"another reservation").digest()
+    one, same, other = (in_process(root, "plain") for root in (ROOT, ROOT, fresh))
+    assert one == same
+    assert one != other
+    assert in_process(fresh, "jit") != in_process(ROOT, "jit")
+
+
+def counts_per_round(sampler, world, rounds):
+    return np.array([len(sampler.sample(r, world)) for r in range(rounds)])
+
+
+def dispersion_p_value(counts: np.ndarray, trials: int, probability: float) -> float:
+    """Two-sided p-value of the chi-square of counts against their binomial law."""
+    mean, variance = trials * probability, trials * probability * (1 - probability)
+    statistic = ((counts - mean) ** 2).sum() / variance
+    tail = chi2.sf(statistic, len(counts))
+    return 2 * min(tail, 1 - tail)
+
+
+@pytest.mark.parametrize("q", [0.02, 0.25, 0.9])
+def test_coins_come_up_with_the_planned_frequency(q):
+    """Chi-square over virtual clients and over rounds, each at 1e-4."""
+    plan = make_plan(sampling_probability=q, rounds=2000, virtual_clients=50)
+    sampler, world = build_sampler(plan, ROOT), World([], 50)
+    rounds = [sampler.sample(r, world) for r in range(2000)]
+    per_round = np.array([len(clients) for clients in rounds])
+    per_client = np.bincount([c.group for clients in rounds for c in clients], minlength=50)
+    assert dispersion_p_value(per_round, 50, q) > 1e-4
+    assert dispersion_p_value(per_client, 2000, q) > 1e-4
+    observed = np.bincount(np.minimum(per_round, 50), minlength=51)
+    expected = 2000 * binom.pmf(np.arange(51), 50, q)
+    keep = expected > 5
+    rest = 2000 - expected[keep].sum()
+    pooled = [np.append(observed[keep], observed[~keep].sum()), np.append(expected[keep], rest)]
+    if rest < 1:
+        pooled = [observed[keep], expected[keep] * observed[keep].sum() / expected[keep].sum()]
+    assert chisquare(*pooled).pvalue > 1e-4
+    for wrong in (q * 0.9, min(1 - 1e-9, q * 1.1)):
+        mean = 50 * 2000 * wrong
+        spread = math.sqrt(mean * (1 - wrong))
+        assert abs(per_round.sum() - mean) > 3 * spread
+
+
+def test_coins_of_different_rounds_and_clients_are_independent():
+    """Pairwise correlations below 6 / sqrt(rounds)."""
+    plan = make_plan(sampling_probability=0.5, rounds=4000, virtual_clients=30)
+    sampler, world = build_sampler(plan, ROOT), World([], 30)
+    table = np.zeros((4000, 30))
+    for r in range(4000):
+        table[r, [c.group for c in sampler.sample(r, world)]] = 1
+    correlations = np.corrcoef(table.T) - np.eye(30)
+    assert np.abs(correlations).max() < 6 / math.sqrt(4000)
+    lagged = np.mean((2 * table[1:] - 1) * (2 * table[:-1] - 1), axis=0)
+    assert np.abs(lagged).max() < 6 / math.sqrt(4000)
+
+
+def test_users_of_user_poisson_are_sampled_and_placed_evenly():
+    """Chance and group of each user, chi-square at 1e-4."""
+    plan = make_plan("user_poisson", rounds=1500)
+    sampler, world = build_sampler(plan, ROOT), World(range(60), 40)
+    counts, places = np.zeros(60), np.zeros(4)
+    for r in range(1500):
+        for client in sampler.sample(r, world):
+            counts[client.users] += 1
+            places[client.group] += len(client.users)
+    assert dispersion_p_value(counts, 1500, 0.25) > 1e-4
+    assert chisquare(places).pvalue > 1e-4

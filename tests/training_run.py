@@ -1,0 +1,193 @@
+"""A small run up to the point where training starts, and a process that trains it to be killed.
+
+`python -m tests.training_run FOLDER TIMES...` loads TensorFlow once, then forks one trainer after
+the other and kills each with SIGKILL after its time in seconds; the last trains to the end.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.fedemb.artifacts import tree_digest, write_json
+from components.fedemb.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from components.fedemb.config import RunConfig
+from components.fedemb.group_index import write_groups
+from components.fedemb.pixels import encode_png
+from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
+from components.fedemb.provenance import config_digest
+from components.fedemb.records import UserRecord, encode_user
+
+SIZE = 12
+RUN_ID = "run-1"
+
+
+def config(**changes: Any) -> RunConfig:
+    """Six rounds of about six small virtual clients."""
+    tree = {
+        "purpose": "simulation",
+        "data": {"source": {"uri": "private.parquet"}},
+        "partition": {"virtual_clients": 12},
+        "model": {"backbone": "tiny", "embedding_dim": 8, "image_size": SIZE},
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": 6,
+            "noise_multiplier": 1.0,
+            "sampling_probability": 0.5,
+        },
+        "training": {"parallel_clients": 2, "local": {"batch_size": 5}},
+        "policy": {
+            "users_lower_bound": 100,
+            "delta": 1e-3,
+            "epsilon_cap": 1000.0,
+            "renyi_order": 2.0,
+        },
+    }
+    return RunConfig.model_validate(tree).updated(changes)
+
+
+def write_users(folder: Path, *, users: int, virtual_clients: int, groupings: int) -> None:
+    """A user store by hand: blobs with noise, two classes and three images a user."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    keys = np.sort(random.integers(0, 2**63, users, dtype=np.uint64))
+    name = shard_name("users", 0, 1)
+    writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
+    for key in keys:
+        blobs = random.integers(0, 256, (3, SIZE, SIZE, 1), np.uint8)
+        images = tuple(encode_png(blob) for blob in blobs)
+        labels = (int(key >> np.uint64(2)), int(key >> np.uint64(2)), 7)
+        writer.write(encode_user(UserRecord(int(key), images, labels)))
+    writer.close()
+    counts = np.full(users, 3, np.uint32)
+    pq.write_table(pa.table({"user_key": keys, "images": counts}), folder / "index.parquet")
+    groups = random.integers(0, virtual_clients, (groupings, users)).astype(np.uint32)
+    write_groups(
+        folder / "groups.parquet",
+        lambda grouping: groups[grouping],
+        groupings=groupings,
+        virtual_clients=virtual_clients,
+        users=users,
+    )
+    shards = [{"name": name, "users": users}]
+    manifest = {"image_size": SIZE, "channels": 1, "shards": shards}
+    write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
+
+
+@dataclass
+class ReadyRun:
+    """Everything training needs, in one folder."""
+
+    root: Path
+    config: RunConfig
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `train.run`."""
+        return {
+            "plan_path": self.root / "plan.json",
+            "reservation_path": self.root / "reservation.json",
+            "users_manifest_path": self.root / "users.json",
+            "pretrained_dir": self.root / "pretrained",
+            "private_root": str(self.root / "private"),
+            "run_id": RUN_ID,
+            "ledger_uri": str(self.root / "ledger"),
+            "keys_uri": str(self.root / "keys"),
+            "model_dir": self.root / "model",
+        }
+
+    @property
+    def private(self) -> Path:
+        """Raw artifacts of the run."""
+        return self.root / "private" / RUN_ID
+
+    def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
+        """Runs the step."""
+        from components.train_dp_fedemb import train
+
+        return train.run(run_config or self.config, **self.arguments)
+
+
+def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
+    """Plans, reserves, writes users and initial weights."""
+    from components.plan_privacy import plan
+    from components.pretrain_public import pretrain
+    from components.reserve_budget import reserve
+
+    ready = ReadyRun(root, run_config or config())
+    settings = ready.config
+    plan.run(settings, root / "plan.json")
+    names = ("plan_path", "run_id", "ledger_uri", "keys_uri", "reservation_path")
+    reserve.run(
+        settings, **{n: ready.arguments[n] for n in names}, input_fingerprint="private.parquet@1"
+    )
+    write_users(
+        ready.private / "users",
+        users=users,
+        virtual_clients=settings.partition.virtual_clients,
+        groupings=settings.partition.groupings,
+    )
+    key = commitment_key(open_key_store(str(root / "keys")), settings.policy.policy_id)
+    digest = tree_digest(ready.private / "users")
+    write_json(
+        root / "users.json",
+        "fedemb/users/1",
+        {
+            "run_id": RUN_ID,
+            "config_sha": config_digest(settings),
+            "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
+        },
+    )
+    pretrain.run(
+        settings.model,
+        settings.pretraining,
+        seed=settings.training.seed,
+        output_dir=root / "pretrained",
+    )
+    return ready
+
+
+def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
+    """Forks a trainer; returns its exit status, negative if it was killed."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ready.train()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(folder: str, *times: str) -> None:
+    """See the module."""
+    import tensorflow  # noqa: F401  (before the forks)
+
+    from components.train_dp_fedemb import train  # noqa: F401
+
+    ready = ReadyRun(
+        Path(folder), RunConfig.model_validate_json(Path(folder, "config.json").read_text())
+    )
+    statuses = [_kill_after(ready, float(seconds)) for seconds in times]
+    last = _kill_after(ready, None)
+    sys.stdout.write(f"statuses {statuses} {last}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
