@@ -13,6 +13,9 @@ import typer
 
 from components.fedemb.errors import FedEmbError
 from pipelines.cli_data import check_data, make_data
+from pipelines.cli_forget import forget
+from pipelines.cli_ledger import app as ledger_app
+from pipelines.cli_ledger import lineage, verify_release
 from pipelines.cli_plan import plan
 from pipelines.cli_schedule import schedule_app, submit
 
@@ -30,6 +33,10 @@ app.command()(make_data)
 app.command()(plan)
 app.command()(submit)
 app.add_typer(schedule_app, name="schedule")
+app.add_typer(ledger_app, name="ledger")
+app.command(name="verify")(verify_release)
+app.command()(lineage)
+app.command()(forget)
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
@@ -44,7 +51,7 @@ def run(
     config: ConfigOption = "quickstart",
     data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of a lasting ledger and its keys.")
+        Path | None, typer.Option(help="Folder of a lasting ledger, its keys and its tombstones.")
     ] = None,
     set_: SetOption = None,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
@@ -54,13 +61,11 @@ def run(
     ] = None,
 ) -> None:
     """Run the whole pipeline on this machine."""
+    from pipelines.load_config import policy_overrides
     from pipelines.run_command import execute, prepare
 
     if resume is None:
-        overrides = list(set_ or [])
-        if policy is not None:
-            overrides.append(f"storage.ledger={policy.resolve() / 'ledger'}")
-            overrides.append(f"storage.keys={policy.resolve() / 'keys'}")
+        overrides = [*(set_ or []), *policy_overrides(policy)]
         directory = prepare(config, overrides, runs, run_id, data)
     else:
         from pipelines.run_directory import RunDirectory

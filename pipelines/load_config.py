@@ -55,6 +55,15 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return validate(tree)
 
 
+def policy_overrides(folder: Path | None) -> list[str]:
+    """Overrides that put ledger, keys and tombstones into the folder of a lasting policy."""
+    if folder is None:
+        return []
+    return [
+        f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "tombstones")
+    ]
+
+
 def with_data(config: RunConfig, data: str | None) -> RunConfig:
     """Returns the configuration with another private source; unchanged if `data` is None.
 

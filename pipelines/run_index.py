@@ -34,7 +34,7 @@ ARTIFACTS = (
     ("partition_users", "users", "Public"),
     ("train_dp_fedemb", "model", "Noised"),
     ("evaluate_embeddings", "utility_report", "un-noised on evaluation users"),
-    ("audit_privacy", "audit_report", "un-noised summary, monitoring"),
+    ("audit_privacy", "audit_report", "Public (figures are private)"),
     ("account_privacy", "privacy_report", "Public"),
     ("gate_release", "verdict", "Public"),
     ("release_model", "release", "Public"),
@@ -88,10 +88,15 @@ def _step(name: str, run: RunDirectory, state: dict[str, Any]) -> dict[str, Any]
 
 
 def _report(name: str, run: RunDirectory) -> dict[str, str]:
+    """Link and what is behind it; the page's head has said guarantee and utility already."""
     step, _, output = PAGES[name]
     document = run.document(step, output) or {}
-    sentence = document.get("sentence") or document.get("guarantee", {}).get("sentence", "")
-    return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentence}
+    sentences = {
+        "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
+        "utility_report": "Verification and retrieval on identities that never trained.",
+        "audit_report": document.get("sentence", ""),
+    }
+    return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 
 
 def _budget(run: RunDirectory) -> dict[str, Any] | None:

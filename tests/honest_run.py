@@ -14,7 +14,13 @@ import h5py
 import numpy as np
 
 from components.account_privacy import account
-from components.fedemb.artifacts import file_digest, json_digest, write_bytes, write_json
+from components.fedemb.artifacts import (
+    file_digest,
+    json_digest,
+    sha256_hex,
+    write_bytes,
+    write_json,
+)
 from components.fedemb.config import RunConfig
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import open_key_store
@@ -24,6 +30,7 @@ from components.fedemb.privacy.signatures import Signer
 from components.fedemb.provenance import config_digest
 from components.gate_release import gate
 from components.plan_privacy import plan
+from components.release_model import release
 from components.reserve_budget import reserve
 
 TENSORS = [
@@ -31,7 +38,8 @@ TENSORS = [
     {"name": "block1_conv/bias", "shape": [4]},
     {"name": "embedding/kernel", "shape": [4, 8]},
 ]
-INITIAL_WEIGHTS = "1" * 64
+INITIAL = b"the public backbone"
+INITIAL_WEIGHTS = sha256_hex(INITIAL)
 COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
 
 
@@ -281,13 +289,50 @@ class HonestRun:
             verdict_path=self.verdict,
         )
 
+    def do_release(self):
+        """Releases with a stand-in for the serving model; `test_release_model` has a real one."""
+        from unittest import mock
+
+        import fake_serving
+
+        with mock.patch.dict("sys.modules", {"components.release_model.serving": fake_serving}):
+            return release.run(
+                self.config,
+                **self.evidence_paths(),
+                verdict_path=self.verdict,
+                report_path=self.report,
+                html_path=self.page,
+                pretrained_dir=self.root / "pretrained",
+                ledger_uri=self.ledger_uri,
+                keys_uri=self.keys_uri,
+                releases_uri=str(self.root / "releases"),
+                release_path=self.root / "release.json",
+            )
+
+    def problems(self):
+        """What `fedemb verify` says of the release, the SavedModel left out."""
+        from unittest import mock
+
+        import fake_serving
+
+        bundle = self.root / "releases" / "glyphs" / "1.0"
+        with mock.patch.dict("sys.modules", {"components.release_model.serving": fake_serving}):
+            return release.verify_bundle(
+                str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri
+            )
+
     def until_gate(self):
         for act in ("plan", "reserve", "partition", "train", "measure", "account"):
             getattr(self, f"do_{act}")()
         return self
 
 
+def at(root: Path, run_id: str = "monday") -> HonestRun:
+    """A run that was started before, with the default configuration."""
+    return HonestRun(root, run_id, config(), root / "policy")
+
+
 def start(root: Path, run_id: str = "monday", policy_root: Path | None = None, **changes):
     """A run whose steps were not done yet."""
-    root.mkdir(parents=True, exist_ok=True)
+    write_bytes(root / "pretrained" / "backbone.keras", INITIAL)
     return HonestRun(root, run_id, config(**changes), policy_root or root / "policy")

@@ -1,4 +1,4 @@
-"""A tiny private set, a partition of it, and everything it wrote, for the tests of partition_users."""
+"""A tiny private set, a partition of it, and what it wrote: for the tests of partition_users."""
 
 from __future__ import annotations
 

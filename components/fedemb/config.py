@@ -477,6 +477,8 @@ class StorageConfig(Section):
     """The lasting privacy ledger; null: a ledger of its own for this run directory."""
     keys: str | None = None
     """Key store, apart from the ledger and unversioned."""
+    tombstones: str | None = None
+    """Keyed tombstones of users who asked to be forgotten; null: nobody did."""
     releases: str | None = None
     """Where bundles are published."""
 

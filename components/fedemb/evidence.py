@@ -15,6 +15,7 @@ from components.fedemb.artifacts import parse_json, sha256_hex, tree_digests
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ArtifactError, FedEmbError
 from components.fedemb.model_files import stored_tensors
+from components.fedemb.provenance import config_digest
 
 SCHEMAS = {
     "plan": "fedemb/privacy_plan/1",
@@ -42,6 +43,8 @@ class Evidence:
     """The documents of one run."""
 
     config: RunConfig
+    config_sha: str
+    """Digest of the configuration as it was written, perhaps by an older version."""
     plan: Document
     reservation: Document
     users: Document
@@ -126,6 +129,7 @@ def read_evidence(
         )
     return Evidence(
         config=config,
+        config_sha=config_digest(config),
         plan=read_document(plan_path, "plan"),
         reservation=read_document(reservation_path, "reservation"),
         users=read_document(users_manifest_path, "users"),

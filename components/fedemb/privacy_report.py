@@ -32,6 +32,8 @@ SCHEMA = "fedemb/privacy_report/1"
 CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))
 """Deltas of the curve, the policy's own apart."""
 
+# The words below belong to version 1 of the schema: old bundles are rebuilt and compared with them,
+# so they never change; other words are another version.
 TRUST = [
     "the operator of the training job, who sees the private images",
     "the store of private artifacts and the key store",

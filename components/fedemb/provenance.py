@@ -17,7 +17,7 @@ def code_digest() -> str:
     Part of what a reservation binds: a resumed attempt with other code is refused.
     """
     root = Path(components.__file__).parent
-    sources = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".html"))
+    sources = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".html", ".css"))
     return json_digest({path.relative_to(root).as_posix(): file_digest(path) for path in sources})
 
 

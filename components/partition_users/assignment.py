@@ -35,15 +35,23 @@ class Assignment:
 class Assigner:
     """Decides about records; remembers the users and classes it saw last."""
 
-    def __init__(self, config: RunConfig, hasher: Hasher, blocks: frozenset[str] | None):
+    def __init__(
+        self,
+        config: RunConfig,
+        hasher: Hasher,
+        blocks: frozenset[str] | None,
+        forgotten: frozenset[str] = frozenset(),
+    ):
         """Takes what decides.
 
         Args:
           config: source and partition sections are used.
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
+          forgotten: tombstones of users who go nowhere.
         """
         self._config, self._hasher, self._blocks = config, hasher, blocks
+        self._forgotten = forgotten
         columns = config.data.source.columns
         self._has_cohorts = columns.cohort is not None
         self._first_cohort = min(config.partition.cohorts)
@@ -65,12 +73,14 @@ class Assigner:
           cohort: canonical; None without a cohort column.
           value: of the column that decides the split, if one does.
         """
-        user_key, user_held, may_train = self._user(user_id)
+        user_key, user_held, may_train, forgotten = self._user(user_id)
         class_id, class_held = self._class(label, b"" if self._shared else user_key)
         if self._by_hash is None:
             user_held = class_held = canonical_text(value) in self._values
         dropped = ""
-        if self._shared and user_held != class_held:
+        if forgotten:
+            dropped = "dropped_forgotten"
+        elif self._shared and user_held != class_held:
             dropped = "dropped_cross_split"
         elif not user_held and not may_train:
             dropped = "dropped_block_not_reserved"
@@ -88,13 +98,14 @@ class Assigner:
         """Whether the user's block is reserved."""
         return self._blocks is None or self.block(user_key, cohort) in self._blocks
 
-    def _decide_user(self, user_id: str) -> tuple[bytes, bool, bool]:
-        """Key, held out, and False only if the block is known already and not reserved."""
+    def _decide_user(self, user_id: str) -> tuple[bytes, bool, bool, bool]:
+        """Key, held out, False only if the block is known and not reserved, and forgotten."""
         key = self._hasher.user_key(user_id)
         held = self._by_hash is not None and self._hasher.holds_out_user(
             key, self._by_hash.fraction
         )
-        return key, held, self._has_cohorts or self.may_train(key, None)
+        forgotten = bool(self._forgotten) and self._hasher.tombstone(key) in self._forgotten
+        return key, held, self._has_cohorts or self.may_train(key, None), forgotten
 
     def _decide_class(self, label: str, user_key: bytes) -> tuple[int, bool]:
         held = self._by_hash is not None and self._hasher.holds_out_class(

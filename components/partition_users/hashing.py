@@ -20,7 +20,16 @@ KEY_BYTES = 8
 """Bytes of a user key. Two users who collide are treated, and protected, as one."""
 DIGEST_BYTES = 16
 _WORD = 8
-_PURPOSES = ("user", "user_split", "class", "class_split", "bucket", "group", "image")
+_PURPOSES = (
+    "user",
+    "user_split",
+    "class",
+    "class_split",
+    "bucket",
+    "group",
+    "image",
+    "tombstone",
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,10 @@ class Hasher:
     def bucket(self, user_key: bytes, buckets: int) -> int:
         """Hash bucket of the user's ledger block."""
         return self._word("bucket", user_key) % buckets
+
+    def tombstone(self, user_key: bytes) -> str:
+        """Name of the mark of a user who asked to be forgotten, 64 hexadecimal digits."""
+        return hmac.digest(self._keys["tombstone"], user_key, "sha256").hex()
 
     def image_digest(self, pixels: np.ndarray) -> bytes:
         """Keyed digest of pixels as the model sees them: identity and place in the order."""

@@ -164,8 +164,8 @@ def _check(config: RunConfig) -> None:
 def _run(build: Callable[[Any], None], options: Sequence[str]) -> None:
     """Builds and runs a Beam pipeline; it fails in one sentence.
 
-    Beam logs exceptions of workers with their message, which may quote data: that logger is silent
-    meanwhile, and messages that are not ours are not passed on.
+    Beam logs exceptions of workers with their message, which may quote data: in this process that
+    logger is silent meanwhile, and messages that are not ours are never passed on.
     """
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -176,7 +176,8 @@ def _run(build: Callable[[Any], None], options: Sequence[str]) -> None:
     build(pipeline)
     logger = logging.getLogger("apache_beam")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    if not named:
+        logger.setLevel(logging.CRITICAL)
     try:
         pipeline.run().wait_until_finish()
     except Exception as error:

@@ -110,6 +110,7 @@ class Preparer:
         hasher: Hasher,
         blocks: frozenset[str] | None,
         in_public_set: Callable[[bytes], bool],
+        forgotten: frozenset[str] = frozenset(),
     ):
         """Takes what the decisions depend on.
 
@@ -118,10 +119,11 @@ class Preparer:
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
           in_public_set: whether an image digest is also in the public set.
+          forgotten: tombstones of users who go nowhere.
         """
         self._config = config
         self._hasher = hasher
-        self._assigner = Assigner(config, hasher, blocks)
+        self._assigner = Assigner(config, hasher, blocks, forgotten)
         self._in_public_set = in_public_set
         self._cap = config.partition.max_images_per_user
         self._columns = config.data.source.columns

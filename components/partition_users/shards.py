@@ -113,7 +113,10 @@ def _array_record(records: Sequence[bytes], name: str) -> bytes:
 
 
 def write_rejects(root: str, shard: int, shards: int, rows: Iterable[Sequence[str]]) -> None:
-    """Writes one shard of the rejects as Parquet: reason, user_id, class, image. Raw."""
+    """Writes one shard of the rejects as Parquet: reason, user_id, class, image. Raw.
+
+    Of duplicates, which are found late, user and class are their keyed hashes.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -27,6 +27,7 @@ from components.partition_users import shards
 from components.partition_users.assignment import Assigner
 from components.partition_users.hashing import Hasher, KeyRef, shard_of
 from components.partition_users.prepare import Preparer, UserPart, merge, new_part
+from components.partition_users.tombstones import read_tombstones
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,13 @@ class _Prepare(beam.DoFn):
         known = (
             shards.PublicSet(job.root, job.config.partition.shards) if job.has_public_set else ()
         )
-        self._preparer = Preparer(job.config, job.keys.hasher(), job.blocks, known.__contains__)
+        self._preparer = Preparer(
+            job.config,
+            job.keys.hasher(),
+            job.blocks,
+            known.__contains__,
+            read_tombstones(job.config.storage.tombstones),
+        )
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[Any]:
         prepared = self._preparer.prepare(Batch(*batch))

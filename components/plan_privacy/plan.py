@@ -54,7 +54,7 @@ def document(config: RunConfig) -> dict[str, Any]:
     warnings = delta_warnings(policy.delta, policy.users_lower_bound)
     for warning in warnings:
         _log.warning("%s", warning)
-    guarantee = price(plan.event(), plan.relation, policy.delta)
+    guarantee = price(plan.event(), plan.relation, policy.delta, rounds=plan.rounds)
     body: dict[str, Any] = {
         "config_sha": json_digest(config.model_dump(mode="json")),
         "purpose": config.purpose,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from components.fedemb.artifacts import (
-    canonical_json,
     file_digest,
+    json_digest,
     read_json,
     tree_digests,
 )
@@ -105,15 +105,15 @@ def _check_serving(bundle: Path) -> None:
 
 
 def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> list[str]:
-    config = RunConfig.model_validate_json((bundle / "config.json").read_bytes())
-    if canonical_json(config.model_dump(mode="json")) != (bundle / "config.json").read_bytes():
-        raise SignatureInvalid("config.json was changed after it was written")
+    written = json.loads((bundle / "config.json").read_bytes())
+    config = RunConfig.model_validate(written)
     documents: dict[str, Document] = {
         kind: read_document(bundle / name, kind) for kind, name in parts.DOCUMENTS.items()
     }
     report = documents.pop("report").body
     evidence = Evidence(
         config=config,
+        config_sha=json_digest(written),
         rounds=read_rounds(bundle / "rounds.jsonl"),
         model_files={
             name: file_digest(bundle / name)
@@ -125,7 +125,7 @@ def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> li
     copy = _ledger_copy(bundle, config.policy.policy_id, trust)
     # The clock rule compares with the report's own time: a bundle does not age.
     now = datetime.fromisoformat(str(report["time"])) + timedelta(seconds=1)
-    verdict = decide(evidence, report, copy, trust, now=now)
+    verdict = decide(evidence, report, copy, trust, now=now, same_environment=False)
     problems = [reason.sentence for reason in verdict.reasons]
     if verdict.simulation:
         problems.append("this is a simulation, which is never released")

@@ -7,7 +7,11 @@ from datetime import datetime, timedelta
 
 from components.fedemb.artifacts import json_digest
 from components.fedemb.gate.case import RERUN, Case, Reason
-from components.fedemb.gate.differences import differences
+from components.fedemb.gate.differences import (
+    LATER_TOLERANCE,
+    RELATIVE_TOLERANCE,
+    differences,
+)
 from components.fedemb.model_files import tensor_problem
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.signatures import verify_document
@@ -45,6 +49,7 @@ def bindings(case: Case) -> Iterator[Reason]:
         "users.virtual_clients": (users["virtual_clients"], case.plan.virtual_clients),
         "users.groupings": (users["groupings"], case.plan.groupings),
         "plan.config_sha": (evidence.plan.body["config_sha"], reservation.config_sha),
+        "config_sha": (evidence.config_sha, reservation.config_sha),
         "plan.digest": (case.plan.digest, reservation.plan_sha),
         "users.commitments": (
             users["commitments"]["users"],
@@ -224,5 +229,9 @@ def rebuilt(case: Case) -> Iterator[Reason]:
         head_sequence=case.head,
     )
     found = {key: value for key, value in case.report.items() if key != "signature"}
-    for path in differences(expected, found):
+    tolerance = RELATIVE_TOLERANCE
+    if not case.same_environment:
+        tolerance = LATER_TOLERANCE
+        expected["accounting"]["version"] = case.report["accounting"]["version"]
+    for path in differences(expected, found, tolerance=tolerance):
         yield Reason("report_differs", f"the report's {path} is not what the evidence gives", RERUN)

@@ -46,11 +46,14 @@ class Case:
     ledger: Ledger
     trust: TrustStore
     now: datetime
+    same_environment: bool = True
+    """False when a bundle is verified later: the accounting library may be a newer one."""
 
     @property
     def plan(self) -> MechanismPlan:
         """The mechanism, as compared with the configuration."""
-        return check_plan(dict(self.evidence.plan.body), self.evidence.config)
+        evidence = self.evidence
+        return check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
 
     @property
     def reservation(self) -> Reservation:

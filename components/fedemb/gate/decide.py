@@ -50,6 +50,7 @@ def decide(
     trust: TrustStore,
     *,
     now: datetime | None = None,
+    same_environment: bool = True,
 ) -> Verdict:
     """Allows or denies a release.
 
@@ -59,12 +60,14 @@ def decide(
       ledger: ledger of the run's policy, refreshed.
       trust: keys believed.
       now: current time, for the clock rule.
+      same_environment: False when a bundle is verified later, perhaps with a newer accounting
+        library: its version may differ, and recomputed figures by one percent.
 
     Returns:
       The verdict: every reason, in the order of importance. It allows only if all rules could be
       evaluated and none has a reason that is not waived.
     """
-    case = Case(evidence, report, ledger, trust, now or datetime.now(UTC))
+    case = Case(evidence, report, ledger, trust, now or datetime.now(UTC), same_environment)
     reasons: list[Reason] = []
     for code, rule in RULES:
         try:

@@ -98,6 +98,7 @@ def price(
     accountant: AccountantName = "auto",
     *,
     runs: int = 1,
+    rounds: int | None = None,
 ) -> PrivacyGuarantee:
     """Prices an event.
 
@@ -108,6 +109,7 @@ def price(
         accountant sees it, so the guarantee holds at this delta for the noise that is really drawn.
       accountant: `auto` takes PLD where it is valid, since it is tighter, else RDP.
       runs: training runs inside the event; each has its share of the sampler.
+      rounds: training rounds, for the sentence; by default the repetitions of the event.
 
     Returns:
       The guarantee; its epsilon is infinite if part of the event has no privacy.
@@ -122,7 +124,7 @@ def price(
         delta=delta,
         relation=relation,
         accountant=curve_.accountant,
-        rounds=rounds_of(event),
+        rounds=rounds_of(event) if rounds is None else rounds,
         sampler_total_variation=runs * SAMPLER_TOTAL_VARIATION,
     )
 

@@ -36,17 +36,27 @@ def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, dict[str, A
       PlanMismatch: the plan is that of another configuration.
     """
     document = read_json(path, SCHEMA)
-    return check_plan(document, config), document
+    return check_plan(document, config, config_digest(config)), document
 
 
-def check_plan(document: dict[str, Any], config: RunConfig) -> MechanismPlan:
-    """Returns the mechanism of a plan document after comparing it with the configuration."""
+def check_plan(document: dict[str, Any], config: RunConfig, config_sha: str) -> MechanismPlan:
+    """Returns the mechanism of a plan document after comparing it with the configuration.
+
+    Args:
+      document: as written by plan_privacy.
+      config: configuration of the run.
+      config_sha: digest of the configuration as it was written, perhaps by an older version.
+
+    Raises:
+      ArtifactError: not a plan of this version.
+      PlanMismatch: the plan is that of another configuration.
+    """
     try:
         stored, plan_sha = document["plan"], document["plan_sha"]
-        config_sha = document["config_sha"]
+        found = document["config_sha"]
     except KeyError as error:
         raise ArtifactError(f"the privacy plan lacks {error}; run plan_privacy again") from error
-    if config_sha != config_digest(config):
+    if found != config_sha:
         raise PlanMismatch(
             "the privacy plan was made for another configuration; run plan_privacy again"
         )

@@ -47,7 +47,7 @@ def join(uri: str | Path, *parts: str) -> str:
     >>> join("gs://bucket/runs/", "a", "model")
     'gs://bucket/runs/a/model'
     """
-    return "/".join([str(uri).rstrip("/") or "/", *(part.strip("/") for part in parts)])
+    return "/".join([str(uri).rstrip("/"), *(part.strip("/") for part in parts)]) or "/"
 
 
 @contextmanager

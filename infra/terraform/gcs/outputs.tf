@@ -3,6 +3,7 @@ output "storage" {
   value = {
     public_root  = "gs://${google_storage_bucket.public.name}/runs"
     private_root = "gs://${google_storage_bucket.private.name}"
+    tombstones   = "gs://${google_storage_bucket.private.name}/policy/tombstones"
     ledger       = "gs://${google_storage_bucket.ledger.name}"
     keys         = "gsm://${var.keys_project}/fedemb"
     releases     = "gs://${google_storage_bucket.releases.name}"

@@ -29,7 +29,9 @@ def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
         folder = tmp_path / run
         counts = write_builtin(SMALL, 28, folder / "private.parquet", folder / "public.parquet")
         assert counts == (360, 20)
-        digests.append([file_digest(folder / name) for name in ("private.parquet", "public.parquet")])
+        digests.append(
+            [file_digest(folder / name) for name in ("private.parquet", "public.parquet")]
+        )
     assert digests[0] == digests[1]
     assert digests[0][0] != digests[0][1]
 

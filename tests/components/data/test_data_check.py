@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import typer
 from partition_run import make_config, rows_of, write_parquet
 from typer.testing import CliRunner

@@ -144,7 +144,9 @@ members = index.members(1, 12345).tolist()
 print(time.process_time() - started, resident() - before, members)
 """
     started = time.monotonic()
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
     seconds, megabytes, members = output.stdout.split(" ", 2)
     assert json.loads(members) == np.flatnonzero(chosen == 12345).tolist()
     assert float(seconds) <= 2, time.monotonic() - started

@@ -102,7 +102,9 @@ def test_user_ids_of_mixed_types_are_one_user() -> None:
     config = make_config("x.parquet")
     preparer = Preparer(config, Hasher(KEY), None, set().__contains__)
     ids = [7, "7", 7.0, b"7", " 7 ", True, float("nan"), b"\xff", ["7"], {"id": 7}]
-    batch = Batch([picture(n) for n in range(len(ids))], {"user_id": ids, "label": ["a"] * len(ids)})
+    batch = Batch(
+        [picture(n) for n in range(len(ids))], {"user_id": ids, "label": ["a"] * len(ids)}
+    )
     prepared = preparer.prepare(batch)
     came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
     hasher = Hasher(KEY)

@@ -25,8 +25,7 @@ def write_tfrecord(path: Path, records: list[bytes]) -> str:
         crc = google_crc32c.value(data)
         return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
-    opened = gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb")
-    with opened as file:
+    with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:
         for record in records:
             length = struct.pack("<Q", len(record))
             file.write(length + masked(length) + record + masked(record))

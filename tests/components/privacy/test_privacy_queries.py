@@ -1,5 +1,6 @@
 """Clip, sum and noise as the trainer calls them."""
 
+import itertools
 import json
 import math
 
@@ -325,7 +326,7 @@ def test_adaptive_clip_finds_the_quantile_and_uses_earlier_rounds_only():
         m.aggregate(r, summed(m, *records))
     assert clips[0] == pytest.approx(0.1)
     assert clips[-1] == pytest.approx(1.0, abs=0.12)
-    assert max(abs(math.log(b / a)) for a, b in zip(clips, clips[1:], strict=False)) <= 0.1 + 1e-6
+    assert max(abs(math.log(b / a)) for a, b in itertools.pairwise(clips)) <= 0.1 + 1e-6
 
 
 def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
@@ -382,3 +383,30 @@ def test_one_object_samples_clips_noises_and_prices():
     assert out.mean.dtype == np.float32
     assert out.event == m.plan.round_event
     assert len(out.sums_sha) == 64
+
+
+def test_queries_follow_the_protocol_step_by_step():
+    """The numbered steps of `dp_query.DPQuery`, without the mechanism around it."""
+    m = mechanism()
+    q, state = m.query, m.query.initial_global_state()
+    params, sums = q.derive_sample_params(state), m.initial_sample_state(3)
+    for _ in range(4):
+        sums = q.accumulate_record(params, sums, [tf.constant([0.1, 0.2, 0.3])])
+    result, state, event = q.get_noised_result(q.merge_sample_states(sums, sums), state)
+    assert event == m.plan.round_event
+    assert int(state.numerator_state.round_index) == 1
+    expected = mechanism().aggregate(0, tuple(2 * part for part in sums)).mean
+    np.testing.assert_array_equal(result.numpy().astype(np.float32), expected)
+
+
+def test_clipped_sums_agree_with_the_stock_query():
+    """tensorflow-privacy's GaussianSumQuery without noise is the oracle; it never noises for us."""
+    from tensorflow_privacy.privacy.dp_query import gaussian_query
+
+    stock, m = gaussian_query.GaussianSumQuery(1.0, 0.0), mechanism()
+    updates = [np.random.default_rng(i).normal(size=30).astype(np.float32) / 5 for i in range(8)]
+    state, params = stock.initial_sample_state([tf.zeros(30)]), tf.constant(1.0)
+    for update in updates:
+        state = stock.accumulate_record(params, state, [tf.constant(update)])
+    ours = summed(m, *(contribution(m, update) for update in updates))[0].numpy() * 2.0**-32
+    np.testing.assert_allclose(ours, state[0].numpy(), atol=1e-5)

@@ -1,0 +1,62 @@
+"""Writes tests/golden/v1: a ledger, a report and a bundle of version 1. Run once, then never.
+
+    python tests/compat/make_golden_v1.py
+
+The files are what later versions must read; only a new version of the schemas gets new ones.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path.insert(0, str(TESTS))
+GOLDEN = TESTS / "golden" / "v1"
+
+
+def main() -> None:
+    import honest_run
+
+    from components.fedemb.artifacts import file_digest
+    from components.fedemb.embedding import build_backbone
+    from components.fedemb.embedding.loading import save_backbone
+    from components.release_model import release
+
+    if GOLDEN.exists():
+        sys.exit(f"{GOLDEN} exists; version 1 is written once")
+    with tempfile.TemporaryDirectory() as folder:
+        run = honest_run.start(Path(folder), **{"model.image_size": 8})
+        backbone = build_backbone(run.config.model, seed=0)
+        start = run.root / "pretrained" / "backbone.keras"
+        save_backbone(backbone, start)
+        honest_run.INITIAL_WEIGHTS = file_digest(start)
+        for weight in backbone.weights:
+            weight.assign(weight + 0.01)
+        run.model.mkdir()
+        save_backbone(backbone, run.model / "backbone.keras")
+        for act in ("plan", "reserve", "partition"):
+            getattr(run, f"do_{act}")()
+        run.do_train([{"name": item.path, "shape": list(item.shape)} for item in backbone.weights])
+        for act in ("measure", "account", "gate"):
+            getattr(run, f"do_{act}")()
+        release.run(
+            run.config,
+            **run.evidence_paths(),
+            verdict_path=run.verdict,
+            report_path=run.report,
+            html_path=run.page,
+            pretrained_dir=run.root / "pretrained",
+            ledger_uri=run.ledger_uri,
+            keys_uri=run.keys_uri,
+            releases_uri=str(run.root / "releases"),
+            release_path=run.root / "release.json",
+        )
+        GOLDEN.mkdir(parents=True)
+        shutil.copytree(run.ledger_uri, GOLDEN / "ledger")
+        shutil.copytree(run.root / "releases" / "glyphs" / "1.0", GOLDEN / "bundle")
+        shutil.copy(run.report, GOLDEN / "privacy_report.json")
+
+
+if __name__ == "__main__":
+    main()

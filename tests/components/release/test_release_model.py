@@ -1,0 +1,209 @@
+"""A real backbone through release: serving, signature, verification, and what must not get in."""
+
+import io
+import json
+import shutil
+
+import honest_run
+import numpy as np
+import pytest
+from PIL import Image
+
+from components.fedemb.artifacts import Raw, file_digest
+from components.fedemb.errors import GateDenied, Refused
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.signatures import trust_of
+from components.release_model import bundle, release
+from components.release_model.serving import load_whitelisted
+from components.release_model.verify import verify_bundle
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A released run with a real, tiny backbone."""
+    from components.fedemb.embedding import build_backbone
+    from components.fedemb.embedding.loading import save_backbone
+
+    run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
+    backbone = build_backbone(run.config.model, seed=0)
+    start = run.root / "pretrained" / "backbone.keras"
+    save_backbone(backbone, start)
+    for weight in backbone.weights:
+        weight.assign(weight + 0.01)
+    run.model.mkdir()
+    save_backbone(backbone, run.model / "backbone.keras")
+    tensors = [{"name": item.path, "shape": list(item.shape)} for item in backbone.weights]
+    initial, honest_run.INITIAL_WEIGHTS = honest_run.INITIAL_WEIGHTS, file_digest(start)
+    for act in ("plan", "reserve", "partition"):
+        getattr(run, f"do_{act}")()
+    run.do_train(tensors)
+    for act in ("measure", "account", "gate"):
+        getattr(run, f"do_{act}")()
+    honest_run.INITIAL_WEIGHTS = initial
+    run.document = release.run(run.config, **arguments(run))
+    run.backbone = backbone
+    return run
+
+
+def arguments(run):
+    return {
+        **run.evidence_paths(),
+        "verdict_path": run.verdict,
+        "report_path": run.report,
+        "html_path": run.page,
+        "pretrained_dir": run.root / "pretrained",
+        "ledger_uri": run.ledger_uri,
+        "keys_uri": run.keys_uri,
+        "releases_uri": str(run.root / "releases"),
+        "release_path": run.root / "release.json",
+    }
+
+
+def trust(run):
+    return run.policy_root / "ledger" / "trust.json"
+
+
+@pytest.fixture
+def copy(released, tmp_path):
+    """A copy of the bundle to bend."""
+    shutil.copytree(released.document["uri"], tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
+    uri = released.document["uri"]
+    assert verify_bundle(uri, trust(released)) == []
+    assert verify_bundle(uri, trust(released), released.ledger_uri) == []
+
+
+def test_serving_signature_maps_image_bytes_to_unit_embeddings(released):
+    import tensorflow as tf
+
+    from components.fedemb.embedding import embed
+
+    images = np.random.default_rng(0).integers(0, 255, (3, 28, 28), dtype=np.uint8)
+    encoded = []
+    for image in images:
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "PNG")
+        encoded.append(buffer.getvalue())
+    loaded = tf.saved_model.load(f"{released.document['uri']}/saved_model")
+    found = loaded.signatures["serving_default"](images=tf.constant(encoded))["embeddings"].numpy()
+    np.testing.assert_allclose(found, embed(released.backbone, images[..., None]), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_release_repeated_publishes_nothing_twice(released):
+    again = release.run(released.config, **arguments(released))
+    assert again == released.document
+    assert len(released.ledger().state.attempts["monday", 1].releases) == 1
+
+
+def test_every_file_changed_or_dropped_is_named(released, copy):
+    names = sorted(path for path in copy.rglob("*") if path.is_file())
+    assert len(names) == len(bundle.FILES) + len(bundle.SAVED_MODEL_FILES)
+    for path in names:
+        original = path.read_bytes()
+        path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+        assert verify_bundle(str(copy), trust(released)), f"{path.name} changed"
+        path.unlink()
+        assert verify_bundle(str(copy), trust(released)), f"{path.name} dropped"
+        path.write_bytes(original)
+    assert verify_bundle(str(copy), trust(released)) == []
+
+
+def test_extra_file_is_found(released, copy):
+    (copy / ".git").mkdir()
+    (copy / ".git" / "head.keras").write_bytes(b"a head")
+    assert any("head.keras" in problem for problem in verify_bundle(str(copy), trust(released)))
+
+
+def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path):
+    stranger = trust_of(open_key_store(str(tmp_path / "stranger")))
+    stranger.save(tmp_path / "trust.json")
+    shutil.copy(trust(released), copy / "trust.json")
+    problems = verify_bundle(str(copy), tmp_path / "trust.json")
+    assert any("model.sig" in problem for problem in problems)
+    assert any("trust store does not believe" in problem for problem in problems)
+
+
+def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
+    shutil.copytree(released.ledger_uri, tmp_path / "ledger")
+    (tmp_path / "ledger" / "weekly" / "00000004.json").unlink()
+    (tmp_path / "ledger" / "weekly" / "head.json").unlink()
+    problems = verify_bundle(released.document["uri"], trust(released), str(tmp_path / "ledger"))
+    assert problems == ["the ledger has no record of this release"]
+
+
+def test_taken_version_is_refused_for_another_model(released, tmp_path):
+    other = honest_run.start(tmp_path / "other", "tuesday", released.policy_root).until_gate()
+    other.do_gate()
+    changed = {**arguments(other), "releases_uri": str(released.root / "releases")}
+    with pytest.raises(Refused, match=r"another release\.version"):
+        release.run(other.config, **changed)
+
+
+def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_path):
+    other = honest_run.start(tmp_path / "other", "wednesday", released.policy_root).until_gate()
+    other.do_gate()
+    changed = {**arguments(other), "verdict_path": released.verdict}
+    with pytest.raises(GateDenied, match="run gate_release"):
+        release.run(other.config, **changed)
+    verdict = json.loads(other.verdict.read_text())
+    other.verdict.write_text(json.dumps({**verdict, "allow": False}))
+    with pytest.raises(Refused):
+        release.run(other.config, **arguments(other))
+    assert not (other.root / "releases").exists()
+
+
+def test_simulation_releases_nothing(tmp_path):
+    run = honest_run.start(tmp_path, purpose="simulation").until_gate()
+    run.do_gate()
+    assert release.run(run.config, **arguments(run))["uri"] is None
+    assert not (run.root / "releases").exists()
+
+
+def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
+    import keras
+
+    from components.fedemb.embedding.loading import save_backbone
+
+    inputs = keras.Input((28, 28, 1))
+    hidden = keras.layers.Dense(4, name="head")(keras.layers.Flatten()(inputs))
+    grown = keras.Model(inputs, keras.layers.Dense(8, name="embedding")(hidden))
+    save_backbone(grown, tmp_path / "grown.keras")
+    start = released.root / "pretrained" / "backbone.keras"
+    with pytest.raises(Refused, match="head"):
+        load_whitelisted(tmp_path / "grown.keras", start, released.config.model)
+
+
+def test_raw_artifact_cannot_get_into_a_bundle(tmp_path):
+    (tmp_path / "scores.parquet").write_bytes(b"private")
+    with pytest.raises(Refused, match="Raw"):
+        bundle.place(Raw(tmp_path / "scores.parquet"), tmp_path, "scores.parquet")
+
+
+def test_attestation_is_a_valid_in_toto_statement(released):
+    from pathlib import Path
+
+    from google.protobuf import json_format
+    from in_toto_attestation.v1 import statement_pb2
+    from in_toto_attestation.v1.statement import Statement
+
+    found = bundle.read_attestation(Path(released.document["uri"]), released.ledger().chain.trust)
+    Statement.copy_from_pb(json_format.ParseDict(found, statement_pb2.Statement())).validate()
+    assert found["predicate"]["allow"] is True
+
+
+def test_model_card_says_the_guarantee_in_header_and_words(released):
+    from pathlib import Path
+
+    import yaml
+
+    text = Path(released.document["uri"], "MODEL_CARD.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    report = json.loads(released.report.read_text())
+    assert header["epsilon"] == report["accounting"]["epsilon"]
+    assert report["guarantee"]["sentence"] in text
+    for line in (*report["limitations"], *report["assumptions"]):
+        assert line in text

@@ -1,0 +1,118 @@
+"""Addresses, and what only a folder can do as a store."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from components.fedemb.errors import StorageError
+from components.fedemb.storage import join, local_tree, open_store, put_tree
+
+
+@pytest.mark.parametrize(
+    ("uri", "root"),
+    [
+        ("/data/x", "/data/x"),
+        ("/data/x/", "/data/x"),
+        ("file:///data/with%20space", "/data/with space"),
+        ("file://localhost/data", "/data"),
+    ],
+)
+def test_local_addresses(uri, root):
+    assert open_store(uri).local_root == Path(root)
+
+
+def test_relative_address_is_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_store("runs").local_root == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "http://host/x", "gs:///x", "s3://", "file://host/x", "gcs://bucket/x"]
+)
+def test_other_addresses_are_refused_with_what_is_known(uri):
+    with pytest.raises(StorageError, match=r"gs://"):
+        open_store(uri)
+
+
+def test_remote_stores_contact_nobody_when_opened():
+    for uri in ("gs://bucket/a/b", "s3://bucket/a/b/"):
+        store = open_store(uri)
+        assert store.local_root is None
+        assert store.uri == uri.rstrip("/")
+
+
+def test_join_keeps_scheme_and_single_slashes():
+    assert join("s3://bucket/", "/a/", "b") == "s3://bucket/a/b"
+    assert join("/data/", "a") == "/data/a"
+
+
+def test_tree_cannot_be_a_whole_bucket(tmp_path):
+    with pytest.raises(StorageError, match="whole store"):
+        put_tree(tmp_path, "gs://bucket")
+
+
+def test_a_new_tree_appears_in_one_rename(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in "abc":
+        (source / name).write_bytes(name.encode())
+    store = open_store(tmp_path / "store")
+    seen = []
+    store.upload_tree(source, "tree", progress=lambda *_: seen.append(store.list()))
+    assert seen == [[], [], []]
+    assert store.list() == ["tree/a", "tree/b", "tree/c"]
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["tree"]
+
+
+def test_a_tree_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in "abcd":
+        (source / name).write_bytes(b"x")
+    real = os.fsync
+    calls = []
+
+    def full_disk(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(StorageError, match="No space left"):
+        put_tree(source, tmp_path / "store" / "tree")
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_temporary_files_of_a_killed_writer_are_not_listed(tmp_path):
+    store = open_store(tmp_path)
+    store.write("a", b"x")
+    (tmp_path / ".a.tmp1").write_bytes(b"half")
+    (tmp_path / ".tree.tmp2").mkdir()
+    (tmp_path / ".tree.tmp2" / "b").write_bytes(b"half")
+    assert store.list() == ["a"]
+
+
+def test_a_folder_in_the_place_of_an_object_is_a_sentence(tmp_path):
+    store = open_store(tmp_path)
+    store.write("a/b", b"x")
+    with pytest.raises(FileNotFoundError):
+        store.read("a")
+    with pytest.raises(StorageError):
+        store.write("a", b"x")
+    with pytest.raises(StorageError):
+        store.write("a/b/c", b"x")
+
+
+def test_local_tree_is_the_folder_itself(tmp_path):
+    with local_tree(tmp_path) as tree:
+        assert tree == tmp_path
+    with pytest.raises(StorageError, match="nothing at"), local_tree(tmp_path / "absent"):
+        pass
+
+
+def test_missing_source_folder_is_a_sentence(tmp_path):
+    with pytest.raises(StorageError, match="missing"):
+        put_tree(tmp_path / "absent", tmp_path / "store" / "tree")

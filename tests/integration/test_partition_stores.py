@@ -1,0 +1,61 @@
+"""partition_users with input and output in a bucket, and on Beam's portable runner."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from partition_run import KEY, Partitioner, Result, make_config, rows_of, write_parquet
+
+from components.fedemb.artifacts import tree_digest
+from components.fedemb.storage import join, local_tree, open_store
+from components.partition_users.hashing import KeyRef
+from components.partition_users.partition import partition_images
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+def test_bucket_gives_the_bytes_of_a_folder(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    uri: str = request.getfixturevalue(f"{kind}_store_uri")
+    rows = rows_of(20)
+    local = write_parquet(tmp_path / "rows.parquet", rows)
+    public = write_parquet(tmp_path / "public.parquet", rows[:2])
+    store = open_store(uri)
+    store.write("in/rows.parquet", Path(local).read_bytes())
+    store.write("in/public.parquet", Path(public).read_bytes())
+    digests = {}
+    for root, source, extra in (
+        (str(tmp_path / "out"), local, public),
+        (join(uri, "out"), join(uri, "in/rows.parquet"), join(uri, "in/public.parquet")),
+    ):
+        done = partition_images(
+            make_config(source, pretraining={"kind": "supervised", "source": {"uri": extra}}),
+            keys=KeyRef("", "", throwaway=KEY),
+            root=root,
+            blocks=None,
+            header={},
+        )
+        assert done.counts["in_public_set"] == 2
+        digests[root] = (done.users.digest, done.evaluation.digest)
+        with local_tree(join(root, "users")) as folder:
+            assert tree_digest(folder) == done.users.digest
+    assert len(set(digests.values())) == 1
+
+
+def test_portable_runner_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(Path(sys.executable).parent)  # its workers start as `python`
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    partition = Partitioner(tmp_path)
+    rows = rows_of(15)
+    portable: Result = partition(
+        rows,
+        options=["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"],
+    )
+    assert portable.files == partition(rows).files

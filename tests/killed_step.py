@@ -1,0 +1,106 @@
+"""Runs one act of an honest run and kills itself, as `kill -9` would, at a named point.
+
+    python killed_step.py ACT POINT ROOT
+
+The points are set from here by wrapping functions of the package; the package has no hook for it.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import honest_run
+
+from components.fedemb.privacy import keys
+from components.fedemb.storage import local
+from components.release_model import marker, release
+from components.reserve_budget import reserve
+
+
+def _record(number):
+    return lambda self, name, data: name == f"weekly/{number:08d}.json"
+
+
+def _root_key(self, name):
+    return name.startswith("reservation/")
+
+
+def _marker(self, name, data):
+    return name == "glyphs/1.0.json"
+
+
+def always(*args, **kwargs):
+    return True
+
+
+class Third:
+    """The third call, in the midst of a tree."""
+
+    calls = 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        return self.calls == 3
+
+
+STORE, KEYS = local.LocalStore, keys.LocalKeyStore
+POINTS = {
+    "reserve": {
+        "before record": (STORE, "create", "before", _record(1)),
+        "after record": (STORE, "create", "after", _record(1)),
+        "before key": (KEYS, "create", "before", _root_key),
+        "after key": (KEYS, "create", "after", _root_key),
+        "before document": (reserve, "write_reservation", "before", always),
+        "after document": (reserve, "write_reservation", "after", always),
+    },
+    "bind": {
+        "before record": (STORE, "create", "before", _record(2)),
+        "after record": (STORE, "create", "after", _record(2)),
+    },
+    "commit": {
+        "before record": (STORE, "create", "before", _record(3)),
+        "after record": (STORE, "create", "after", _record(3)),
+        "before key is destroyed": (KEYS, "destroy", "before", always),
+        "after key is destroyed": (KEYS, "destroy", "after", always),
+    },
+    "release": {
+        "before bundle": (release.parts, "place", "before", always),
+        "before signature": (release.parts, "sign_bundle", "before", always),
+        "inside tree": (STORE, "_upload", "after", Third()),
+        "before tree": (marker, "put_tree", "before", always),
+        "after tree": (marker, "put_tree", "after", always),
+        "before marker": (STORE, "create", "before", _marker),
+        "after marker": (STORE, "create", "after", _marker),
+        "before ledger": (STORE, "create", "before", _record(4)),
+        "after ledger": (STORE, "create", "after", _record(4)),
+        "before document": (release, "write_json", "before", always),
+    },
+}
+
+
+def arm(owner, name, when, chosen):
+    original = getattr(owner, name)
+
+    def wrapped(*args, **kwargs):
+        hit = chosen(*args, **kwargs)
+        if hit and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = original(*args, **kwargs)
+        if hit:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(owner, name, wrapped)
+
+
+def main():
+    act, point, root = sys.argv[1:]
+    run = honest_run.at(Path(root))
+    arm(*POINTS[act][point])
+    getattr(run, f"do_{act}")()
+    sys.exit(7)  # the point was never reached
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The commands: init, show, verify, explain, verify of a release, lineage."""
+
+import json
+
+import honest_run
+import pytest
+from typer.testing import CliRunner
+
+from components.fedemb.errors import FedEmbError, InputError, LedgerError
+from pipelines import cli_ledger, ledger_summary
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return honest_run.start(tmp_path_factory.mktemp("cli") / "run").until_gate()
+
+
+def call(*words):
+    result = CliRunner().invoke(cli_ledger.app, list(words))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def test_show_names_block_run_cap_and_what_is_left(run):
+    text = call("show", "--ledger", run.ledger_uri)
+    for word in ("cap epsilon 3", "all/0", "spent 1.275", "left 1.725", "monday", "committed"):
+        assert word in text
+    found = json.loads(call("show", "--ledger", run.ledger_uri, "--json"))
+    assert found["blocks"][0]["runs"] == 1
+    assert found["runs"][0]["rounds_charged"] == 6
+
+
+def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
+    ledger = run.ledger()
+    content = ledger_summary.content_of(run.config)
+    predicted = ledger_summary.fitting(ledger, content)
+    digests = {name: "0" * 64 for name in ("plan_sha", "config_sha", "code_sha")}
+    import shutil
+
+    shutil.copytree(run.policy_root, tmp_path / "policy")
+    other = honest_run.start(tmp_path / "other", "x", tmp_path / "policy").ledger()
+    reserved = 0
+    with pytest.raises(FedEmbError):  # noqa: PT012
+        for number in range(10_000):
+            other.reserve(run_id=f"more-{number}", content={**content, **digests, "input": "i"})
+            reserved = number + 1
+    assert predicted == reserved > 3
+    blocks, refusal = ledger_summary.would_admit(other, content)
+    assert not blocks
+    assert "above the cap" in refusal
+    assert ledger_summary.would_admit(ledger, content) == (["all/0"], None)
+
+
+def test_verify_prints_the_head_and_checks_anchors(run):
+    head = run.ledger().head
+    text = call("verify", "--ledger", run.ledger_uri)
+    assert text.startswith("verified: 4 records")
+    assert head.sha in text
+    call("verify", "--ledger", run.ledger_uri, "--anchor", f"3:{head.sha}")
+    with pytest.raises(LedgerError, match="rewritten"):
+        call("verify", "--ledger", run.ledger_uri, "--anchor", f"3:{'0' * 64}")
+
+
+def test_explain_says_what_a_run_was_charged(run):
+    text = call("explain", "monday", "--ledger", run.ledger_uri)
+    assert "reserved 6 rounds on all/0" in text
+    assert "charged for the 6 rounds" in text
+    with pytest.raises(InputError, match="never reserved"):
+        call("explain", "friday", "--ledger", run.ledger_uri)
+
+
+def test_init_makes_a_ledger_whose_keys_can_be_pinned(tmp_path):
+    words = ["--ledger", str(tmp_path / "ledger"), "--keys", str(tmp_path / "keys")]
+    pinned = tmp_path / "trust.json"
+    text = call("init", "--config", "quickstart", *words, "--trust-output", str(pinned))
+    assert "policy quickstart" in text
+    again = call("init", "--config", "quickstart", *words)
+    assert "policy quickstart" in again
+    call("verify", "--ledger", str(tmp_path / "ledger"), "--trust", str(pinned))
+
+
+def test_lineage_leads_from_the_report_back_to_the_raw_images(run):
+    import typer
+
+    app = typer.Typer()
+    app.command()(cli_ledger.lineage)
+    text = CliRunner().invoke(app, [str(run.root)]).output
+    assert text.startswith("privacy_report")
+    for word in ("raw_images", "train_dp_fedemb", "partition_users", "pretrained"):
+        assert word in text
+
+
+def test_sub_app_imports_nothing_heavy_at_the_top():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, pipelines.cli_ledger; print([m for m in sys.modules if m in ('numpy', 'kfp')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

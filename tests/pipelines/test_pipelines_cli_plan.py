@@ -1,0 +1,126 @@
+"""`fedemb plan` from numbers and from a file."""
+
+import json
+import math
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from components.fedemb.errors import ConfigError
+from pipelines.cli_plan import plan
+
+app = typer.Typer()
+app.command()(plan)
+
+NUMBERS = ["--population", "20000", "--clients-per-round", "10", "--rounds", "20"]
+FIELDS = {
+    "epsilon",
+    "epsilon_conservative_2c",
+    "epsilon_rdp",
+    "noise_multiplier",
+    "sampling_probability",
+    "zcdp_rho",
+    "delta",
+    "mechanism",
+    "accountant",
+}
+
+
+def call(tmp_path, *arguments):
+    result = CliRunner().invoke(
+        app,
+        [*arguments, "--output", str(tmp_path / "p.json"), "--figure", str(tmp_path / "f.svg")],
+    )
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_holds_the_promised_fields_and_the_file_is_written(tmp_path):
+    out = json.loads(call(tmp_path, *NUMBERS, "--noise-multiplier", "4", "--json"))
+    assert out.keys() >= FIELDS
+    assert out["sampling_probability"] == 10 / 625
+    assert out["delta"] == pytest.approx(20_000**-1.1)
+    assert 0 < out["epsilon"] < out["epsilon_rdp"]
+    assert out["epsilon"] < out["epsilon_conservative_2c"]
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert written["guarantee"]["epsilon"] == out["epsilon"]
+    assert written["users_lower_bound"] == 20_000
+
+
+def test_population_bound_and_groups_can_be_set_apart(tmp_path):
+    out = json.loads(
+        call(
+            tmp_path, *NUMBERS[2:], "--virtual-clients", "500", "--users-lower-bound", "9000",
+            "--certify-at", "90000", "--noise-multiplier", "4", "--json",
+        )
+    )  # fmt: skip
+    assert out["virtual_clients"] == 500
+    assert out["users_lower_bound"] == 9000
+    (projection,) = out["projections"]
+    assert (projection["simulated_at"], projection["population"]) == (9000, 90_000)
+
+
+def test_target_epsilon_finds_the_noise(tmp_path):
+    out = json.loads(call(tmp_path, *NUMBERS, "--target-epsilon", "0.4", "--json"))
+    assert 0.39 < out["epsilon"] <= 0.4
+
+
+@pytest.mark.parametrize("kind", ["user_poisson", "fixed_size", "tree_aggregation", "not_private"])
+def test_every_mechanism_is_planned_from_numbers(tmp_path, kind):
+    noise = [] if kind == "not_private" else ["--noise-multiplier", "12"]
+    out = json.loads(call(tmp_path, *NUMBERS, *noise, "--mechanism", kind, "--json"))
+    assert out["mechanism"] == kind
+    assert (out["epsilon"] is None) == (kind == "not_private")
+    assert (out["zcdp_rho"] is None) == (kind != "tree_aggregation")
+
+
+def test_words_search_and_sentence(tmp_path):
+    out = call(
+        tmp_path, *NUMBERS, "--noise-multiplier", "4", "--explain", "--tuning-trials", "10",
+        "--delta", "3e-5",
+    )  # fmt: skip
+    for word in ("one user", "Unit.", "Adjacency.", "Sampler.", "Accountant.", "logarithmic law"):
+        assert word in out
+    assert "warning: delta=3e-05 is above the customary" in out
+
+
+@pytest.mark.slow
+def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
+    arguments = (*NUMBERS, "--noise-multiplier", "4", "--extrapolate", "--json")
+    out = json.loads(call(tmp_path, *arguments))["extrapolation"]
+    for axis in ("population", "compute"):
+        for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size", "tree_aggregation"):
+            curve = [point for point in out[axis] if point["mechanism"] == kind]
+            assert len(curve) >= 4
+            assert all(math.isfinite(point["epsilon"]) for point in curve)
+    svg = (tmp_path / "f.svg").read_bytes()
+    assert svg.count(b"Projections, not guarantees") == 1
+    call(tmp_path, *arguments)
+    assert (tmp_path / "f.svg").read_bytes() == svg
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--noise-multiplier", "4"], "--population, --clients-per-round, --rounds"),
+        (NUMBERS, "exactly one of"),
+        ([*NUMBERS, "--noise-multiplier", "4", "--target-epsilon", "2"], "exactly one of"),
+        ([*NUMBERS, "--noise-multiplier", "4", "--delta", "0.01"], "users_lower_bound"),
+        ([*NUMBERS, "--noise-multiplier", "0"], "noise_multiplier"),
+        ([*NUMBERS, "--noise-multiplier", "nan"], "noise_multiplier"),
+        ([*NUMBERS, "--target-epsilon", "-1"], "target_epsilon"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_said(tmp_path, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        call(tmp_path, *arguments)
+
+
+def test_a_configuration_is_priced_as_the_run_would_be(tmp_path):
+    overrides = ["--set", "mechanism.rounds=5", "--set", "mechanism.noise_multiplier=3"]
+    out = json.loads(call(tmp_path, "--config", "quickstart", *overrides, "--json"))
+    assert out["rounds"] == 5
+    assert out["noise_multiplier"] == 3
