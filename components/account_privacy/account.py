@@ -16,12 +16,13 @@ from components.fedemb.artifacts import file_digest, write_bytes, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import PlanMismatch
 from components.fedemb.evidence import Evidence, read_evidence
-from components.fedemb.lineage import FILE_NAME, emit, steps_of
+from components.fedemb.lineage import FILE_NAME, emit, steps_of, tree_lines
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_reservation, read_trust
 from components.fedemb.privacy.plan_document import read_plan
 from components.fedemb.privacy.signatures import Signer, sign_document
 from components.fedemb.privacy_report import SCHEMA, build_report
+from components.fedemb.privacy_report_schema import check_schema
 from components.fedemb.storage import open_store
 
 _log = logging.getLogger(__name__)
@@ -88,15 +89,18 @@ def run(
         head_sequence=ledger.head.sequence,
     )
     _same_run(evidence, report)
+    check_schema(report)
     signer = Signer.load_or_create(open_key_store(keys_uri), "report")
     signed = sign_document(report, signer)
     write_json(report_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
-    write_bytes(html_path, report_page(signed, ledger, plan_document["projections"]).encode())
+    steps = steps_of(evidence, file_digest(report_path))
+    page = report_page(signed, ledger, plan_document["projections"], tree_lines(steps))
+    write_bytes(html_path, page.encode())
     provenance = report["provenance"]
     emit(
         report_path.with_name(FILE_NAME),
         report["run_id"],
-        steps_of(evidence, file_digest(report_path)),
+        steps,
         config_sha=provenance["config_sha"],
         code_sha=provenance["code_sha"],
     )

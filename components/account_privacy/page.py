@@ -10,13 +10,19 @@ from components.fedemb.privacy.ledger import Ledger, Spent
 from components.fedemb.privacy.ledger_history import history, worst_block
 
 
-def report_page(report: dict[str, Any], ledger: Ledger, projections: list[dict[str, Any]]) -> str:
+def report_page(
+    report: dict[str, Any],
+    ledger: Ledger,
+    projections: list[dict[str, Any]],
+    lineage: list[str],
+) -> str:
     """Renders `privacy_report.html`.
 
     Args:
       report: the signed report.
       ledger: ledger of its policy, for the spending over time.
       projections: of the plan, shown as projections only.
+      lineage: tree of artifacts, as lines.
     """
     cumulative = report["cumulative"]
     block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
@@ -37,6 +43,7 @@ def report_page(report: dict[str, Any], ledger: Ledger, projections: list[dict[s
         after=after if after is not None else math.inf,
         odds=_odds(report["accounting"]["epsilon"]),
         projections=projections,
+        lineage=lineage,
         curve=_curve(report),
         spending=_spending(points, cumulative["cap"]),
     )

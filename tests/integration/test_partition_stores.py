@@ -17,7 +17,7 @@ from components.partition_users.partition import partition_images
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["gs", "s3"])
+@pytest.mark.parametrize("kind", ["gcs", "s3"])
 def test_bucket_gives_the_bytes_of_a_folder(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -12,6 +12,8 @@ on earlier outputs, so each way is priced at half of delta: the outcomes of the 
 disjoint, and the two failure probabilities add up to delta.
 """
 
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 import json

@@ -2,9 +2,10 @@
 
 Record n lies at `<policy>/<n:08d>.json`, names the SHA-256 of record n-1, is created exclusively:
 of many writers of n one succeeds, the others read again and check again. What is lost is found:
-a gap by the numbers, a cut or rewritten tail by the signed head and by every digest of a record
-that stands elsewhere (reservations, reports, releases), called anchors here. A listing that lags
-behind is completed by asking for the next numbers by name.
+a gap by the numbers, a cut or rewritten tail by the signed heads (`<policy>/heads/<n:08d>.json`)
+and by every digest of a record that stands elsewhere (reservations, reports, releases), called
+anchors here. A listing that lags behind is completed by asking for the next numbers by name.
+Nothing is ever replaced, so the store may forbid it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import time as clock
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -31,6 +33,8 @@ from components.fedemb.privacy.signatures import Signer, TrustStore
 from components.fedemb.storage import Store
 
 HEAD_SCHEMA = "fedemb/ledger_head/1"
+HEADS = "heads"
+"""Folder of the signed heads, one per record."""
 _RETRIES = 10_000
 _PARALLEL_READS = 32
 
@@ -186,12 +190,17 @@ class Chain:
 
     def _listed(self) -> int:
         """Highest number the listing shows, -1 if none."""
+        return self._highest(self.policy_id)
+
+    def _highest(self, folder: str) -> int:
+        """Highest numbered object directly in a folder, -1 if none."""
         if self.store.local_root is not None:
-            folder = self.store.local_root / self.policy_id
-            names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208  ten times faster
+            path = self.store.local_root / folder
+            names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208  ten times faster
         else:
-            names = self.store.list(f"{self.policy_id}/")
-        stems = [name.rpartition("/")[2].partition(".json") for name in names]
+            listed = (name.removeprefix(f"{folder}/") for name in self.store.list(f"{folder}/"))
+            names = [name for name in listed if "/" not in name]
+        stems = [name.partition(".json") for name in names]
         return max(
             (int(stem) for stem, json, rest in stems if stem.isdigit() and json and not rest),
             default=-1,
@@ -219,29 +228,36 @@ class Chain:
             whole.append(data)
         return whole
 
-    def _head_name(self) -> str:
-        return f"{self.policy_id}/head.json"
+    def _head_name(self, sequence: int) -> str:
+        return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
 
     def _signed_head(self) -> Anchor | None:
-        try:
-            data = self.store.read(self._head_name())
-        except FileNotFoundError:
+        """The newest head that the listing shows; an older one is true as well."""
+        newest = self._highest(f"{self.policy_id}/{HEADS}")
+        if newest < 0:
             return None
-        head = parse_json(data, HEAD_SCHEMA, self._head_name())
+        name = self._head_name(newest)
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError as error:
+            raise LedgerError(
+                f"{name} is missing although the store lists it; restore the ledger from its backup"
+            ) from error
+        head = parse_json(data, HEAD_SCHEMA, name)
         body = {key: value for key, value in head.items() if key != "signature"}
-        self.trust.verify(body, head.get("signature"), "ledger", self._head_name())
-        if body.get("policy_id") != self.policy_id:
-            raise LedgerError(f"{self._head_name()} belongs to another policy; restore the ledger")
-        return Anchor(int(body["sequence"]), str(body["sha"]), "the signed head")
+        self.trust.verify(body, head.get("signature"), "ledger", name)
+        if body.get("policy_id") != self.policy_id or body.get("sequence") != newest:
+            raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
+        return Anchor(newest, str(body["sha"]), "the signed head")
 
     def _write_head(self, record: Record, signer: Signer) -> None:
-        """Writes the head down; a slower writer may leave an older one, which is true as well."""
+        """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
         body = {
             "schema": HEAD_SCHEMA,
             "policy_id": self.policy_id,
             "sequence": record.sequence,
             "sha": record.sha,
         }
-        self.store.write(
-            self._head_name(), canonical_json({**body, "signature": signer.sign(body)})
-        )
+        data = canonical_json({**body, "signature": signer.sign(body)})
+        with suppress(FileExistsError):
+            self.store.create(self._head_name(record.sequence), data)

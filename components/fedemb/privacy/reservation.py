@@ -4,6 +4,8 @@ The document travels to the other steps; the ledger's record is what counts. `Re
 record and `read_reservation` of a document give the same value, or the step that compares refuses.
 """
 
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 from dataclasses import dataclass, fields

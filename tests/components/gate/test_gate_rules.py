@@ -7,7 +7,13 @@ import honest_run
 import pytest
 
 from components.fedemb.artifacts import write_json
-from components.fedemb.errors import BudgetExceeded, GateDenied, PlanMismatch, Refused
+from components.fedemb.errors import (
+    ArtifactError,
+    BudgetExceeded,
+    GateDenied,
+    PlanMismatch,
+    Refused,
+)
 from components.fedemb.evidence import read_document, read_evidence
 from components.fedemb.gate import privacy_rules
 from components.fedemb.gate.decide import RULES, WAIVABLE, decide
@@ -139,18 +145,25 @@ def test_model_folder_with_a_further_file_is_denied(run):
     ("changes", "code"),
     [
         ({"self_test": {"passed": False}}, "auditor_blind"),
-        ({"self_test": {"passed": 1}}, "auditor_blind"),
         ({"level": "full"}, "audit_level_unknown"),
         ({"model_sha": "0" * 64}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
-        ({"self_test": None}, "audit_invalid"),
     ],
 )
 def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
     edit(run.audit, "fedemb/audit_report/1", **changes)
     run.do_account()
     assert code in codes(verdict_of(run))
+
+
+@pytest.mark.parametrize("self_test", [None, {"passed": 1}, {}])
+def test_audit_without_a_self_test_gets_no_report(run, self_test):
+    edit(run.audit, "fedemb/audit_report/1", self_test=self_test)
+    with pytest.raises(ArtifactError, match="self_test_passed"):
+        run.do_account()
+    with pytest.raises(GateDenied):
+        run.do_gate()
 
 
 def test_missing_audit_is_denied(run):

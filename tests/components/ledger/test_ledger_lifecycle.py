@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import ledger_kit as kit_
 import pytest
@@ -313,7 +314,7 @@ def test_tail_cut_together_with_the_head_is_found_by_a_reservation(kit):
     ledger.reserve(run_id="monday", content=kit_.content())
     lost = ledger.reserve(run_id="tuesday", content=kit_.content())
     kit.path(2).unlink()
-    kit.path(2).with_name("head.json").unlink()
+    shutil.rmtree(kit.path(2).with_name("heads"))
     with pytest.raises(LedgerError, match="tail was cut"):
         kit.open().verify([lost.anchor])
     kit.open().reserve(run_id="impostor", content=kit_.content())
@@ -329,7 +330,7 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
         ledger.reserve(run_id=f"run-{number}", content=kit_.content())
 
     class Lagging(LocalStore):
-        """A remote store whose listing shows the first record only."""
+        """A remote store whose listing shows the first name of each folder only."""
 
         def __init__(self, root):
             super().__init__(root)
@@ -340,7 +341,7 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
             return self._root / name
 
         def list(self, prefix=""):
-            return [f"{prefix}00000000.json"]
+            return [prefix + min(path.name for path in (self._root / prefix).glob("*.json"))]
 
     from pathlib import Path
 
@@ -348,7 +349,7 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
         "components.fedemb.privacy.ledger.open_store", lambda uri: Lagging(Path(uri))
     )
     assert kit.reader().head.sequence == 3
-    Path(kit.ledger_uri, kit.policy_id, "head.json").unlink()
+    Path(kit.ledger_uri, kit.policy_id, "heads", "00000001.json").unlink()
     assert kit.reader().head.sequence == 3
 
 

@@ -130,7 +130,7 @@ def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path)
 def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
     shutil.copytree(released.ledger_uri, tmp_path / "ledger")
     (tmp_path / "ledger" / "weekly" / "00000004.json").unlink()
-    (tmp_path / "ledger" / "weekly" / "head.json").unlink()
+    shutil.rmtree(tmp_path / "ledger" / "weekly" / "heads")
     problems = verify_bundle(released.document["uri"], trust(released), str(tmp_path / "ledger"))
     assert problems == ["the ledger has no record of this release"]
 

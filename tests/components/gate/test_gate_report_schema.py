@@ -1,0 +1,33 @@
+"""The report is of its schema, and the schema is the golden one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from components.fedemb.errors import ArtifactError
+from components.fedemb.privacy_report_schema import check_schema, report_schema
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "privacy_report.schema.json"
+
+
+def test_schema_is_the_golden_one():
+    assert json.loads(GOLDEN.read_text()) == json.loads(json.dumps(report_schema()))
+
+
+@pytest.mark.parametrize("where", ["run", "v1"])
+def test_reports_are_of_the_schema(good_run, where):
+    golden = GOLDEN.parent / "v1" / "privacy_report.json"
+    report = json.loads((good_run.report if where == "run" else golden).read_text())
+    Draft202012Validator(report_schema()).validate(report)
+
+
+def test_report_with_a_missing_or_further_field_is_not_signed(good_run):
+    report = json.loads(good_run.report.read_text())
+    report.pop("signature")
+    check_schema(report)
+    with pytest.raises(ArtifactError, match="mechanism"):
+        check_schema({**report, "mechanism": {}})
+    with pytest.raises(ArtifactError):
+        check_schema({**report, "more": 1})
