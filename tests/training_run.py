@@ -188,8 +188,9 @@ def main(folder: str, *times: str) -> None:
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
     train.code_digest = lambda: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
+    start = time.monotonic()
     last = _kill_after(ready, None)
-    sys.stdout.write(f"statuses {statuses} {last}\n")
+    sys.stdout.write(f"statuses {statuses} seconds {time.monotonic() - start:.2f} last {last}\n")
 
 
 if __name__ == "__main__":
