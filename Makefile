@@ -33,7 +33,7 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/lint-imports
 
 test: check ## Everything CI runs (20 minutes at most)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-full: check ## The long tests too
 	$(BIN)/python -m pytest
@@ -45,13 +45,19 @@ golden: setup ## Rewrite golden files; review the diff
 	$(BIN)/python -m pytest -m "not slow" --force-regen tests/golden || true
 	git diff --stat tests/golden
 
+COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
-	cd requirements && for name in cpu dev light; do ../$(BIN)/uv pip compile --quiet --python-version 3.11 \
-	  --generate-hashes --no-emit-index-url --no-header --override overrides.txt $$name.in -o $$name.txt; done
-	cd requirements && ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header bootstrap.in -o bootstrap.txt
+	cd requirements && for name in cpu dev light gpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
+	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
+	cd requirements && for name in bootstrap build; do $(COMPILE) $$name.in -o $$name.txt; done
+
+images: ## Build the light and cpu images with podman or docker
+	images/build.sh light cpu
+
+test-containers: setup ## Build the images and run the whole pipeline with every step in a container
+	tests/integration/containers.sh
 
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup run check test test-full bench golden lock clean
+.PHONY: help setup run check test test-full test-containers bench golden lock images clean
