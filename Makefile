@@ -42,7 +42,7 @@ bench: setup ## Time the engine against the plain loop
 	$(BIN)/python -m tests.benchmarks.bench_engine
 
 golden: setup ## Rewrite golden files; review the diff
-	$(BIN)/python -m pytest -m "not slow" --force-regen tests/golden || true
+	$(BIN)/python -m pytest -q -k "golden" --force-regen tests/components/config tests/components/gate tests/pipelines
 	git diff --stat tests/golden
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header

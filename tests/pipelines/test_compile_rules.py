@@ -1,6 +1,7 @@
 """Every rule of the compiled pipeline, and that it notices the change it stands against."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from pipelines.compile_rules import RULES, violations
 from pipelines.dp_fedemb import PUBLIC_STEPS, STEPS
 from pipelines.run_index import AFTER
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
 
 
@@ -170,3 +172,16 @@ def test_accelerators_follow_the_profile(compiled):
         if "accelerator" in container.get("resources", {})
     }
     assert not accelerated & {"exec-gate-release", "exec-reserve-budget", "exec-partition-users"}
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
+def test_compiled_pipeline_is_the_golden_one(profile, tmp_path, request):
+    path = tmp_path / "pipeline.yaml"
+    compile_pipeline(path, profile=profile, images=parse_images([IMAGE]))
+    text = "".join(
+        line for line in path.read_text().splitlines(True) if not line.startswith("sdkVersion")
+    )
+    golden = GOLDEN / f"pipeline_{profile}.yaml"
+    if request.config.getoption("--force-regen"):
+        golden.write_text(text)
+    assert text == golden.read_text(), "the compiled pipeline changed; review with `make golden`"
