@@ -250,7 +250,7 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, A
         "library": "dp-accounting",
         "version": accounting.library_version(),
         "accountant": guarantee.accountant,
-        "discretisation": accounting.DISCRETISATION,
+        "discretisation": accounting.discretisation(plan.event()),
         "event": event_to_json(plan.event()),
         "rounds_priced": plan.rounds,
         "epsilon": _finite(guarantee.epsilon),

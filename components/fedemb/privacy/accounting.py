@@ -28,7 +28,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import Literal, cast
 
@@ -51,6 +51,10 @@ MINIMUM_VERSION = (0, 6, 0)
 """Older dp-accounting cannot price Poisson sampling under REPLACE_ONE."""
 DISCRETISATION = 1e-4
 """Grid of privacy losses; estimates are pessimistic, so a coarser one only costs epsilon."""
+_FINE_REACH = 100.0
+"""Privacy loss of one round up to which the fine grid is used: noise multipliers above 0.24."""
+_COARSE_POINTS = 2e6
+"""Points of the grid of a whole run beyond that, at most."""
 SAMPLER_TOTAL_VARIATION = 2.0**-47
 """Distance of one run's noise from true Gaussians, see `noise.TOTAL_VARIATION_PER_NORMAL`."""
 RDP_ORDERS: Floats = np.array(
@@ -217,10 +221,43 @@ def _renyi_epsilon(values: Floats, delta: float) -> float:
     return float(_rdp.compute_epsilon(orders, cast("Sequence[float]", values), delta)[0])
 
 
+def discretisation(event: dpe.DpEvent) -> float:
+    """Grid of privacy losses for an event: fine, unless so little noise makes it endless.
+
+    At noise multiplier 0.01 one round's losses reach 20,000, and a grid of 1e-4 would take hours and
+    all memory to say that epsilon is enormous. Estimates are pessimistic on any grid.
+    """
+    reaches = list(_reaches(event, 1))
+    if all(reach <= _FINE_REACH for reach, _ in reaches):
+        return DISCRETISATION
+    return max(DISCRETISATION, sum(reach * times for reach, times in reaches) / _COARSE_POINTS)
+
+
+def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
+    """Largest privacy loss worth counting of each Gaussian inside, and how often it happens."""
+    match event:
+        case dpe.GaussianDpEvent():
+            if event.noise_multiplier > 0:
+                yield 2 / event.noise_multiplier**2 + 16 / event.noise_multiplier, times
+        case dpe.SelfComposedDpEvent():
+            yield from _reaches(event.event, times * event.count)
+        case dpe.PoissonSampledDpEvent():
+            yield from _reaches(event.event, times)
+        case dpe.ComposedDpEvent():
+            for inner in event.events:
+                yield from _reaches(inner, times)
+        case _:
+            return
+
+
 @functools.lru_cache(maxsize=64)
 def _pld_cached(key: str, relation: NeighboringRelation) -> pld.PLDAccountant:
-    accountant = pld.PLDAccountant(relation, DISCRETISATION)
-    accountant.compose(event_from_json(json.loads(key)))
+    event = event_from_json(json.loads(key))
+    accountant = pld.PLDAccountant(relation, discretisation(event))
+    try:
+        accountant.compose(event)
+    except OverflowError:  # losses beyond float64: no privacy worth a number
+        accountant.compose(dpe.NonPrivateDpEvent())
     return accountant
 
 

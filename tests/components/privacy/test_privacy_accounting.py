@@ -350,3 +350,17 @@ def test_guarantee_survives_json_and_refuses_a_changed_number():
         PrivacyGuarantee.from_json({**value, "epsilon": 0.1})
     with pytest.raises(ArtifactError, match="field"):
         PrivacyGuarantee.from_json({**value, "waiver": True})
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.0005, 0.012, 0.1])
+def test_next_to_no_noise_is_priced_at_once_and_pessimistically(noise_multiplier):
+    event = dpe.SelfComposedDpEvent(
+        dpe.PoissonSampledDpEvent(0.2, dpe.GaussianDpEvent(noise_multiplier)), 60
+    )
+    assert price(event, Relation.REPLACE_ONE, 1e-5).epsilon > 500
+
+
+def test_grid_is_the_fine_one_for_noise_that_protects():
+    for noise_multiplier in (0.3, 1.0, 20.0):
+        event = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(noise_multiplier), 1000)
+        assert accounting.discretisation(event) == accounting.DISCRETISATION
