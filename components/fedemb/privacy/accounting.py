@@ -224,8 +224,8 @@ def _renyi_epsilon(values: Floats, delta: float) -> float:
 def discretisation(event: dpe.DpEvent) -> float:
     """Grid of privacy losses for an event: fine, unless so little noise makes it endless.
 
-    At noise multiplier 0.01 one round's losses reach 20,000, and a grid of 1e-4 would take hours and
-    all memory to say that epsilon is enormous. Estimates are pessimistic on any grid.
+    At noise multiplier 0.01 one round's losses reach 20,000, and a grid of 1e-4 would take hours
+    and all memory to say that epsilon is enormous. Estimates are pessimistic on any grid.
     """
     reaches = list(_reaches(event, 1))
     if all(reach <= _FINE_REACH for reach, _ in reaches):
