@@ -26,6 +26,14 @@ $(STAMP):
 run: setup ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARGS="--set a.b=c"
 	$(BIN)/fedemb run --config $(CONFIG) $(if $(DATA),--data $(DATA)) $(if $(POLICY),--policy $(POLICY)) $(ARGS)
 
+FEDEMB_DATA ?= ../shared/data
+RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
+results: setup ## Run the three presets of README's table (25 minutes) and print it; FEDEMB_DATA=folder
+	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
+	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
+	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet; done
+	$(BIN)/fedemb results $(RESULTS)/quickstart $(RESULTS)/omniglot_identities $(RESULTS)/omniglot_writers
+
 check: setup ## Format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,4 +68,4 @@ test-containers: setup ## Build the images and run the whole pipeline with every
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup run check test test-full test-containers bench golden lock images clean
+.PHONY: help setup run results check test test-full test-containers bench golden lock images clean

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -46,10 +47,16 @@ def log_event(kind: str, **fields: Any) -> None:
 
 
 @contextmanager
-def step_process(name: str) -> Iterator[None]:
+def step_process(name: str, *, private: bool = False) -> Iterator[None]:
     """Runs the body of a step: logging, and errors as one sentence with their exit code.
 
-    An error that is not ours keeps its traceback (it is a bug) and ends with exit code 1.
+    An error that is not ours is a bug: it keeps its traceback and ends with exit code 1. In a step
+    that holds private data the log gets places and type of such an error without its message, which
+    may quote shapes, values or names.
+
+    Args:
+      name: of the step.
+      private: whether private data is in this process.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", force=True
@@ -64,4 +71,13 @@ def step_process(name: str) -> Iterator[None]:
         fields = {"step": name, "error": type(error).__name__, "exit_code": error.exit_code}
         log_event("step_failed", message=str(error), **fields)
         sys.exit(error.exit_code)
+    except Exception as error:
+        message = f"{type(error).__name__} in {name}, which is a bug; please report the log"
+        log_event(
+            "step_failed", step=name, error=type(error).__name__, exit_code=1, message=message
+        )
+        if not private:
+            raise
+        sys.stdout.write("".join(traceback.format_tb(error.__traceback__)))
+        sys.exit(1)
     log_event("step_finished", step=name, seconds=round(time.monotonic() - started, 2))

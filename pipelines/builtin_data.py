@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,10 +146,10 @@ def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:
         [("image", pa.binary()), ("user_id", pa.string()), ("label", pa.int64())],
         {"source": "procedural glyphs of fedemb", "licence": "Apache-2.0"},
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     written = first = 0
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(temporary, schema, compression="none") as writer:
             for chunk in chunks:
                 count, each = chunk.shape[:2]
@@ -167,7 +168,8 @@ def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:
             f" of {path.parent}, then run again"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return written
 
 

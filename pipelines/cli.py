@@ -101,6 +101,18 @@ def report(
         typer.launch(str(found.index))
 
 
+@app.command()
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, in the order of the rows.")],
+) -> None:
+    """Print the figures of finished runs as a Markdown table."""
+    from pipelines.results import results_table
+    from pipelines.run_directory import RunDirectory
+
+    for line in results_table(RunDirectory.open(path) for path in runs):
+        typer.echo(line)
+
+
 @app.command(name="compile")
 def compile_(
     output: Annotated[Path, typer.Option(help="YAML file to write.")],
@@ -163,6 +175,13 @@ def _errors_as_sentences() -> Iterator[None]:
     except FedEmbError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception:
+        typer.echo(
+            "this is an error that fedemb did not expect, so a bug of it: please report the lines "
+            "below, after you have taken out what is private\n",
+            err=True,
+        )
+        raise  # Python prints the traceback and ends with exit code 1
 
 
 def main(arguments: Any = None) -> None:

@@ -30,9 +30,12 @@ def check_data(
     """
     from components.fedemb.errors import InputError
     from components.partition_users.check import check
-    from pipelines.load_config import load_config, with_data
+    from pipelines.load_config import BUILTIN, load_config, with_data
 
     checked = with_data(load_config(config, set_ or []), data)
+    public = checked.pretraining.source
+    if public is not None and public.uri == BUILTIN:  # glyphs drawn by `fedemb run`: no overlap
+        checked = checked.updated({"pretraining.kind": "none", "pretraining.source": None})
     root = private_root or checked.storage.private_root or "runs/private"
     found = check(checked, root, beam or [])
     typer.echo(
@@ -49,7 +52,9 @@ def make_data(
     images_per_user: Annotated[int, typer.Option(help="Images of each identity.")] = 4,
     public_classes: Annotated[int, typer.Option(help="Classes of the public set.")] = 64,
     public_images_per_class: Annotated[int, typer.Option(help="Images of each.")] = 8,
-    image_size: Annotated[int, typer.Option(help="Height and width in pixels.")] = 28,
+    image_size: Annotated[
+        int, typer.Option(min=8, max=512, help="Height and width in pixels.")
+    ] = 28,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Draw the built-in glyphs as Parquet files, in the form of real data."""
@@ -69,7 +74,9 @@ def make_data(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"--{'-'.join(map(str, first['loc']))}: {first['msg']}") from error
+        name = str(first["loc"][0]).replace("_", "-")
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(f"--{name}: {message}, got {first['input']}") from error
     private, public = output / "private.parquet", output / "public.parquet"
     images, public_images = write_builtin(builtin, image_size, private, public)
     typer.echo(f"{private}: {images:,} images of {users:,} identities")

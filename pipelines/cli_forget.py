@@ -32,7 +32,9 @@ def forget(
     """
     from components.fedemb.errors import ConfigError, InputError
     from components.fedemb.privacy.keys import open_key_store, partition_key
+    from components.fedemb.privacy.ledger import open_ledger, read_trust
     from components.fedemb.records import canonical_user_id
+    from components.fedemb.storage import open_store
     from components.partition_users.hashing import Hasher
     from components.partition_users.tombstones import bury
     from pipelines.load_config import load_config, policy_overrides
@@ -46,6 +48,8 @@ def forget(
     user_id = canonical_user_id(sys.stdin.readline().rstrip("\n"))
     if user_id is None:
         raise InputError("standard input holds no user id; pipe it in, on one line")
+    ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(open_store(storage.ledger)))
+    _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     hasher = Hasher(partition_key(open_key_store(storage.keys), policy_id))
     user_key = hasher.user_key(user_id)
     fresh = bury(storage.tombstones, hasher, user_key)
@@ -53,7 +57,7 @@ def forget(
     partition = settings.partition
     bucket = hasher.bucket(user_key, partition.blocks_per_cohort)
     blocks = {f"{cohort}/{bucket}" for cohort in partition.cohorts}
-    found = _releases(storage.ledger, policy_id, blocks)
+    found = _releases(ledger, blocks)
     if not found:
         typer.echo("no release was trained on the user's block")
         return
@@ -63,17 +67,13 @@ def forget(
     typer.echo(MEANING)
 
 
-def _releases(ledger_uri: str, policy_id: str, blocks: set[str]) -> list[tuple[Any, ...]]:
+def _releases(ledger: Any, blocks: set[str]) -> list[tuple[Any, ...]]:
     """Name, version, epsilon and delta of every release whose blocks meet the given ones."""
     from dp_accounting import NeighboringRelation
 
     from components.fedemb.privacy.accounting import price
     from components.fedemb.privacy.events import event_from_json
-    from components.fedemb.privacy.ledger import open_ledger, read_trust
-    from components.fedemb.storage import open_store
 
-    store = open_store(ledger_uri)
-    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(store))
     found: list[tuple[Any, ...]] = []
     for attempt in ledger.state.attempts.values():
         reserve = attempt.reserve

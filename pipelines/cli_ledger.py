@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from components.fedemb.errors import InputError, LedgerError, Refused
+from components.fedemb.errors import InputError, Refused
+from pipelines.cli_ledger_write import LedgerOption, PolicyOption, void, waive
 
-app = typer.Typer(help="Who spent what of the privacy budget, and what is left.")
+app = typer.Typer(
+    help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
+)
+app.command(name="void")(void)
+app.command(name="waive")(waive)
 
-LedgerOption = Annotated[
-    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
-]
-PolicyOption = Annotated[
-    str | None, typer.Option("--policy", help="Policy; default: the only one there.")
-]
 TrustOption = Annotated[
     Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
 ]
@@ -66,7 +66,13 @@ def init(
         trust=trust,
     )
     terms = policy_terms(settings.policy, plan)
-    opened.create_policy(terms, Signer.load_or_create(key_store, "policy"))
+    owner = Signer.load_or_create(key_store, "policy")
+    if owner.trusted() not in trust.keys:
+        raise Refused(
+            f"{ledger}/trust.json does not believe the keys of {keys}; name the key store this "
+            "ledger was made with, or another ledger"
+        )
+    opened.create_policy(terms, owner)
     if trust_output is not None:
         trust.save(trust_output)
     typer.echo(
@@ -186,6 +192,8 @@ def explain(
         blocks, refusal = text.would_admit(opened, content)
         if refusal:
             typer.echo(f"refused: {refusal}")
+        elif content["purpose"] == "simulation":
+            typer.echo("a simulation: written down, charges nothing, can never be released")
         else:
             more = text.fitting(opened, content)
             typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
@@ -202,8 +210,11 @@ def verify_release(
     json_: JsonOption = False,
 ) -> None:
     """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from components.release_model.verify import verify_bundle
 
+    if "://" not in bundle and not Path(bundle).is_dir():
+        raise InputError(f"there is no release folder {bundle}; check the address")
     problems = verify_bundle(bundle, trust, ledger)
     if json_:
         typer.echo(json.dumps({"verified": not problems, "problems": problems}, indent=1))
@@ -223,7 +234,7 @@ def lineage(
 
     files = sorted(run.rglob(FILE_NAME), key=_size) if run.is_dir() else [run]
     if not files:
-        raise LedgerError(
+        raise InputError(
             f"{run} holds no {FILE_NAME}; it is written when the privacy report is made"
         )
     steps = read_steps(files[-1])

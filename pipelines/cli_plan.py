@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
+_USELESS = 20.0
+"""Epsilon above which a plan is called what it is."""
 
 
 class MechanismName(StrEnum):
@@ -39,6 +41,7 @@ class TuningLaw(StrEnum):
 
 
 def plan(
+    context: typer.Context,
     config: Annotated[
         str | None, typer.Option("--config", "-c", help="YAML file or preset; excludes the rest.")
     ] = None,
@@ -125,6 +128,7 @@ def plan(
         "restart_every": restart_every,
         "buffers": buffers,
     }
+    _one_or_the_other(context, config is not None, numbers)
     if config is not None:
         from pipelines.load_config import load_config
 
@@ -151,6 +155,22 @@ def plan(
         figure=figure if extrapolate else None,
         users_per_client=None if config is not None else users_per_client,
     )
+
+
+def _one_or_the_other(context: typer.Context, from_file: bool, numbers: dict[str, Any]) -> None:
+    """Refuses what would be ignored: a price of other numbers than those given misleads."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in (numbers if from_file else ("set_",))
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
+    if given and from_file:
+        raise ConfigError(
+            f"{', '.join(given)} and --config exclude each other; change the configuration with "
+            "--set, e.g. --set mechanism.rounds=20"
+        )
+    if given:
+        raise ConfigError("--set changes a configuration; name one with --config")
 
 
 def _report(
@@ -238,8 +258,18 @@ def _lines(fields: dict[str, Any]) -> list[str]:
         lines += ["", paragraph]
     if "extrapolation" in fields:
         lines += ["", *_table(fields["extrapolation"])]
-    lines += [f"warning: {text}" for text in fields["warnings"]]
+    lines += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields)]]
     return [*lines, "", f"wrote {fields['plan']}"]
+
+
+def _useless(fields: dict[str, Any]) -> list[str]:
+    epsilon = fields["epsilon"]
+    if epsilon is not None and epsilon <= _USELESS:
+        return []
+    return [
+        f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "
+        "it takes more noise, fewer rounds or far more users (--target-epsilon finds the noise)"
+    ]
 
 
 def _table(extrapolation: dict[str, Any]) -> list[str]:

@@ -39,7 +39,7 @@ def plan(folder: Folder = FOLDER, host: Host = None, namespace: Namespace = None
 
 @schedule_app.command()
 def apply(
-    host: Host,
+    host: Host = None,
     folder: Folder = FOLDER,
     namespace: Namespace = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -62,7 +62,7 @@ def apply(
 
 
 @schedule_app.command()
-def diff(host: Host, folder: Folder = FOLDER, namespace: Namespace = None) -> None:
+def diff(host: Host = None, folder: Folder = FOLDER, namespace: Namespace = None) -> None:
     """Say whether the cluster is what the folder says; exit code 1 if it is not."""
     from pipelines.schedules import load_schedules
 
@@ -85,8 +85,8 @@ def schema() -> None:
 
 def submit(
     package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile`.")],
-    host: Host,
     config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    host: Host = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
     ] = None,
@@ -103,6 +103,8 @@ def submit(
     from pipelines.load_config import load_config
     from pipelines.schedules import check_package, run_arguments
 
+    if not dry_run:
+        host = _required(host)
     loaded = load_config(config, set_ or [])
     check_package(package)
     run_arguments(loaded)

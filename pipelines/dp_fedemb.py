@@ -130,7 +130,6 @@ def build_pipeline(
             releases=releases,
             verdict=gate.outputs["verdict"],
             privacy_report=account.outputs["privacy_report"],
-            privacy_page=account.outputs["privacy_page"],
             **agreed,
             **measured,
             **findings,

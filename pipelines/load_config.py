@@ -44,6 +44,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"no configuration {source}; give a YAML file or a preset: {', '.join(preset_names())}"
         ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(
+            f"configuration {source} cannot be read: {why}; give a YAML file or a preset"
+        ) from error
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place else ""
@@ -67,16 +72,20 @@ def policy_overrides(folder: Path | None) -> list[str]:
 def with_data(config: RunConfig, data: str | None) -> RunConfig:
     """Returns the configuration with another private source; unchanged if `data` is None.
 
-    The public source follows where both are taken from one file.
+    The public source follows where both are taken from one file. The built-in glyphs are two
+    sets: the public one stays, or private images would be taken for public.
     """
     if data is None:
         return config
     uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
     overrides = {"data.source.uri": uri}
     public = config.pretraining.source
-    if public is not None and public.uri == config.data.source.uri:
+    if public is not None and public.uri == config.data.source.uri != BUILTIN:
         overrides["pretraining.source.uri"] = uri
-    return config.updated(overrides)
+    try:
+        return config.updated(overrides)
+    except ValidationError as error:
+        raise _config_error(error) from error
 
 
 def validate(tree: dict[str, Any]) -> RunConfig:
@@ -88,8 +97,12 @@ def validate(tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        problems = [_sentence(problem) for problem in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(problems))) from error
+        raise _config_error(error) from error
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    problems = [_sentence(problem) for problem in error.errors()]
+    return ConfigError("\n".join(dict.fromkeys(problems)))
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

@@ -72,6 +72,7 @@ def run_pipeline(run: RunDirectory, view: View) -> Outcome:
     outcome = Outcome()
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "pipelines.local", str(run.root)]
+    run.log.touch(mode=0o600)  # what steps print is for the owner of the run
     with (
         run.log.open("a", buffering=1) as log,
         subprocess.Popen(

@@ -45,7 +45,8 @@ def prepare(
       InputError: a run of this name exists.
     """
     checked = with_data(load_config(config, overrides), data)
-    if checked.data.source.uri == BUILTIN:
+    public = checked.pretraining.source
+    if BUILTIN in (checked.data.source.uri, public.uri if public else None):
         checked = _with_builtin_data(checked, parent)
     return RunDirectory.create(parent, run_id, checked)
 
@@ -66,7 +67,9 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
             f"drew {config.data.builtin.users:,} glyph identities in "
             f"{time.monotonic() - started:.1f} s"
         )
-    overrides: dict[str, Any] = {"data.source.uri": str(private)}
+    overrides: dict[str, Any] = {}
+    if config.data.source.uri == BUILTIN:
+        overrides["data.source.uri"] = str(private)
     source = config.pretraining.source
     if source is not None and source.uri == BUILTIN:
         public_source = SourceConfig(uri=str(public), label_scope="global")

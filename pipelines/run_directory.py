@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import yaml
 
 from components.fedemb.artifacts import create_bytes, write_bytes
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError, InputError
+from components.fedemb.errors import ArtifactError, InputError, StorageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def new_run_id() -> str:
@@ -66,10 +69,23 @@ class RunDirectory:
         """Makes the directory and freezes the configuration in it.
 
         Raises:
-          InputError: a run of this name exists.
+          InputError: a run of this name exists, or the name is none of a folder.
+          StorageError: the folder cannot be made.
         """
-        run = cls((parent / (run_id or new_run_id())).resolve())
-        run.root.mkdir(parents=True, exist_ok=True)
+        name = new_run_id() if run_id is None else run_id
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"run id {name!r} must be letters, digits, dots, dashes and underscores, 100 at "
+                "most, and begin with a letter or digit; name another --run-id"
+            )
+        run = cls((parent / name).resolve())
+        try:
+            run.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the run directory {run.root} cannot be made: {error.strerror}; name another "
+                "folder with --runs, or fix its permissions"
+            ) from error
         try:
             create_bytes(
                 run.root / "config.yaml",

@@ -140,7 +140,9 @@ def load_schedule(file: Path) -> Loaded:
     try:
         schedule = Schedule.model_validate(yaml.safe_load(file.read_text()))
     except (ValidationError, yaml.YAMLError, OSError) as error:
-        raise ConfigError(f"schedule {file.name} is wrong: {_first_line(error)}") from error
+        raise ConfigError(
+            f"schedule {file.name} is wrong: {_first_line(error)}; see `fedemb schedule schema`"
+        ) from error
     if schedule.name != file.stem:
         raise ConfigError(
             f"schedule {file.name} names itself {schedule.name}; file and name must be the same"
@@ -173,7 +175,14 @@ def check_package(package: Path, sha256: str | None = None) -> None:
             f"package {package.name} has sha256 {found}, the schedule pins {sha256}; review the "
             "difference, then pin the new one"
         )
-    if problems := violations(list(yaml.safe_load_all(package.read_text()))):
+    try:
+        documents = list(yaml.safe_load_all(package.read_text()))
+        problems = violations(documents)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"package {package.name} is no compiled pipeline; make it with `fedemb compile`"
+        ) from None
+    if problems:
         raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
 
 

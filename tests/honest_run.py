@@ -6,7 +6,9 @@ rounds are missing: the model's tensors are drawn here.
 
 import io
 import json
+import sys
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -291,17 +293,12 @@ class HonestRun:
 
     def do_release(self):
         """Releases with a stand-in for the serving model; `test_release_model` has a real one."""
-        from unittest import mock
-
-        import fake_serving
-
-        with mock.patch.dict("sys.modules", {"components.release_model.serving": fake_serving}):
+        with stand_in_for_serving():
             return release.run(
                 self.config,
                 **self.evidence_paths(),
                 verdict_path=self.verdict,
                 report_path=self.report,
-                html_path=self.page,
                 pretrained_dir=self.root / "pretrained",
                 ledger_uri=self.ledger_uri,
                 keys_uri=self.keys_uri,
@@ -311,12 +308,8 @@ class HonestRun:
 
     def problems(self):
         """What `fedemb verify` says of the release, the SavedModel left out."""
-        from unittest import mock
-
-        import fake_serving
-
         bundle = self.root / "releases" / "glyphs" / "1.0"
-        with mock.patch.dict("sys.modules", {"components.release_model.serving": fake_serving}):
+        with stand_in_for_serving():
             return release.verify_bundle(
                 str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri
             )
@@ -325,6 +318,25 @@ class HonestRun:
         for act in ("plan", "reserve", "partition", "train", "measure", "account"):
             getattr(self, f"do_{act}")()
         return self
+
+
+@contextmanager
+def stand_in_for_serving():
+    """Puts `fake_serving` in place of one module and takes it away again, and nothing else.
+
+    `mock.patch.dict("sys.modules")` would also forget what was imported meanwhile.
+    """
+    import fake_serving
+
+    name = "components.release_model.serving"
+    before = sys.modules.get(name)
+    sys.modules[name] = fake_serving
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
 
 
 def at(root: Path, run_id: str = "monday") -> HonestRun:

@@ -146,6 +146,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         {
             "run_id": RUN_ID,
             "config_sha": config_digest(settings),
+            "blocks": ["all/0"],
             "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
         },
     )

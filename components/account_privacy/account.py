@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.account_privacy.page import report_page
 from components.fedemb.artifacts import file_digest, write_bytes, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import PlanMismatch
@@ -22,6 +21,7 @@ from components.fedemb.privacy.ledger import open_ledger, read_reservation, read
 from components.fedemb.privacy.plan_document import read_plan
 from components.fedemb.privacy.signatures import Signer, sign_document
 from components.fedemb.privacy_report import SCHEMA, build_report
+from components.fedemb.privacy_report_page import report_page
 from components.fedemb.privacy_report_schema import check_schema
 from components.fedemb.storage import open_store
 

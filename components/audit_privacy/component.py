@@ -23,7 +23,7 @@ def audit_privacy(
     from components.fedemb.config import RunConfig
     from components.step import step_process
 
-    with step_process("audit_privacy"):
+    with step_process("audit_privacy", private=True):
         report = run(
             RunConfig.model_validate_json(config),
             model_dir=Path(model.path),

@@ -25,7 +25,7 @@ def evaluate_embeddings(
     from components.fedemb.config import RunConfig
     from components.step import step_process
 
-    with step_process("evaluate_embeddings"):
+    with step_process("evaluate_embeddings", private=True):
         report = run(
             RunConfig.model_validate_json(config),
             model_dir=Path(model.path),
@@ -38,9 +38,7 @@ def evaluate_embeddings(
         )
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
-        roc.log_roc_curve(
-            fpr=report["roc"]["far"],
-            tpr=report["roc"]["recall"],
-            threshold=report["roc"]["threshold"],
-        )
+        if report["measured"]:
+            curve = report["roc"]
+            roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])
         utility_report.metadata["model_sha"] = report["model_sha"]

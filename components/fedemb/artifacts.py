@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -98,7 +99,10 @@ def tree_digest(root: Path) -> str:
 
 
 def _temporary(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # not the name that is to be created
+        raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(descriptor)
     return Path(name)
@@ -111,6 +115,9 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
       StorageError: the disk is full or the folder may not be written; nothing is left behind.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A rename would replace /dev/null for everybody.
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
         temporary = _temporary(path)
         try:
             with temporary.open("wb") as file:

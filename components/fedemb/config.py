@@ -21,6 +21,8 @@ from pydantic import (
 )
 
 SCHEMA_VERSION = 1
+ONE_COHORT = "all"
+"""Cohort of all users where no column names one."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -132,7 +134,7 @@ class PartitionConfig(Section):
         default=EvaluationByHash(), discriminator="by"
     )
     """Which users and classes are held out for evaluation."""
-    cohorts: tuple[str, ...] = ("all",)
+    cohorts: tuple[str, ...] = (ONE_COHORT,)
     """Cohorts this run may touch; users of other cohorts are left out."""
     blocks_per_cohort: Annotated[int, Field(ge=1, le=1000)] = 1
     """Hash buckets per cohort; block = cohort/bucket, fixed for life."""
@@ -484,6 +486,13 @@ class StorageConfig(Section):
     """Where bundles are published."""
 
 
+def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
+    """Whether one file serves as both, and no column of `where` keeps its records apart."""
+    shared = private.where.keys() & public.where.keys()
+    apart = any(set(private.where[name]).isdisjoint(public.where[name]) for name in shared)
+    return private.uri == public.uri != "builtin" and not apart
+
+
 class RunConfig(Section):
     """Everything that decides a run."""
 
@@ -527,6 +536,14 @@ class RunConfig(Section):
             raise ValueError(
                 f"mechanism.clients_per_round={clients} exceeds partition.virtual_clients="
                 f"{self.partition.virtual_clients}; lower it"
+            )
+        if self.pretraining.source is not None and _overlap(
+            self.data.source, self.pretraining.source
+        ):
+            raise ValueError(
+                f"pretraining.source and data.source are both {self.data.source.uri}, so private "
+                "images would be taken for public; name a public source, or let a column of `where`"
+                " keep them apart"
             )
         if self.purpose == "release":
             if self.training.algorithm == "centralized":

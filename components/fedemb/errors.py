@@ -1,8 +1,8 @@
 """Every error a user can meet, and the exit code it ends the process with.
 
 The codes are a contract with schedulers: 0 released (or simulation done), 2 bad input, 3 refused,
-4 worth retrying, 5 interrupted and resumable, 1 anything else. A message says what, got, wanted and
-what to do next, in one sentence, and never holds a user id or an image name.
+4 worth retrying, 5 interrupted and resumable, 1 anything else, which is a bug. A message says what,
+got, wanted and what to do next, in one sentence, and never holds a user id or an image name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class InputError(FedEmbError):
 
 class ArtifactError(FedEmbError):
     """An artifact is incomplete, of another schema version, or not what its digest says."""
+
+    exit_code = 2
 
 
 class StorageError(FedEmbError):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.errors import ArtifactError
+from components.fedemb.errors import ArtifactError, InputError
 from components.fedemb.evidence import Evidence
 
 PRODUCER = "urn:fedemb"
@@ -196,9 +196,14 @@ def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]
     Args:
       steps: of one run.
       target: artifact to start from; None takes what the last step gave.
+
+    Raises:
+      InputError: no step took or gave the target.
     """
     maker = {name: step for step in steps for name in step.outputs}
     digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}
+    if target is not None and target not in digests:
+        raise InputError(f"no artifact is called {target}; there are {', '.join(sorted(digests))}")
     start = target or next(iter(steps[-1].outputs)) if steps else None
     lines: list[str] = []
     seen: set[str] = set()

@@ -44,8 +44,10 @@ ASSUMPTIONS = [
     "owner of the record only.",
     "Noise and sampling coins come from ChaCha20 under a secret key, so the guarantee is "
     "computational: it holds against whoever cannot break the cipher.",
-    "Whoever reads private diagnostics, rejects, raw audit scores or the un-noised checkpoints of "
-    "the private root is outside the guarantee.",
+    "Whoever reads the private root (images, diagnostics, rejects, raw audit scores, logs of "
+    "failures) is outside the guarantee.",
+    "A user has one id and, where a column names cohorts, one cohort, the same in every run of the "
+    "policy; another id or cohort would be charged to another account.",
     "The thresholds of `fedemb check-data` are the data owner's preflight and lie before the "
     "guarantee.",
 ]
@@ -54,6 +56,8 @@ LIMITATIONS = [
     "Choosing hyperparameters by looking at private results is not priced; tune on public data, "
     "or reserve every trial.",
     "The audit is monitoring: it can refute the guarantee, never prove it.",
+    "How long steps take depends on how many users took part; whoever watches the pipeline's clock "
+    "sees that, and it is not covered.",
     "Other policies over the same users add up; this report knows its own ledger only.",
 ]
 SAMPLERS = {

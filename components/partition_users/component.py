@@ -25,7 +25,7 @@ def partition_users(
     from components.partition_users.partition import run
     from components.step import step_process
 
-    with step_process("partition_users"):
+    with step_process("partition_users", private=True):
         manifest = run(
             RunConfig.model_validate_json(config),
             reservation_path=Path(reservation.path),

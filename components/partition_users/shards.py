@@ -262,6 +262,16 @@ def drop_work(root: str) -> None:
 
 
 def run_root(private_root: str, run_id: str) -> str:
-    """Where the Raw folders of a run are."""
+    """Where the Raw folders of a run are; a local one is made, and closed to other accounts."""
     root = join(private_root, run_id)
-    return root if "://" in root else str(Path(root).absolute())
+    root = root if "://" in root else str(Path(root).absolute())
+    folder = open_store(root).local_root
+    if folder is not None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the private folder {folder} cannot be made: {error.strerror}; name a folder "
+                "that may be written"
+            ) from error
+    return root

@@ -25,10 +25,11 @@ from components.fedemb.config import RunConfig
 from components.fedemb.errors import GateDenied, Refused
 from components.fedemb.evidence import Evidence, read_document, read_evidence
 from components.fedemb.gate.decide import decide
-from components.fedemb.lineage import emit, steps_of
+from components.fedemb.lineage import emit, steps_of, tree_lines
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import Ledger, connect, read_reservation
 from components.fedemb.privacy.signatures import Signer, verify_document
+from components.fedemb.privacy_report_page import report_page
 from components.fedemb.storage import open_store
 from components.release_model import bundle as parts
 from components.release_model.marker import SCHEMA, Marker
@@ -48,7 +49,6 @@ def run(
     verdict_path: Path,
     model_dir: Path,
     report_path: Path,
-    html_path: Path,
     audit_path: Path,
     utility_path: Path,
     plan_path: Path,
@@ -67,7 +67,6 @@ def run(
       verdict_path: signed document of gate_release.
       model_dir: artifact of train_dp_fedemb.
       report_path: signed document of account_privacy.
-      html_path: its page.
       audit_path: document of audit_privacy.
       utility_path: document of evaluate_embeddings.
       plan_path: document of plan_privacy.
@@ -118,7 +117,6 @@ def run(
     if published is None:
         copies = {
             parts.DOCUMENTS["report"]: Public(report_path),
-            "privacy_report.html": Public(html_path),
             "verdict.json": Public(verdict_path),
             parts.DOCUMENTS["plan"]: Public(plan_path),
             parts.DOCUMENTS["reservation"]: Public(reservation_path),
@@ -199,6 +197,11 @@ def _complete(
         for record in ledger.chain.records[: report.body["cumulative"]["ledger_sequence"] + 1]
     ]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
+    steps = steps_of(evidence, report.sha)
+    # Drawn again from what was verified: the page of the pipeline is signed by nobody.
+    projections = evidence.plan.body["projections"]
+    page = report_page(dict(report.body), ledger, projections, tree_lines(steps))
+    write_bytes(tree / "privacy_report.html", page.encode())
     provenance = report.body["provenance"]
     emit(
         tree / "lineage.jsonl",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from components.fedemb.artifacts import canonical_json, json_digest
-from components.fedemb.config import PolicyConfig, RunConfig
-from components.fedemb.errors import LedgerError, Refused
+from components.fedemb.config import ONE_COHORT, PolicyConfig, RunConfig
+from components.fedemb.errors import ConfigError, LedgerError, Refused
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import (
     KeyStore,
@@ -73,10 +73,12 @@ def run(
       The reservation document.
 
     Raises:
+      ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series.
       Refused: the policy has other terms, or asks for an audit that does not exist.
     """
+    _check_cohorts(config)
     plan, _ = read_plan(plan_path, config)
     if config.policy.audit_level == "full" and config.purpose == "release":
         raise Refused(
@@ -95,7 +97,7 @@ def run(
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
         "code_sha": code_digest(),
-        "input": input_fingerprint or _fingerprint(config, keys),
+        "input": input_fingerprint or _fingerprint(config, keys, run_id),
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     full = set(reservation.blocks_requested) - set(reservation.blocks)
@@ -179,8 +181,28 @@ def open_or_create(
     return ledger
 
 
-def _fingerprint(config: RunConfig, keys: KeyStore) -> str:
-    """Address of the input and, of local files, a commitment to their names and sizes."""
+def _check_cohorts(config: RunConfig) -> None:
+    """Refuses a cohort name that would give the same users another block."""
+    cohorts = set(config.partition.cohorts)
+    if config.data.source.columns.cohort is None:
+        if cohorts != {ONE_COHORT}:
+            raise ConfigError(
+                f"partition.cohorts={sorted(cohorts)} without a cohort column would charge all "
+                "users under another name; name data.source.columns.cohort, or leave out "
+                "partition.cohorts"
+            )
+    elif ONE_COHORT in cohorts:
+        raise ConfigError(
+            f"partition.cohorts names {ONE_COHORT!r}, which stands for users without a cohort "
+            "column; name the cohorts of data.source.columns.cohort"
+        )
+
+
+def _fingerprint(config: RunConfig, keys: KeyStore, run_id: str) -> str:
+    """Address of the input and, of local files, a commitment to their names and sizes.
+
+    The run's name is in it: equal commitments of two runs would tell that no data changed between.
+    """
     uri = config.data.source.uri
     if "://" in uri and not uri.startswith("file://"):
         return uri
@@ -191,4 +213,4 @@ def _fingerprint(config: RunConfig, keys: KeyStore) -> str:
     if not sizes:
         return uri
     key = commitment_key(keys, config.policy.policy_id)
-    return f"{uri}#{commit_to(key, canonical_json(sizes))}"
+    return f"{uri}#{commit_to(key, canonical_json([run_id, sizes]))}"

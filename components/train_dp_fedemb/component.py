@@ -25,7 +25,7 @@ def train_dp_fedemb(
     from components.step import step_process
     from components.train_dp_fedemb.train import run
 
-    with step_process("train_dp_fedemb"):
+    with step_process("train_dp_fedemb", private=True):
         card = run(
             RunConfig.model_validate_json(config),
             plan_path=Path(privacy_plan.path),

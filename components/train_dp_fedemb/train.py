@@ -187,6 +187,7 @@ def _check_inputs(
         "reservation.code_sha": (reservation.code_sha, code_digest()),
         "users.run_id": (users["run_id"], run_id),
         "users.config_sha": (users["config_sha"], config_digest(config)),
+        "users.blocks": (sorted(users["blocks"]), sorted(reservation.blocks)),
     }
     for name, (found, expected) in wanted.items():
         if found != expected:

@@ -45,7 +45,6 @@ def main() -> None:
             **run.evidence_paths(),
             verdict_path=run.verdict,
             report_path=run.report,
-            html_path=run.page,
             pretrained_dir=run.root / "pretrained",
             ledger_uri=run.ledger_uri,
             keys_uri=run.keys_uri,

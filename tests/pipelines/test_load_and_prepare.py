@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.fedemb.errors import ConfigError, InputError
+from components.fedemb.errors import ConfigError, InputError, StorageError
 from pipelines.local import EVENT, ROUND, iter_runs
 from pipelines.run_command import prepare
 from pipelines.run_directory import RunDirectory
@@ -18,6 +18,19 @@ def test_run_of_the_same_name_is_refused(tmp_path):
     prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
     with pytest.raises(InputError, match="--resume"):
         prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", ".hidden", "x" * 101])
+def test_name_that_is_no_folder_of_its_own_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match="run id"):
+        prepare("omniglot_identities", [], tmp_path / "runs", name, data="/data/x.parquet")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="--runs"):
+        prepare("omniglot_identities", [], tmp_path / "file", "one", data="/data/x.parquet")
 
 
 def test_data_replaces_the_public_source_of_the_same_file(tmp_path):

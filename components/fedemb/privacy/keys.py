@@ -100,6 +100,8 @@ class LocalKeyStore(KeyStore):
     @override
     def fetch(self, name: str) -> bytes:
         path = self._path(name)
+        if self._tombstone(path).exists():  # killed while destroying: what is left is no key
+            raise LedgerError(self._missing(name, path))
         try:
             key = path.read_bytes()
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -136,7 +138,8 @@ class LocalKeyStore(KeyStore):
 
     @override
     def exists(self, name: str) -> bool:
-        return self._path(name).is_file()
+        path = self._path(name)
+        return path.is_file() and not self._tombstone(path).exists()
 
     def _path(self, name: str) -> Path:
         return self.root / checked_name(name)

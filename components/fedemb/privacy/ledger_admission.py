@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from components.fedemb.artifacts import canonical_json
-from components.fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch
+from components.fedemb.config import ONE_COHORT
+from components.fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.ledger_budget import Charge, on_schedule
 from components.fedemb.privacy.ledger_state import LedgerState
 
@@ -26,6 +27,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
       BudgetExceeded: no requested block can pay.
       PlanMismatch: the policy takes only runs of its planned series, and this is none, or the
         series is complete.
+      Refused: its blocks cut the users otherwise than those of earlier runs.
       UnsupportedAccounting: no accountant is valid for the event.
     """
     blocks: list[str] = list(content["blocks_requested"])
@@ -39,6 +41,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         )
     if content["purpose"] == "simulation":
         return blocks
+    _check_cut(state, policy_id, blocks)
     charge = Charge(
         sequence=-1,
         run_id=run_id,
@@ -72,3 +75,25 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
             "rounds, or use users of other blocks"
         )
     return paying
+
+
+def _check_cut(state: LedgerState, policy_id: str, blocks: Iterable[str]) -> None:
+    """Refuses blocks by which a user would move to another block, with an empty account.
+
+    Buckets are a hash modulo their number, and without a cohort column all users are in one cohort.
+    """
+    charged = (item.reserve.body for item in state.attempts.values() if item.charged)
+    first = next(charged, None)
+    if first is not None and _cut(blocks) != _cut(first["blocks_requested"]):
+        raise Refused(
+            f"policy {policy_id!r} cut its users into the buckets and cohorts of "
+            f"{', '.join(first['blocks_requested'][:3])}, ... for life, and this run cuts them "
+            "otherwise, so that spent budget would be lost from sight; keep "
+            "partition.blocks_per_cohort and the cohort column as they were"
+        )
+
+
+def _cut(blocks: Iterable[str]) -> tuple[set[str], set[bool]]:
+    """Buckets of a cohort, and whether users have no cohorts."""
+    parts = [block.rpartition("/") for block in blocks]
+    return {bucket for _, _, bucket in parts}, {cohort == ONE_COHORT for cohort, _, _ in parts}

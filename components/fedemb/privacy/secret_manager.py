@@ -108,4 +108,12 @@ def _secret_manager_client() -> Any:
         raise StorageError(
             "key stores at gsm:// need google-cloud-secret-manager; install the locked packages"
         ) from error
-    return secretmanager.SecretManagerServiceClient()
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return secretmanager.SecretManagerServiceClient()
+    except GoogleAuthError as error:
+        raise StorageError(
+            "no Google credentials were found for the keys; run `gcloud auth application-default "
+            "login`, or set up Workload Identity for this service account"
+        ) from error

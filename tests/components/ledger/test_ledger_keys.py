@@ -95,6 +95,21 @@ def test_destroyed_key_is_gone_and_its_name_is_never_used_again(keys):
         keys.create("reservation/monday-1")
 
 
+def test_key_whose_destroyer_was_killed_half_way_is_no_key(tmp_path, monkeypatch):
+    keys = open_key_store(str(tmp_path / "keys"))
+    keys.create("reservation/monday-1")
+    path = tmp_path / "keys" / "reservation" / "monday-1"
+    with monkeypatch.context() as killed:
+        killed.setattr(type(path), "unlink", lambda *_, **__: None)
+        keys.destroy("reservation/monday-1")
+    assert path.exists()
+    assert not keys.exists("reservation/monday-1")
+    with pytest.raises(LedgerError, match="destroyed"):
+        keys.fetch("reservation/monday-1")
+    keys.destroy("reservation/monday-1")
+    assert not path.exists()
+
+
 def test_secret_left_without_a_version_by_a_kill_is_completed():
     client = FakeSecretManager()
     store = SecretManagerKeyStore("project", client=client)

@@ -86,11 +86,11 @@ def test_run_that_would_cross_the_cap_is_refused_and_leaves_no_record(kit):
 
 def test_full_block_drops_out_and_others_stay(kit):
     ledger = kit.open()
-    ledger.reserve(run_id="big", content=kit_.content(rounds=160))
-    asked = kit_.content(blocks=["all/0", "new/0"], rounds=160)
+    ledger.reserve(run_id="big", content=kit_.content(blocks=["old/0"], rounds=160))
+    asked = kit_.content(blocks=["new/0", "old/0"], rounds=160)
     reservation = ledger.reserve(run_id="next", content=asked)
     assert reservation.blocks == ("new/0",)
-    assert reservation.blocks_requested == ("all/0", "new/0")
+    assert reservation.blocks_requested == ("new/0", "old/0")
     assert kit.open().reserve(run_id="next", content=asked) == reservation
 
 
@@ -100,6 +100,25 @@ def test_guarantee_of_disjoint_blocks_is_their_maximum_not_their_sum(kit):
     ledger.reserve(run_id="b", content=kit_.content(blocks=["feb/0"]))
     assert ledger.spent("jan/0").epsilon == ledger.spent("feb/0").epsilon
     assert ledger.spent("jan/0").charges == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["all/0"], ["all/0", "all/1"]),
+        (["jan/0", "jan/1"], ["feb/0"]),
+        (["all/0"], ["jan/0"]),
+        (["jan/0"], ["all/0"]),
+    ],
+)
+def test_blocks_that_cut_the_users_otherwise_are_refused(kit, before, now):
+    """Else half or all of the users would start with an empty account."""
+    ledger = kit.open()
+    ledger.reserve(run_id="a", content=kit_.content(blocks=before))
+    with pytest.raises(Refused, match="for life"):
+        ledger.reserve(run_id="b", content=kit_.content(blocks=now))
+    ledger.reserve(run_id="look", content=kit_.content(blocks=now, purpose="simulation"))
+    ledger.reserve(run_id="c", content=kit_.content(blocks=before))
 
 
 def test_bind_repeats_for_the_same_inputs_and_refuses_others(kit):

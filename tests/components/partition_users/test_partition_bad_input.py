@@ -305,3 +305,11 @@ def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> 
             manifest_path=tmp_path / "manifest.json",
         )
     assert not (tmp_path / "private").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, prefix: str) -> None:
+    from components.partition_users.shards import run_root
+
+    run_root(f"{prefix}{tmp_path}/private", "run-1")
+    assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700

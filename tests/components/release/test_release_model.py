@@ -50,7 +50,6 @@ def arguments(run):
         **run.evidence_paths(),
         "verdict_path": run.verdict,
         "report_path": run.report,
-        "html_path": run.page,
         "pretrained_dir": run.root / "pretrained",
         "ledger_uri": run.ledger_uri,
         "keys_uri": run.keys_uri,

@@ -243,6 +243,14 @@ def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypa
     _same_model(ready, finished)
 
 
+def test_users_of_other_blocks_than_were_reserved_are_refused(ready):
+    path = ready.arguments["users_manifest_path"]
+    users = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**users, "blocks": ["all/0", "all/1"]}))
+    with pytest.raises(PlanMismatch, match=r"users\.blocks"):
+        ready.train()
+
+
 def test_nothing_runs_without_the_root_key(ready):
     arguments = ready.arguments
     attempt = read_reservation(arguments["reservation_path"]).attempt

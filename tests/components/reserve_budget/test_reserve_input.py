@@ -1,0 +1,63 @@
+"""What a reservation says about the input, and which blocks a configuration may charge."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import ConfigError
+from components.plan_privacy import plan
+from components.reserve_budget import reserve
+
+
+def _config(root: Path, **changes: Any) -> RunConfig:
+    source = root / "private.parquet"
+    source.write_bytes(b"rows")
+    tree = {
+        "purpose": "simulation",
+        "data": {"source": {"uri": str(source)}},
+        "partition": {"virtual_clients": 5},
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": 2,
+            "sampling_probability": 0.5,
+            "noise_multiplier": 2.0,
+        },
+        "policy": {"users_lower_bound": 10, "delta": 1e-3, "epsilon_cap": 100.0},
+    }
+    return RunConfig.model_validate(tree).updated(changes)
+
+
+def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
+    plan.run(config, root / "plan.json")
+    return reserve.run(
+        config,
+        plan_path=root / "plan.json",
+        run_id=run_id,
+        ledger_uri=str(root / "ledger"),
+        keys_uri=str(root / "keys"),
+        reservation_path=root / "reservation.json",
+    )
+
+
+def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):
+    config = _config(tmp_path)
+    first, again, other = (_reserve(tmp_path, config, name) for name in ("a", "a", "b"))
+    assert first["input"] == again["input"]
+    assert first["input"] != other["input"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partition.cohorts": ["again"]},
+        {"partition.cohorts": ["all", "2026-01"], "data.source.columns.cohort": "month"},
+    ],
+)
+def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_charged(
+    tmp_path, changes
+):
+    with pytest.raises(ConfigError, match="cohort column"):
+        _reserve(tmp_path, _config(tmp_path, **changes), "a")
+    assert not (tmp_path / "ledger").exists()

@@ -1,0 +1,151 @@
+"""Wrong input on the command line: one sentence, the right exit code, no traceback."""
+
+import sys
+
+import ledger_kit
+import pytest
+import yaml
+
+from components.fedemb.artifacts import write_bytes
+from components.fedemb.errors import ConfigError, InputError, LedgerError, StorageError
+from components.fedemb.lineage import StepLineage, tree_lines
+from pipelines import cli
+from pipelines.load_config import load_config, with_data
+from pipelines.run_command import prepare
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(words))
+    shown = capsys.readouterr()
+    return stopped.value.code, shown.out, shown.err
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.delenv("KFP_HOST", raising=False)
+
+
+NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "5")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("config", "show", "-c", "FOLDER"), 2, "Is a directory"),
+        (("config", "show", "-c", "FOLDER/binary.yaml"), 2, "not text"),
+        (("plan", "-c", "quickstart", "--noise-multiplier", "3"), 2, "--noise-multiplier and"),
+        (("plan", "-c", "quickstart", "--mechanism", "blt", "--rounds", "9"), 2, "exclude"),
+        (("plan", *NUMBERS, "--noise-multiplier", "1", "--set", "a=b"), 2, "--config"),
+        (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "--images-per-u"),
+        (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
+        (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 4, "could not write"),
+        (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml/x", "--keys", "K"),
+         4, "could not create trust.json"),
+        (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml", "--keys", "K"),
+         4, "a file stands where a folder is needed"),
+        (("ledger", "show", "--ledger", "FOLDER/none"), 2, "holds no ledger"),
+        (("verify", "FOLDER/none", "--trust", "x"), 2, "no release folder"),
+        (("lineage", "FOLDER/none"), 2, "no lineage"),
+        (("lineage", "FOLDER"), 2, "no lineage.jsonl"),
+        (("submit", "FOLDER/broken.yaml", "-c", "quickstart", "--dry-run"), 2, "no compiled"),
+        (("submit", "FOLDER/broken.yaml", "-c", "quickstart"), 2, "say --host"),
+        (("schedule", "apply", "FOLDER"), 2, "say --host"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_one_sentence(capsys, tmp_path, words, code, sentence):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    words = [word.replace("FOLDER", str(tmp_path)).replace("K", str(tmp_path)) for word in words]
+    got, _, error = run(capsys, *words)
+    assert got == code
+    assert sentence in error
+    assert "Traceback" not in error
+
+
+def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monkeypatch):
+    def broken():
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("pipelines.load_config.preset_names", broken)
+    with pytest.raises(KeyError):  # left to Python, which prints it and ends with 1
+        cli.main(["config", "presets"])
+    assert "please report" in capsys.readouterr().err
+    assert sys.exc_info() == (None, None, None)
+
+
+def test_useless_epsilon_is_called_so(capsys, tmp_path):
+    words = ["--noise-multiplier", "0.05", "--output", str(tmp_path / "plan.json")]
+    _, text, _ = run(capsys, "plan", *NUMBERS, *words)
+    assert "protects nobody" in text
+
+
+def test_own_data_never_becomes_the_public_set_of_the_glyphs():
+    config = with_data(load_config("quickstart"), "photos.parquet")
+    assert config.data.source.uri.endswith("photos.parquet")
+    assert config.pretraining.source.uri == "builtin"
+
+
+def test_run_on_own_data_draws_only_the_public_glyphs(tmp_path):
+    small = ["data.builtin.users=100", "data.builtin.public_classes=2"]
+    config = prepare("quickstart", small, tmp_path, data="/photos.parquet").config()
+    assert config.data.source.uri == "/photos.parquet"
+    assert config.pretraining.source.uri.endswith("public.parquet")
+
+
+def test_private_file_as_public_source_is_refused(tmp_path):
+    tree = load_config("omniglot_identities").model_dump(mode="json")
+    del tree["pretraining"]["source"]["where"]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match="taken for public"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="taken for public"):
+        with_data(
+            load_config("quickstart", ["pretraining.source.uri=/photos.parquet"]), "/photos.parquet"
+        )
+
+
+def test_device_is_not_replaced_by_a_file(tmp_path):
+    import os
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StorageError, match="device or a pipe"):
+        write_bytes(pipe, b"x")
+    assert pipe.is_fifo()
+
+
+def test_unknown_artifact_of_a_lineage_names_the_known_ones():
+    with pytest.raises(InputError, match="there are model, users"):
+        tree_lines([StepLineage("train", {"users": None}, {"model": "0" * 64})], "modle")
+
+
+def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypatch):
+    import io
+
+    from pipelines.cli_forget import forget
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
+    with pytest.raises(LedgerError, match="no ledger was made there"):
+        forget("quickstart", tmp_path / "typo")
+    assert not (tmp_path / "typo").exists()
+    kit = ledger_kit.Kit(str(tmp_path / "p" / "ledger"), str(tmp_path / "p" / "keys"))
+    kit.open().create_policy(ledger_kit.terms(), kit.owner)
+    monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
+    with pytest.raises(LedgerError, match="no ledger of policy 'quickstart'"):
+        forget("quickstart", tmp_path / "p")
+    assert not (tmp_path / "p" / "tombstones").exists()
+
+
+def test_keys_without_google_credentials_are_one_sentence(monkeypatch):
+    from google.auth.exceptions import DefaultCredentialsError
+
+    from components.fedemb.privacy.keys import open_key_store
+
+    def none(*_args, **_named):
+        raise DefaultCredentialsError("none")
+
+    monkeypatch.setattr("google.auth.default", none)
+    with pytest.raises(StorageError, match="gcloud auth"):
+        open_key_store("gsm://project")

@@ -1,0 +1,98 @@
+"""Void and waive: only what may be given back or waived, only with keys the ledger believes."""
+
+import json
+
+import ledger_kit
+import pytest
+
+from components.fedemb.errors import InputError, LedgerError, Refused
+from components.fedemb.gate.decide import WAIVABLE
+from pipelines import cli
+
+REASON = ("--reason", "the node pool was gone")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    kit = ledger_kit.Kit(str(tmp_path / "ledger"), str(tmp_path / "keys"))
+    kit.open().create_policy(ledger_kit.terms(), kit.owner)
+    return kit
+
+
+def call(kit, *words):
+    where = ("--ledger", kit.ledger_uri, "--keys", kit.keys_uri)
+    cli.app(["ledger", *words, *where], standalone_mode=False)
+
+
+def test_void_gives_an_unbound_reservation_back(kit, capsys):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=ledger_kit.content())
+    assert ledger.spent("all/0").epsilon > 0
+    call(kit, "void", "monday", *REASON)
+    assert "charges nothing" in capsys.readouterr().out
+    call(kit, "void", "monday", *REASON)  # again changes nothing
+    ledger.refresh()
+    assert ledger.spent("all/0").epsilon == 0
+    assert len(ledger.chain.records) == 3
+    ledger.verify()
+
+
+def test_void_of_a_bound_run_is_refused(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=ledger_kit.content())
+    ledger.bind(reservation, inputs_sha=ledger_kit.sha("in"), commitments={})
+    before = ledger.spent("all/0").epsilon
+    with pytest.raises(Refused, match="is bound"):
+        call(kit, "void", "monday", *REASON)
+    ledger.refresh()
+    assert ledger.spent("all/0").epsilon == before > 0
+
+
+def test_void_of_an_unknown_run_or_without_a_reason_is_bad_input(kit):
+    with pytest.raises(InputError, match="has no run 'friday'"):
+        call(kit, "void", "friday", *REASON)
+    kit.open().reserve(run_id="monday", content=ledger_kit.content())
+    with pytest.raises(InputError, match="say why"):
+        call(kit, "void", "monday", "--reason", " ")
+
+
+def test_other_keys_are_refused_and_none_are_made(kit, tmp_path):
+    kit.open().reserve(run_id="monday", content=ledger_kit.content())
+    kit.keys_uri = str(tmp_path / "other")
+    with pytest.raises(LedgerError, match="holds no key"):
+        call(kit, "void", "monday", *REASON)
+    assert not (tmp_path / "other").exists()
+    _ = kit.owner, kit.keys.load_or_create("signing/ledger")
+    with pytest.raises(Refused, match="does not believe"):
+        call(kit, "void", "monday", *REASON)
+
+
+def test_waive_signs_one_record_of_the_policy_owner_for_one_model(kit, tmp_path):
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"weights_sha": ledger_kit.sha("weights")}))
+    words = ("waive", WAIVABLE[0], "--model", str(model), *REASON)
+    call(kit, *words)
+    call(kit, *words)
+    ledger = kit.open()
+    (record,) = ledger.state.waivers
+    assert record.body == {
+        "code": WAIVABLE[0],
+        "model_sha": ledger_kit.sha("weights"),
+        "reason": REASON[1],
+    }
+    ledger.verify()
+
+
+def test_rules_of_arithmetic_or_integrity_cannot_be_waived(kit, tmp_path):
+    with pytest.raises(Refused, match="cannot be waived"):
+        call(kit, "waive", "cap_exceeded", "--model", str(tmp_path / "m.json"), *REASON)
+    with pytest.raises(InputError, match=r"no model\.json"):
+        call(kit, "waive", WAIVABLE[0], "--model", str(tmp_path / "m.json"), *REASON)
+    assert len(kit.open().chain.records) == 1
+
+
+def test_init_with_keys_the_ledger_does_not_believe_is_refused(tmp_path):
+    words = ["ledger", "init", "-c", "quickstart", "--ledger", str(tmp_path / "ledger"), "--keys"]
+    cli.app([*words, str(tmp_path / "keys")], standalone_mode=False)
+    with pytest.raises(Refused, match="does not believe"):
+        cli.app([*words, str(tmp_path / "other")], standalone_mode=False)

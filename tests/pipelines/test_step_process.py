@@ -1,0 +1,49 @@
+"""How the body of a step ends: codes, sentences, and no private word in the log."""
+
+import json
+
+import pytest
+
+from components.fedemb.errors import BudgetExceeded
+from components.step import EVENT_PREFIX, step_process
+
+
+def _events(capsys):
+    lines = capsys.readouterr().out.splitlines()
+    return lines, [
+        json.loads(line.removeprefix(EVENT_PREFIX))
+        for line in lines
+        if line.startswith(EVENT_PREFIX)
+    ]
+
+
+def test_error_of_ours_is_a_sentence_and_its_exit_code(capsys):
+    with pytest.raises(SystemExit) as caught, step_process("reserve_budget"):
+        raise BudgetExceeded("the cap is reached; wait")
+    assert caught.value.code == 3
+    _, events = _events(capsys)
+    assert events[-1]["message"] == "the cap is reached; wait"
+    assert events[-1]["exit_code"] == 3
+
+
+def test_bug_in_a_private_step_does_not_quote_the_data(capsys):
+    seen = "user Anna has 17 images"
+    with pytest.raises(SystemExit) as caught, step_process("train_dp_fedemb", private=True):
+        raise ValueError(seen)
+    assert caught.value.code == 1
+    lines, events = _events(capsys)
+    assert "Anna" not in "\n".join(lines)
+    assert events[-1]["error"] == "ValueError"
+    assert any("test_step_process" in line for line in lines)
+
+
+def test_bug_in_a_public_step_keeps_its_message():
+    with pytest.raises(ValueError, match="what went wrong"), step_process("plan_privacy"):
+        raise ValueError("what went wrong")
+
+
+def test_step_that_ends_well_says_so(capsys):
+    with step_process("plan_privacy"):
+        pass
+    _, events = _events(capsys)
+    assert [event["kind"] for event in events] == ["step_started", "step_finished"]
