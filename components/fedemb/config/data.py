@@ -1,0 +1,113 @@
+"""Where the private images come from, and how users become virtual clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from components.fedemb.config.section import Fraction, Section
+
+ONE_COHORT = "all"
+"""Cohort of all users where no column names one."""
+
+
+class Columns(Section):
+    """Names of the columns (Parquet, CSV) or features (TFRecord) that are read."""
+
+    image: str = "image"
+    """Encoded image bytes (Parquet, TFRecord); unused for CSV and image folders."""
+    user_id: str = "user_id"
+    """The owner of the image: the unit of privacy."""
+    label: str | None = "label"
+    """Class of the image; null: every user is one class (face identities)."""
+    image_id: str = "image_id"
+    """CSV only: file name below `image_root`, with or without ending."""
+    cohort: str | None = None
+    """Public cohort of the user (sign-up month, say), for ledger blocks; null: one cohort."""
+    subgroup: str | None = None
+    """Attribute by which evaluation is broken down; null: none."""
+
+
+class SourceConfig(Section):
+    """Where images come from."""
+
+    uri: str
+    """File, folder or glob; local, gs:// or s3://. `builtin` stands for the generated glyphs."""
+    format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
+    """`auto` decides by the ending: .parquet, .tfrecord[.gz], .csv, else a folder per user."""
+    image_root: str | None = None
+    """CSV only: folder of the image files."""
+    columns: Columns = Columns()
+    """Which column is what."""
+    where: dict[str, tuple[str, ...]] = Field(default={})
+    """Keep a record only if each named column has one of the values: a public filter."""
+    label_scope: Literal["user", "global"] = "user"
+    """`user`: labels mean nothing outside their user (identities); `global`: shared classes."""
+
+
+class BuiltinData(Section):
+    """The procedural glyph data of `make run`: every identity is a random stroke glyph."""
+
+    users: Annotated[int, Field(ge=100, le=10_000_000)] = 32_000
+    """Private identities to draw."""
+    images_per_user: Annotated[int, Field(ge=1, le=100)] = 4
+    """Images of each identity, with jitter in pose, thickness and noise."""
+    public_classes: Annotated[int, Field(ge=2, le=10_000)] = 64
+    """Classes of the small public set, drawn in another stroke style."""
+    public_images_per_class: Annotated[int, Field(ge=2, le=1000)] = 8
+    """Images of each public class."""
+    seed: NonNegativeInt = 0
+    """The same seed gives the same bytes."""
+
+
+class DataConfig(Section):
+    """The private images."""
+
+    source: SourceConfig
+    """Where the private images are."""
+    builtin: BuiltinData = BuiltinData()
+    """Used only where `source.uri` is `builtin`."""
+    max_pixels: Annotated[int, Field(ge=1024)] = 50_000_000
+    """Width x height above which an image is dropped unread (decompression bombs)."""
+    max_bad_fraction: Fraction = 0.01
+    """`fedemb check-data` fails above this share of bad records. The pipeline itself never does."""
+
+
+class EvaluationByHash(Section):
+    """Hold out users, and classes if they are shared, by keyed hash."""
+
+    by: Literal["hash"] = "hash"
+    fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """Expected share of users (and of shared classes) that never train."""
+
+
+class EvaluationByValue(Section):
+    """Hold out every record with one of the named values, e.g. alphabets."""
+
+    by: Literal["value"]
+    column: str
+    """Column that decides; users and classes are taken to lie inside one value."""
+    values: tuple[str, ...] = Field(min_length=1)
+    """Values that never train."""
+
+
+class PartitionConfig(Section):
+    """How users become virtual clients. All numbers here are public constants."""
+
+    virtual_clients: PositiveInt
+    """Virtual clients per grouping (G); fixed by policy, never from the exact user count."""
+    groupings: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Independent groupings (R); round r uses grouping r mod R."""
+    max_images_per_user: PositiveInt = 64
+    """Images kept per user, chosen in keyed-hash order; the rest is dropped and counted."""
+    evaluation: EvaluationByHash | EvaluationByValue = Field(
+        default=EvaluationByHash(), discriminator="by"
+    )
+    """Which users and classes are held out for evaluation."""
+    cohorts: tuple[str, ...] = (ONE_COHORT,)
+    """Cohorts this run may touch; users of other cohorts are left out."""
+    blocks_per_cohort: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Hash buckets per cohort; block = cohort/bucket, fixed for life."""
+    shards: Annotated[int, Field(ge=1, le=10_000)] = 4
+    """Output files."""

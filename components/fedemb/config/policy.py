@@ -1,0 +1,92 @@
+"""Budget, evaluation, audit, release and stores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from components.fedemb.config.section import Name, Section
+
+
+class PolicyConfig(Section):
+    """The budget this run draws from, and for whom the guarantee must hold."""
+
+    policy_id: Name = "default"
+    """Name of the policy in the ledger; caps and keys belong to it."""
+    users_lower_bound: Annotated[int, Field(ge=2)]
+    """A public number below which the population surely never falls; delta must be safe for it."""
+    certify_at: tuple[Annotated[int, Field(ge=2)], ...] = ()
+    """Populations for which the same plan is priced as a projection, labelled so."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    """Delta of the guarantee of one run and of the cumulative one; below 1/users_lower_bound."""
+    epsilon_cap: PositiveFloat
+    """Cap on the cumulative epsilon of every user block, over the life of the policy."""
+    composition: Literal["planned", "renyi"] = "renyi"
+    """`planned`: PLD over a schedule of runs committed in advance; `renyi`: filter at one order."""
+    renyi_order: Annotated[float, Field(gt=1, le=512)] = 4.0
+    """Order of the Renyi filter, fixed when the policy is created. The more noise and the fewer
+    rounds in all, the higher the best order: 3 at noise multiplier 1, 8 to 16 at 2 and more."""
+    planned_runs: PositiveInt = 1
+    """`planned` only: how many runs of exactly this plan the schedule holds."""
+    off_schedule: Literal["refuse", "renyi"] = "refuse"
+    """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
+    prices each way at half of delta, as which way is taken may depend on earlier models."""
+    audit_level: Literal["monitoring", "full"] = "monitoring"
+    """What the audit must have shown before a release."""
+
+
+class EvaluationConfig(Section):
+    """Verification and retrieval on identities that never trained."""
+
+    false_accept_rates: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (1e-3, 1e-1)
+    """Recall is reported at each of these; the first is the headline."""
+    recall_at: tuple[PositiveInt, ...] = (1, 5)
+    """Retrieval recall@k."""
+    bootstrap_samples: Annotated[int, Field(ge=20, le=10_000)] = 200
+    """Resamples over identities for 95 % intervals."""
+    batch_size: PositiveInt = 256
+    """Images embedded at once."""
+    max_images: PositiveInt = 100_000
+    """Evaluation images used, in keyed-hash order of identities."""
+    centralized_baseline: bool = False
+    """Simulation only: also train centrally, and print the utility drop."""
+    centralized_epochs: PositiveInt = 15
+    """Passes of the centralized baseline."""
+    previous_release: str | None = None
+    """Bundle of the previous release, for the recall of new queries against the old gallery."""
+
+
+class AuditConfig(Section):
+    """Empirical attack on the model."""
+
+    max_users: Annotated[int, Field(ge=10)] = 2000
+    """Training and held-out users compared, each."""
+    bootstrap_samples: Annotated[int, Field(ge=20, le=10_000)] = 200
+    """Resamples for 95 % intervals."""
+
+
+class ReleaseConfig(Section):
+    """Name under which a model is published."""
+
+    name: Name = "embedding"
+    """Folder below the releases."""
+    version: Name | None = None
+    """Null: the run id."""
+
+
+class StorageConfig(Section):
+    """Roots of the stores; null: below the run directory."""
+
+    public_root: str | None = None
+    """Public and noised artifacts; file, gs:// or s3://."""
+    private_root: str | None = None
+    """Raw artifacts; must not be readable by who reads the pipeline UI."""
+    ledger: str | None = None
+    """The lasting privacy ledger; null: a ledger of its own for this run directory."""
+    keys: str | None = None
+    """Key store, apart from the ledger and unversioned."""
+    tombstones: str | None = None
+    """Keyed tombstones of users who asked to be forgotten; null: nobody did."""
+    releases: str | None = None
+    """Where bundles are published."""

@@ -1,0 +1,112 @@
+"""The whole configuration, and what contradicts itself in it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from components.fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
+from components.fedemb.config.mechanism import TRACKS_PARTICIPATION, MechanismConfig
+from components.fedemb.config.policy import (
+    AuditConfig,
+    EvaluationConfig,
+    PolicyConfig,
+    ReleaseConfig,
+    StorageConfig,
+)
+from components.fedemb.config.section import Section
+from components.fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
+
+SCHEMA_VERSION = 1
+
+
+def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
+    """Whether one file serves as both, and no column of `where` keeps its records apart."""
+    shared = private.where.keys() & public.where.keys()
+    apart = any(set(private.where[name]).isdisjoint(public.where[name]) for name in shared)
+    return private.uri == public.uri != "builtin" and not apart
+
+
+class RunConfig(Section):
+    """Everything that decides a run."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema."""
+    purpose: Literal["release", "simulation"]
+    """`simulation`: shows utility and projected epsilon, can never be released."""
+    data: DataConfig
+    partition: PartitionConfig
+    model: ModelConfig = ModelConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
+    training: TrainingConfig = TrainingConfig()
+    mechanism: MechanismConfig
+    """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
+    policy: PolicyConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    audit: AuditConfig = AuditConfig()
+    release: ReleaseConfig = ReleaseConfig()
+    storage: StorageConfig = StorageConfig()
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        policy, mechanism = self.policy, self.mechanism
+        if policy.delta >= 1 / policy.users_lower_bound:
+            raise ValueError(
+                f"policy.delta={policy.delta:g} must be below 1/users_lower_bound="
+                f"{1 / policy.users_lower_bound:g}; lower delta (customary: users_lower_bound**-1.1"
+                f" = {policy.users_lower_bound**-1.1:.2g})"
+            )
+        if self.partition.groupings > 1 and mechanism.kind in TRACKS_PARTICIPATION:
+            raise ValueError(
+                f"mechanism.kind={mechanism.kind} tracks participation, so partition.groupings must"
+                f" be 1, got {self.partition.groupings}; a user would change virtual client"
+            )
+        clients = getattr(mechanism, "clients_per_round", None)
+        if (
+            clients
+            and mechanism.kind in TRACKS_PARTICIPATION
+            and clients > self.partition.virtual_clients
+        ):
+            raise ValueError(
+                f"mechanism.clients_per_round={clients} exceeds partition.virtual_clients="
+                f"{self.partition.virtual_clients}; lower it"
+            )
+        if self.pretraining.source is not None and _overlap(
+            self.data.source, self.pretraining.source
+        ):
+            raise ValueError(
+                f"pretraining.source and data.source are both {self.data.source.uri}, so private "
+                "images would be taken for public; name a public source, or let a column of `where`"
+                " keep them apart"
+            )
+        if self.purpose == "release":
+            if self.training.algorithm == "centralized":
+                raise ValueError(
+                    "training.algorithm=centralized has no privacy and cannot stand in a release"
+                    " run; set purpose: simulation, or algorithm: dp_fedemb"
+                )
+            if self.evaluation.centralized_baseline:
+                raise ValueError(
+                    "evaluation.centralized_baseline trains on private images without privacy; it"
+                    " needs purpose: simulation"
+                )
+        return self
+
+    def updated(self, overrides: dict[str, Any]) -> RunConfig:
+        """Returns a validated copy with dotted keys replaced, e.g. `{"mechanism.rounds": 3}`.
+
+        Raises:
+          pydantic.ValidationError: the result is not a valid configuration.
+        """
+        tree = self.model_dump(mode="json")
+        for dotted, value in overrides.items():
+            node = tree
+            *parents, leaf = dotted.split(".")
+            for parent in parents:
+                child = node.get(parent)
+                if not isinstance(child, dict):
+                    child = node[parent] = {}
+                node = child
+            node[leaf] = value
+        return RunConfig.model_validate(tree)
