@@ -10,7 +10,7 @@ from pipelines.run_directory import RunDirectory
 
 HEADER = (
     "run",
-    "users protected for",
+    "users",
     "epsilon",
     "recall@FAR of the model",
     "public start",
@@ -62,7 +62,7 @@ def _price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
     if not projections:
         return "nobody (simulation)", "-"
     largest = max(projections, key=lambda item: item["population"])
-    return f"projected, {largest['population']:,}", f"{largest['epsilon']:.2g}"
+    return f"{largest['population']:,} (projected)", f"{largest['epsilon']:.2g}"
 
 
 def _drop(utility: Mapping[str, Any], far: str) -> str:
