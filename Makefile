@@ -59,13 +59,19 @@ lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
 	cd requirements && for name in bootstrap build; do $(COMPILE) $$name.in -o $$name.txt; done
 
+study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
+	$(BIN)/fedemb study --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
+
 images: ## Build the light and cpu images with podman or docker
 	images/build.sh light cpu
 
-test-containers: setup ## Build the images and run the whole pipeline with every step in a container
+test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
 	tests/integration/containers.sh
+
+test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
+	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup run results check test test-full test-containers bench golden lock images clean
+.PHONY: help setup run results study check test test-full test-containers test-flink bench golden lock images clean

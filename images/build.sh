@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds images with docker or podman: images/build.sh light cpu
 # BASE, REGISTRY, ENGINE, REVISION and VERSION may be set; BUILD_FLAGS goes to the engine as it is.
+# FIGURES names a file that gets a line `name, size, seconds` per image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,12 +24,23 @@ if [ "$engine" = podman ]; then
   flags+=(--format oci --timestamp "${SOURCE_DATE_EPOCH:-0}" --ignorefile images/Dockerfile.dockerignore)
 fi
 for flavour in "$@"; do
+  if [ ! -f "requirements/$flavour.txt" ]; then
+    echo "no flavour $flavour: there are cpu gpu tpu light" >&2
+    exit 2
+  fi
+  image=${REGISTRY:-localhost}/fedemb-$flavour:$version
+  before=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null || true)
   started=$SECONDS
   # shellcheck disable=SC2086  # BUILD_FLAGS is a list of words
   "$engine" build --file images/Dockerfile --target runtime \
     --build-arg "BASE=${BASE:-python:3.11-slim-bookworm}" --build-arg "FLAVOUR=$flavour" \
     --build-arg "REVISION=$revision" --build-arg "VERSION=$version" \
-    --tag "${REGISTRY:-localhost}/fedemb-$flavour:$version" "${flags[@]}" ${BUILD_FLAGS:-} .
-  size=$("$engine" image inspect --format '{{.Size}}' "${REGISTRY:-localhost}/fedemb-$flavour:$version")
-  echo "fedemb-$flavour:$version $((size / 1000000)) MB in $((SECONDS - started)) s"
+    --tag "$image" "${flags[@]}" ${BUILD_FLAGS:-} .
+  took="built in $((SECONDS - started)) s"
+  if [ "$("$engine" image inspect --format '{{.Id}}' "$image")" = "$before" ]; then
+    took="unchanged, found in $((SECONDS - started)) s"
+  fi
+  size=$(($("$engine" image inspect --format '{{.Size}}' "$image") / 1000000))
+  echo "fedemb-$flavour:$version $size MB, $took"
+  if [ -n "${FIGURES:-}" ]; then echo "image $flavour|$size MB|$took" >>"$FIGURES"; fi
 done

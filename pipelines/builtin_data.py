@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from components.fedemb.artifacts import write_error
 from components.fedemb.config import BuiltinData
-from components.fedemb.errors import StorageError
 from components.fedemb.pixels import encode_png
 
 _CHUNK = 500
@@ -163,10 +163,7 @@ def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:
                 first += count
         temporary.replace(path)
     except OSError as error:
-        raise StorageError(
-            f"could not write {path.name}: {error.strerror or error}; free space or fix permissions"
-            f" of {path.parent}, then run again"
-        ) from error
+        raise write_error(f"could not write {path.name}", path, error) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from components.fedemb.errors import FedEmbError
+from components.fedemb.errors import ConfigError, FedEmbError
 from pipelines.cli_data import check_data, make_data
 from pipelines.cli_forget import forget
 from pipelines.cli_ledger import app as ledger_app
-from pipelines.cli_ledger import lineage, verify_release
 from pipelines.cli_plan import plan
 from pipelines.cli_schedule import schedule_app, submit
+from pipelines.cli_study import study
+from pipelines.cli_verify import lineage, verify_release
 
 app = typer.Typer(
     name="fedemb",
@@ -31,6 +32,7 @@ app.add_typer(config_app, name="config")
 app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)
+app.command()(study)
 app.command()(submit)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
@@ -53,24 +55,53 @@ def run(
     policy: Annotated[
         Path | None, typer.Option(help="Folder of a lasting ledger, its keys and its tombstones.")
     ] = None,
+    artifact_store: Annotated[
+        str | None,
+        typer.Option(
+            help="Bucket or folder (gs://, s3://, path) for public/, private/, ledger/ and "
+            "releases/ of lasting runs; --set storage.NAME=... moves one elsewhere."
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="Key store of a lasting ledger: a folder or gsm://project, no bucket."),
+    ] = None,
     set_: SetOption = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="An option of the Beam engine that partitions the users, e.g. "
+            "--beam=--runner=DataflowRunner; may be given often. With --resume: replaces them.",
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue this run directory; other options are ignored.")
+        Path | None,
+        typer.Option(help="Continue this run directory; other options but --beam are ignored."),
     ] = None,
 ) -> None:
     """Run the whole pipeline on this machine."""
+    from pipelines.artifact_store import store_overrides
     from pipelines.load_config import policy_overrides
     from pipelines.run_command import execute, prepare
 
+    if policy is not None and (artifact_store or keys):
+        raise ConfigError(
+            "--policy names a folder for ledger and keys; with --artifact-store name the keys with "
+            "--keys instead"
+        )
     if resume is None:
-        overrides = [*(set_ or []), *policy_overrides(policy)]
+        places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
+        overrides = [*places, *(set_ or [])]
         directory = prepare(config, overrides, runs, run_id, data)
     else:
         from pipelines.run_directory import RunDirectory
 
         directory = RunDirectory.open(resume)
+    if beam:
+        directory.set_beam_options(beam)
     sys.exit(execute(directory))
 
 
@@ -116,7 +147,10 @@ def results(
 @app.command(name="compile")
 def compile_(
     output: Annotated[Path, typer.Option(help="YAML file to write.")],
-    profile: Annotated[str, typer.Option(help="cpu, gpu or tpu.")] = "cpu",
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="cpu, gpu, tpu or a file; each is laid over the ones before. [cpu]"),
+    ] = None,
     image: Annotated[
         list[str] | None,
         typer.Option(help="NAME=REF@sha256:... for light, cpu and trainer; may be given often."),
@@ -125,7 +159,7 @@ def compile_(
     """Compile the pipeline for a cluster and check the result."""
     from pipelines.cluster import compile_pipeline, parse_images
 
-    compile_pipeline(output, profile=profile, images=parse_images(image or []))
+    compile_pipeline(output, profile=profile or ["cpu"], images=parse_images(image or []))
     typer.echo(f"wrote {output}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,14 @@ import typer
 
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
-    " this user took part, by the factor each report states. A model trained from now on does not"
-    " contain them at all."
+    " this user took part, by the factor each report states, and all runs of the policy together by"
+    " epsilon {cap:g} at delta {delta:g} at most. A model trained from now on does not contain them"
+    " at all. If they were among the users held out for evaluation, no model was trained with them,"
+    " but the published utility figures were computed with them, without noise."
+)
+LEFT = (
+    "still to be deleted by hand: their images at the source, and the private folders of earlier"
+    " runs, which keep the users of their time"
 )
 
 
@@ -36,7 +43,7 @@ def forget(
     from components.fedemb.records import canonical_user_id
     from components.fedemb.storage import open_store
     from components.partition_users.hashing import Hasher
-    from components.partition_users.tombstones import bury
+    from components.partition_users.tombstones import bury, check_store
     from pipelines.load_config import load_config, policy_overrides
 
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
@@ -45,44 +52,63 @@ def forget(
         raise ConfigError(
             "storage.keys, storage.ledger and storage.tombstones must be set; give --policy FOLDER"
         )
-    user_id = canonical_user_id(sys.stdin.readline().rstrip("\n"))
+    user_id = canonical_user_id(_read_id())
     if user_id is None:
         raise InputError("standard input holds no user id; pipe it in, on one line")
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(open_store(storage.ledger)))
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
-    hasher = Hasher(partition_key(open_key_store(storage.keys), policy_id))
+    keys = open_key_store(storage.keys)
+    check_store(storage.tombstones, keys, policy_id)
+    hasher = Hasher(partition_key(keys, policy_id))
     user_key = hasher.user_key(user_id)
     fresh = bury(storage.tombstones, hasher, user_key)
     typer.echo("forgotten from the next partition on" if fresh else "was forgotten before")
-    partition = settings.partition
-    bucket = hasher.bucket(user_key, partition.blocks_per_cohort)
-    blocks = {f"{cohort}/{bucket}" for cohort in partition.cohorts}
-    found = _releases(ledger, blocks)
+    terms = ledger.terms
+    found, open_runs = _trained(ledger, hasher.bucket(user_key, terms.users.blocks_per_cohort))
+    typer.echo(LEFT)
+    if open_runs:
+        typer.echo(f"runs without a release that may hold this user: {', '.join(open_runs)}")
     if not found:
         typer.echo("no release was trained on the user's block")
         return
     typer.echo("releases that may have been trained with this user (their block took part):")
     for name, version, epsilon, delta in found:
         typer.echo(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
-    typer.echo(MEANING)
+    typer.echo(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
 
 
-def _releases(ledger: Any, blocks: set[str]) -> list[tuple[Any, ...]]:
-    """Name, version, epsilon and delta of every release whose blocks meet the given ones."""
+def _read_id() -> str:
+    """The id from standard input; typed at a terminal, it is not shown."""
+    if sys.stdin.isatty():
+        return getpass("user id (not shown): ")
+    return sys.stdin.readline().rstrip("\n")
+
+
+def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """What a block of this bucket took part in, of any cohort: which is the user's, data tell only.
+
+    Returns:
+      Name, version, epsilon and delta of every release; and the runs that may release yet.
+    """
     from dp_accounting import NeighboringRelation
 
     from components.fedemb.privacy.accounting import price
     from components.fedemb.privacy.events import event_from_json
 
     found: list[tuple[Any, ...]] = []
+    open_runs: list[str] = []
     for attempt in ledger.state.attempts.values():
         reserve = attempt.reserve
-        if attempt.releases and blocks & set(reserve.body["blocks"]):
-            relation = NeighboringRelation[reserve.body["relation"]]
-            event = event_from_json(reserve.body["event"])
-            guarantee = price(event, relation, reserve.body["delta"])
-            found += [
-                (record.body["name"], record.body["version"], guarantee.epsilon, guarantee.delta)
-                for record in attempt.releases
-            ]
-    return found
+        buckets = {block.rpartition("/")[2] for block in reserve.body["blocks"]}
+        if str(bucket) not in buckets or not attempt.charged:
+            continue
+        if not attempt.releases:
+            open_runs.append(reserve.run_id)
+            continue
+        relation = NeighboringRelation[reserve.body["relation"]]
+        guarantee = price(event_from_json(reserve.body["event"]), relation, reserve.body["delta"])
+        found += [
+            (record.body["name"], record.body["version"], guarantee.epsilon, guarantee.delta)
+            for record in attempt.releases
+        ]
+    return found, open_runs

@@ -1,9 +1,8 @@
-"""`fedemb ledger`, `fedemb verify`, `fedemb lineage`: budget, releases and where they come from."""
+"""`fedemb ledger`: who spent what of the privacy budget, and what is left."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,15 +47,15 @@ def init(
 ) -> None:
     """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
     from components.fedemb.privacy.keys import open_key_store
-    from components.fedemb.privacy.ledger import ensure_trust, open_ledger
+    from components.fedemb.privacy.ledger import ensure_trust, open_ledger, schedule_of, terms_of
     from components.fedemb.privacy.mechanism import plan_mechanism
     from components.fedemb.privacy.signatures import Signer
     from components.fedemb.storage import open_store
-    from components.reserve_budget.reserve import policy_terms
+    from components.reserve_budget.reserve import refuse_lost
     from pipelines.load_config import load_config
 
     settings = load_config(config, set_ or [])
-    plan = plan_mechanism(settings) if settings.policy.composition == "planned" else None
+    schedule = schedule_of(settings, plan_mechanism(settings))
     key_store = open_key_store(keys)
     trust = ensure_trust(open_store(ledger), key_store)
     opened = open_ledger(
@@ -65,13 +64,14 @@ def init(
         signer=Signer.load_or_create(key_store, "ledger"),
         trust=trust,
     )
-    terms = policy_terms(settings.policy, plan)
+    terms = terms_of(settings, schedule)
     owner = Signer.load_or_create(key_store, "policy")
     if owner.trusted() not in trust.keys:
         raise Refused(
             f"{ledger}/trust.json does not believe the keys of {keys}; name the key store this "
             "ledger was made with, or another ledger"
         )
+    refuse_lost(opened, key_store)
     opened.create_policy(terms, owner)
     if trust_output is not None:
         trust.save(trust_output)
@@ -188,8 +188,9 @@ def explain(
     if config is not None:
         from pipelines.load_config import load_config
 
-        content = text.content_of(load_config(config, set_ or []))
-        blocks, refusal = text.would_admit(opened, content)
+        settings = load_config(config, set_ or [])
+        content = text.content_of(settings)
+        blocks, refusal = text.would_admit(opened, settings, content)
         if refusal:
             typer.echo(f"refused: {refusal}")
         elif content["purpose"] == "simulation":
@@ -199,52 +200,3 @@ def explain(
             typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
     if run_id is None and config is None:
         raise InputError("name a run, or a configuration with --config")
-
-
-def verify_release(
-    bundle: Annotated[str, typer.Argument(help="Folder of the release; local, gs:// or s3://.")],
-    trust: Annotated[Path, typer.Option("--trust", help="Pinned keys from the data owner.")],
-    ledger: Annotated[
-        str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
-    ] = None,
-    json_: JsonOption = False,
-) -> None:
-    """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from components.release_model.verify import verify_bundle
-
-    if "://" not in bundle and not Path(bundle).is_dir():
-        raise InputError(f"there is no release folder {bundle}; check the address")
-    problems = verify_bundle(bundle, trust, ledger)
-    if json_:
-        typer.echo(json.dumps({"verified": not problems, "problems": problems}, indent=1))
-    if problems:
-        raise Refused("not verified: " + "; ".join(problems))
-    if not json_:
-        typer.echo("verified")
-
-
-def lineage(
-    run: Annotated[Path, typer.Argument(help="Run directory, release folder or lineage file.")],
-    artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
-    json_: JsonOption = False,
-) -> None:
-    """Print where an artifact comes from, as a tree."""
-    from components.fedemb.lineage import FILE_NAME, read_steps, tree_lines
-
-    files = sorted(run.rglob(FILE_NAME), key=_size) if run.is_dir() else [run]
-    if not files:
-        raise InputError(
-            f"{run} holds no {FILE_NAME}; it is written when the privacy report is made"
-        )
-    steps = read_steps(files[-1])
-    if json_:
-        typer.echo(json.dumps([vars(step) for step in steps], indent=1))
-        return
-    for line in tree_lines(steps, artifact):
-        typer.echo(line)
-
-
-def _size(path: Path) -> int:
-    """The longest file tells most: a release repeats and completes what the report's file says."""
-    return path.stat().st_size

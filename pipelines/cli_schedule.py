@@ -96,6 +96,12 @@ def submit(
         str | None, typer.Option(help="Account that drives the run.")
     ] = "fedemb-run",
     pipeline_root: Annotated[str | None, typer.Option(help="Public root.")] = None,
+    beam_option: Annotated[
+        list[str] | None, typer.Option(help="Option of the Beam engine; may be given often.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Continue this crashed run: its id in the ledger.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print, send nothing.")] = False,
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
@@ -107,7 +113,8 @@ def submit(
         host = _required(host)
     loaded = load_config(config, set_ or [])
     check_package(package)
-    run_arguments(loaded)
+    beam_options = tuple(beam_option or ())
+    run_arguments(loaded, beam_options)
     typer.echo(f"planned: {document(loaded)['guarantee']['sentence']}")
     if dry_run:
         return
@@ -117,6 +124,8 @@ def submit(
         experiment=experiment,
         service_account=service_account,
         pipeline_root=pipeline_root,
+        beam_options=beam_options,
+        resume=resume,
     )
     typer.echo(f"run {run_id}")
 

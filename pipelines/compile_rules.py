@@ -2,19 +2,43 @@
 
 Why each: `platform.md` 7 in the design notes; in short, a cached or retried private step spends
 privacy that nobody accounts for, and a path around the gate releases what nobody allowed.
+
+A step is known by the function its container runs, not by the name of its task, which anybody may
+choose. What is not on a list here counts as private: the rules fail closed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
-PRIVATE = ("reserve-budget", "partition-users", "train-dp-fedemb", "evaluate-embeddings")
-DECIDING = ("audit-privacy", "account-privacy", "gate-release", "release-model", "plan-privacy")
-RAW_WORDS = ("diagnostics", "rejects", "scores", "user_records", "evaluation_identities")
+PUBLIC = ("pretrain-public",)
+"""Steps that see public data only; every other one is never cached nor retried."""
+
+OUTPUTS: dict[str, frozenset[str]] = {
+    "plan-privacy": frozenset({"privacy_plan"}),
+    "pretrain-public": frozenset({"pretrained"}),
+    "reserve-budget": frozenset({"reservation"}),
+    "partition-users": frozenset({"users"}),
+    "train-dp-fedemb": frozenset({"model"}),
+    "evaluate-embeddings": frozenset({"utility_report", "utility_page", "metrics", "roc"}),
+    "audit-privacy": frozenset({"audit_report", "audit_page"}),
+    "account-privacy": frozenset({"privacy_report", "privacy_page", "metrics"}),
+    "gate-release": frozenset({"verdict"}),
+    "release-model": frozenset({"release"}),
+}
+"""Artifacts a step may put out. Raw is none of them: `users` is a page of commitments and counts
+that points below the private root."""
+
 SECRET_WORDS = re.compile(r"(secret|password|token|private_key|access_key|credential)", re.I)
+SECRET_VALUES = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[0-9A-Z]{16}\b|://[^/\s:@]+:[^/@\s]+@"
+)
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+STEP_LABEL = "fedemb.dev/step"
+RUNS_AFTER_FAILURE = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 Spec = dict[str, Any]
 
@@ -34,19 +58,51 @@ def _dags(spec: Spec) -> Iterator[tuple[str, Spec]]:
 
 
 def _tasks(spec: Spec) -> Iterator[tuple[str, Spec]]:
-    for dag in dict(_dags(spec)).values():
+    for _, dag in _dags(spec):
         yield from dag["tasks"].items()
 
 
-def _step(task: Spec) -> str:
-    return task["componentRef"]["name"].removeprefix("comp-")
+def _function(executor: Spec) -> str:
+    """Name of the function a container runs, as kfp's executor is told it; empty: none of ours."""
+    arguments = executor.get("container", {}).get("args", [])
+    for name, value in pairwise(arguments):
+        if name == "--function_to_execute":
+            return value.replace("_", "-")
+    return ""
+
+
+def _step(spec: Spec, task: Spec) -> str:
+    """The step a task runs; the component's own name, if that is a group or none of ours."""
+    name = task["componentRef"]["name"]
+    label = spec.get("components", {}).get(name, {}).get("executorLabel", "")
+    executor = spec["deploymentSpec"]["executors"].get(label, {})
+    return _function(executor) or name.removeprefix("comp-")
+
+
+def _inside(spec: Spec, task: Spec) -> Iterator[tuple[str, Spec]]:
+    """A task's own tasks, however deep the groups."""
+    component = spec.get("components", {}).get(task["componentRef"]["name"], {})
+    for name, inner in component.get("dag", {}).get("tasks", {}).items():
+        yield name, inner
+        yield from _inside(spec, inner)
+
+
+def _private(spec: Spec, task: Spec) -> bool:
+    """Whether a task is a step that must run exactly once; groups are judged by what they hold."""
+    component = spec.get("components", {}).get(task["componentRef"]["name"], {})
+    return "dag" not in component and _step(spec, task) not in PUBLIC
 
 
 def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
-    """Steps that touch private data or decide about it always run."""
+    """Steps that touch private data or decide about it always run, and so does what holds them."""
     for name, task in _tasks(spec):
-        if task.get("cachingOptions", {}).get("enableCache") and _step(task) in PRIVATE + DECIDING:
+        if not task.get("cachingOptions", {}).get("enableCache"):
+            continue
+        if _private(spec, task):
             yield f"{name} may be cached; set_caching_options(False)"
+        for inner, held in _inside(spec, task):
+            if _private(spec, held):
+                yield f"{inner} lies in the cached group {name}; set_caching_options(False)"
 
 
 def no_cache_key(spec: Spec, _: Spec) -> Iterator[str]:
@@ -57,20 +113,28 @@ def no_cache_key(spec: Spec, _: Spec) -> Iterator[str]:
 
 
 def no_retry(spec: Spec, _: Spec) -> Iterator[str]:
-    """A retried private step, or one inside a retried DAG, is new noise on the same users."""
-    retried_dags = {
-        _step(task)
-        for _, task in _tasks(spec)
-        if task.get("retryPolicy") and f"comp-{_step(task)}" in dict(_dags(spec))
-    }
+    """A retried private step, or one at any depth of a retried group, is new noise on its users."""
     for name, task in _tasks(spec):
-        if task.get("retryPolicy") and _step(task) in PRIVATE + DECIDING:
+        if not task.get("retryPolicy"):
+            continue
+        if _private(spec, task):
             yield f"{name} is retried; remove set_retry"
-    for dag_name, dag in _dags(spec):
-        if dag_name.removeprefix("comp-") in retried_dags:
-            for name, task in dag["tasks"].items():
-                if _step(task) in PRIVATE + DECIDING:
-                    yield f"{name} lies in the retried group {dag_name}; remove set_retry"
+        for inner, held in _inside(spec, task):
+            if _private(spec, held):
+                yield f"{inner} lies in the retried group {name}; remove set_retry"
+
+
+def no_repetition(spec: Spec, _: Spec) -> Iterator[str]:
+    """A loop runs what it holds more than once, and a step that stands twice runs twice."""
+    seen: dict[str, str] = {}
+    for name, task in _tasks(spec):
+        if task.get("parameterIterator") or task.get("artifactIterator"):
+            yield f"{name} is a loop; a private step runs once, so take the loop out"
+        if _private(spec, task):
+            step = _step(spec, task)
+            if step in seen:
+                yield f"{name} runs {step} a second time (beside {seen[step]}); remove one"
+            seen[step] = name
 
 
 def no_stale_import(spec: Spec, _: Spec) -> Iterator[str]:
@@ -89,12 +153,21 @@ def images_by_digest(spec: Spec, _: Spec) -> Iterator[str]:
             yield f"{name} uses {image}, not a digest; name the image as REF@sha256:..."
 
 
-def no_secret_parameters(spec: Spec, _: Spec) -> Iterator[str]:
-    """Parameters are stored in run specs, the UI and metadata."""
+def no_secrets(spec: Spec, _: Spec) -> Iterator[str]:
+    """Parameters and plain variables are stored in run specs, the UI and metadata."""
     for where, definitions in _input_definitions(spec):
         for name in definitions.get("parameters", {}):
             if SECRET_WORDS.search(name):
                 yield f"{where} takes parameter {name}; use a secret as environment variable"
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        for variable in executor.get("container", {}).get("env", []):
+            if SECRET_WORDS.search(variable["name"]):
+                yield (
+                    f"{name} holds {variable['name']} in plain text; name a secret of the cluster "
+                    "in the profile's `secrets`"
+                )
+    if any(SECRET_VALUES.search(text) for text in _texts(spec)):
+        yield "a key or a password stands in the file; name a secret of the cluster instead"
 
 
 def _input_definitions(spec: Spec) -> Iterator[tuple[str, Spec]]:
@@ -103,41 +176,82 @@ def _input_definitions(spec: Spec) -> Iterator[tuple[str, Spec]]:
         yield name, component.get("inputDefinitions", {})
 
 
-def release_behind_gate(spec: Spec, _: Spec) -> Iterator[str]:
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def release_behind_gate(spec: Spec, platform: Spec) -> Iterator[str]:
     """Every release takes the gate's verdict from the gate, and runs only if it succeeded."""
+    del platform
     found = False
-    for dag in dict(_dags(spec)).values():
+    for _, dag in _dags(spec):
         for name, task in dag["tasks"].items():
-            if _step(task) != "release-model":
+            if _step(spec, task) != "release-model":
                 continue
             found = True
             verdict = task.get("inputs", {}).get("artifacts", {}).get("verdict", {})
             producer = verdict.get("taskOutputArtifact", {}).get("producerTask", "")
             gate = dag["tasks"].get(producer)
-            if gate is None or _step(gate) != "gate-release":
+            if gate is None or _step(spec, gate) != "gate-release":
                 yield f"{name} does not take its verdict from gate-release; connect it"
-            strategy = task.get("triggerPolicy", {}).get("strategy")
-            if strategy == "ALL_UPSTREAM_TASKS_COMPLETED":
+            elif producer not in task.get("dependentTasks", []):
+                yield f"{name} does not wait for {producer}; connect it"
+            if task.get("triggerPolicy", {}).get("strategy") == RUNS_AFTER_FAILURE:
                 yield f"{name} runs even if the gate fails; remove ignore_upstream_failure"
     if not found:
         yield "there is no release-model step; a pipeline without release needs no gate"
+    for _, dag in _dags(spec):
+        for name, task in dag["tasks"].items():
+            step, inputs = _step(spec, task), task.get("inputs", {}).get("parameters", {})
+            if "releases" in inputs and step != "release-model" and not list(_inside(spec, task)):
+                yield f"{name} is given the store of releases; only release-model may have it"
 
 
 def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
-    """Raw data is written below the private root, never as an artifact of the pipeline."""
+    """Raw data is written below the private root; what a step may put out is a closed list."""
     for name, component in spec.get("components", {}).items():
-        outputs = component.get("outputDefinitions", {}).get("artifacts", {})
-        for output in outputs:
-            if any(word in output for word in RAW_WORDS):
-                yield f"{name} puts out {output}, which is Raw; write it below the private root"
+        if "dag" in component:
+            continue
+        outputs = component.get("outputDefinitions", {})
+        allowed = OUTPUTS.get(_step(spec, {"componentRef": {"name": name}}), frozenset())
+        for output in sorted(set(outputs.get("artifacts", {})) - allowed):
+            yield (
+                f"{name} puts out {output}, which is not known to be free of Raw; write it below "
+                "the private root, or add it to compile_rules.OUTPUTS after review"
+            )
+        for output in outputs.get("parameters", {}):
+            yield f"{name} puts out the parameter {output}, which metadata keeps; take it out"
 
 
 def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
     """An exit handler also runs after a failure: it must not release, account or decide."""
     for name, task in _tasks(spec):
-        strategy = task.get("triggerPolicy", {}).get("strategy")
-        if strategy == "ALL_UPSTREAM_TASKS_COMPLETED" and _step(task) in PRIVATE + DECIDING:
-            yield f"{name} runs as an exit handler; take it out"
+        if task.get("triggerPolicy", {}).get("strategy") != RUNS_AFTER_FAILURE:
+            continue
+        for inner, held in ((name, task), *_inside(spec, task)):
+            if _step(spec, held) in OUTPUTS:
+                yield f"{inner} runs as an exit handler; take it out"
+
+
+def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
+    """The cluster gives a pod the rights its label names, so the label is the step it runs."""
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
+    options = kubernetes.get("deploymentSpec", {}).get("executors", {})
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
+        step = _function(executor)
+        if labels.get(STEP_LABEL) != (step if step in OUTPUTS else None):
+            yield (
+                f"{name} runs {step or 'none of our steps'} under the label "
+                f"{labels.get(STEP_LABEL)}; compile it with `fedemb compile`"
+            )
 
 
 def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
@@ -161,11 +275,13 @@ RULES: tuple[Callable[[Spec, Spec], Iterator[str]], ...] = (
     no_cache,
     no_cache_key,
     no_retry,
+    no_repetition,
     no_stale_import,
     images_by_digest,
-    no_secret_parameters,
+    no_secrets,
     release_behind_gate,
     no_raw_outputs,
     harmless_exit_handlers,
+    labelled_by_step,
     strict_protos,
 )

@@ -139,11 +139,15 @@ def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
     return low
 
 
-def would_admit(ledger: Ledger, content: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Blocks a run with this content would get, or the sentence it would be refused with."""
+def would_admit(
+    ledger: Ledger, config: RunConfig, content: Mapping[str, Any]
+) -> tuple[list[str], str | None]:
+    """Blocks a run of this configuration would get, or the sentence it would be refused with."""
+    from components.fedemb.privacy.ledger import terms_of
     from components.fedemb.privacy.ledger_admission import admit
 
     try:
+        ledger.check_terms(terms_of(config, ledger.terms.schedule))
         return admit(ledger.state, ledger.policy_id, "this run", content), None
     except Refused as error:
         return [], str(error)

@@ -25,6 +25,7 @@ from components.fedemb.errors import FedEmbError
 from pipelines.run_directory import RunDirectory
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
+WARNING = re.compile(r"WARNING components[\w.]*: (.*)")
 ROUND = re.compile(r"INFO [\w.]*train[\w.]*: (round .*)")
 
 
@@ -45,6 +46,10 @@ class View(Protocol):
 
     def failed(self, step: str, message: str) -> None:
         """A step ended with an error."""
+        ...
+
+    def warned(self, message: str) -> None:
+        """A step goes on, and says what its user should know."""
         ...
 
 
@@ -125,6 +130,8 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 view.failed(step, event["message"])
     elif found := ROUND.search(line):
         view.progress("train_dp_fedemb", found.group(1))
+    elif found := WARNING.search(line):
+        view.warned(found.group(1))
 
 
 class _StopOnInterrupt:
@@ -178,6 +185,10 @@ class PlainView:
     def failed(self, step: str, message: str) -> None:
         """See View."""
         self.write(f"{step} stopped: {message}")
+
+    def warned(self, message: str) -> None:
+        """See View."""
+        self.write(f"note: {message}")
 
 
 # ---- what a finished run says -----------------------------------------------------------------
@@ -268,7 +279,9 @@ def _execute(run: RunDirectory) -> None:
         raise_on_error=True,
         enable_caching=True,
     )
-    arguments: dict[str, Any] = pipeline_arguments(config, **run.stores(), beam_options=())
+    arguments: dict[str, Any] = pipeline_arguments(
+        config, **run.stores(), beam_options=run.beam_options()
+    )
     build_pipeline(run.run_id)(**arguments)
 
 

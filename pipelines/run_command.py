@@ -10,12 +10,17 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress
 from rich.table import Table
 
 from components.fedemb.config import RunConfig, SourceConfig
+from components.fedemb.errors import StorageError
+from pipelines.artifact_store import Publisher, PublishingView, check_stores
 from pipelines.load_config import BUILTIN, load_config, with_data
 from pipelines.local import (
+    Outcome,
     PlainView,
+    View,
     closing_lines,
     collect_reports,
     run_pipeline,
@@ -42,9 +47,11 @@ def prepare(
 
     Raises:
       ConfigError: the configuration is wrong. Nothing has been written.
+      LedgerError: the ledger is in a bucket, and was never made there.
       InputError: a run of this name exists.
     """
     checked = with_data(load_config(config, overrides), data)
+    check_stores(checked, str(config), parent)
     public = checked.pretraining.source
     if BUILTIN in (checked.data.source.uri, public.uri if public else None):
         checked = _with_builtin_data(checked, parent)
@@ -78,23 +85,60 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
 
 
 def execute(run: RunDirectory) -> int:
-    """Runs or resumes a run directory, prints the closing lines and returns the exit code."""
+    """Runs or resumes a run directory, prints the closing lines and returns the exit code.
+
+    A run that has ended well is not run again: only what could not be published is published.
+    """
     console = Console()
     typer.echo(f"run {run.run_id} in {run.root}")
-    if console.is_terminal:
-        view = LiveView()
-        with Live(view, console=console, refresh_per_second=4):
-            outcome = run_pipeline(run, view)
+    public_root = run.config().storage.public_root
+    publisher = Publisher(run, public_root) if public_root else None
+    state = run.read_state()
+    if state.get("exit_code") == 0 and "closing_lines" in state:
+        typer.echo("this run has ended well before; it is not run again")
+        lines, exit_code = state["closing_lines"], 0
     else:
-        outcome = run_pipeline(run, PlainView(typer.echo))
-    lines = closing_lines(run, outcome)
-    run.write_state({**outcome.state(), "closing_lines": lines})
-    collect_reports(run)
-    write_index(run)
+        outcome = _run(run, console, publisher)
+        lines, exit_code = closing_lines(run, outcome), outcome.exit_code
+        state = {**outcome.state(), "closing_lines": lines}
+        run.write_state(state)
+        collect_reports(run)
+        write_index(run)
     for line in lines:
         typer.echo(line)
+    if publisher is not None:
+        exit_code = _publish(publisher, state, console) or exit_code
     typer.echo(f"report: {run.index}")
-    return outcome.exit_code
+    return exit_code
+
+
+def _run(run: RunDirectory, console: Console, publisher: Publisher | None) -> Outcome:
+    def publishing(view: View) -> View:
+        return view if publisher is None else PublishingView(view, publisher)
+
+    if not console.is_terminal:
+        return run_pipeline(run, publishing(PlainView(typer.echo)))
+    view = LiveView()
+    with Live(view, console=console, refresh_per_second=4):
+        return run_pipeline(run, publishing(view))
+
+
+def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> int:
+    """Publishes, with a bar on a terminal, and says how it went; 0, or the exit code of a failure.
+
+    How the run itself ended comes first: only a good end is turned into a failure to publish.
+    """
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("publishing artifacts", total=None)
+            count = publisher.finish(
+                state, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+    except StorageError as error:
+        typer.echo(f"artifacts: not all published: {error}; continue with --resume")
+        return error.exit_code if state.get("exit_code") == 0 else 0
+    typer.echo(f"artifacts: {count} at {publisher.uri}")
+    return 0
 
 
 def write_index(run: RunDirectory) -> None:
@@ -111,6 +155,7 @@ class LiveView:
         from pipelines.dp_fedemb import STEPS
 
         self.rows: dict[str, tuple[str, str]] = dict.fromkeys(STEPS, ("", ""))
+        self.notes: list[str] = []
         self._since: dict[str, float] = {}
 
     def started(self, step: str) -> None:
@@ -130,6 +175,10 @@ class LiveView:
         """See View."""
         self.rows[step] = ("stopped", message)
 
+    def warned(self, message: str) -> None:
+        """See View."""
+        self.notes.append(message)
+
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
         marks = {"": " ", "running": "[cyan]>[/]", "done": "[green]ok[/]", "stopped": "[red]x[/]"}
@@ -137,4 +186,6 @@ class LiveView:
             if state == "running" and not text:
                 text = f"{time.monotonic() - self._since[step]:.0f} s"  # noqa: PLW2901
             table.add_row(marks[state], step, text)
+        for note in self.notes:
+            table.add_row("[yellow]![/]", "note", note)
         return table

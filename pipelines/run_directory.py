@@ -6,15 +6,16 @@ import json
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from components.fedemb.artifacts import create_bytes, write_bytes
+from components.fedemb.artifacts import create_bytes, write_bytes, write_error
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError, InputError, StorageError
+from components.fedemb.errors import ArtifactError, InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -69,8 +70,8 @@ class RunDirectory:
         """Makes the directory and freezes the configuration in it.
 
         Raises:
-          InputError: a run of this name exists, or the name is none of a folder.
-          StorageError: the folder cannot be made.
+          InputError: a run of this name exists, or the path cannot be one of a folder.
+          StorageError: the folder cannot be made: no space, or no permission.
         """
         name = new_run_id() if run_id is None else run_id
         if not _NAME.fullmatch(name):
@@ -82,10 +83,8 @@ class RunDirectory:
         try:
             run.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(
-                f"the run directory {run.root} cannot be made: {error.strerror}; name another "
-                "folder with --runs, or fix its permissions"
-            ) from error
+            what = "the run directory cannot be made; name another folder with --runs"
+            raise write_error(what, run.root, error) from error
         try:
             create_bytes(
                 run.root / "config.yaml",
@@ -115,6 +114,18 @@ class RunDirectory:
     def config(self) -> RunConfig:
         """The frozen configuration."""
         return RunConfig.model_validate(yaml.safe_load((self.root / "config.yaml").read_text()))
+
+    def beam_options(self) -> tuple[str, ...]:
+        """Options of the engine that partitions the users; nothing that comes out depends on them.
+
+        So they are no part of the configuration, and a run may go on with another engine.
+        """
+        path = self.root / "beam_options.json"
+        return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+    def set_beam_options(self, options: Sequence[str]) -> None:
+        """Replaces the options of the engine."""
+        write_bytes(self.root / "beam_options.json", json.dumps(list(options)).encode())
 
     def stores(self) -> dict[str, str]:
         """URIs of the four stores: private_root, ledger, keys, releases."""

@@ -65,7 +65,10 @@ def render_index(run: RunDirectory) -> str:
         artifacts=[_artifact(run, *row) for row in ARTIFACTS if run.output(row[0], row[1])],
         facts=(
             ("configuration", json_digest(config.model_dump(mode="json"))),
-            ("private artifacts", "private/ (readable by the data owner only)"),
+            (
+                "private artifacts",
+                f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
+            ),
             ("log", run.log.name),
         ),
     )

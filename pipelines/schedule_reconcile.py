@@ -2,8 +2,9 @@
 
 A recurring run cannot be edited, so a change deletes it and creates it anew: in that order, because
 two of them at once would spend twice, and none at all spends nothing. One that is no longer in the
-folder is disabled, never deleted. A disabled one that is wanted again is replaced, because merely
-enabling it would let it catch up on what it missed.
+folder is disabled, never deleted, and so is a copy of one that is. A disabled one that is wanted
+again is replaced, because merely enabling it would let it catch up on what it missed. A recurring
+run without our mark is somebody else's, whatever its name, and left alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +23,7 @@ from typing import Any, Literal
 
 from components.fedemb.artifacts import file_digest
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import StorageError
+from components.fedemb.errors import ConfigError, StorageError
 from pipelines.schedules import MARK, Loaded, as_utc, check_package, run_arguments
 
 PIPELINE = "dp-fedemb"
@@ -65,12 +68,19 @@ class Cluster:
 
     def plan(self, schedules: Sequence[Loaded]) -> list[Change]:
         """Compares what is wanted with what is there; changes nothing."""
-        there = {run.display_name: run for run in self._recurring_runs()}
         wanted = {item.schedule.name: item for item in schedules}
+        there: dict[str, Any] = {}
+        copies: list[Any] = []
+        ours = (run for run in self._recurring_runs() if (run.description or "").startswith(MARK))
+        for run in sorted(ours, key=lambda run: (run.display_name, not _enabled(run))):
+            if run.display_name in wanted and run.display_name not in there:
+                there[run.display_name] = run
+            else:
+                copies.append(run)
         changes = [
-            Change("disable", name, (), run.recurring_run_id)
-            for name, run in sorted(there.items())
-            if name not in wanted and (run.description or "").startswith(MARK) and _enabled(run)
+            Change("disable", run.display_name, (), run.recurring_run_id)
+            for run in copies
+            if _enabled(run)
         ]
         for name, item in wanted.items():
             if name not in there:
@@ -101,22 +111,37 @@ class Cluster:
         experiment: str,
         service_account: str | None = None,
         pipeline_root: str | None = None,
-        name: str | None = None,
+        beam_options: tuple[str, ...] = (),
+        resume: str | None = None,
     ) -> str:
         """Starts one run of a compiled pipeline and returns its id.
+
+        Args:
+          package: YAML of `fedemb compile`.
+          config: configuration of the run.
+          experiment: what the run is filed under.
+          service_account: account that drives the run.
+          pipeline_root: public root; None: that of the namespace.
+          beam_options: options of the engine that partitions the users.
+          resume: id of a crashed run that this one continues: its reservation, its rounds.
 
         Raises:
           ConfigError: the package breaks a rule, or a store is not named.
           StorageError: the API does not answer or refuses.
         """
         check_package(package)
-        arguments = run_arguments(config)
-        pipeline_id, version_id = self._version(package)
+        arguments = run_arguments(config, beam_options)
+        name = f"{PIPELINE} {config.release.name}"
+        with tempfile.TemporaryDirectory() as folder:
+            if resume is not None:
+                package = resumed(package, resume, Path(folder))
+                name = f"{name} (resumes {resume})"
+            pipeline_id, version_id = self._version(package)
         with _quietly(self.host):
             group = self._client.create_experiment(experiment, namespace=self.namespace)
             run = self._client.run_pipeline(
                 experiment_id=group.experiment_id,
-                job_name=name or f"{PIPELINE} {config.release.name}",
+                job_name=name,
                 params=arguments,
                 pipeline_id=pipeline_id,
                 version_id=version_id,
@@ -228,6 +253,32 @@ class Cluster:
                 str(package), pipeline_version_name=name, pipeline_id=pipeline_id
             )
         return pipeline_id, version.pipeline_version_id
+
+
+def resumed(package: Path, run_id: str, folder: Path) -> Path:
+    """Writes a copy of a package whose steps go by the id of an earlier run.
+
+    A run goes by the id Kubeflow gives it, so a new submission is a new run. With the id of the
+    crashed one in its place the steps find its reservation and its committed rounds; they refuse
+    it if code, configuration or data differ.
+
+    Raises:
+      ConfigError: this is no id of a run, or the package takes the id from elsewhere.
+    """
+    from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
+
+    if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", run_id):
+        raise ConfigError(f"{run_id!r} is no id of a run; take it from `fedemb ledger show`")
+    text = package.read_text()
+    changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
+    if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
+        raise ConfigError(
+            f"package {package.name} does not take the run's id from Kubeflow; compile it anew"
+        )
+    copy = folder / package.name
+    copy.write_text(changed)
+    check_package(copy)
+    return copy
 
 
 def _enabled(run: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,10 +12,15 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import AwareDatetime, Field, PositiveFloat, ValidationError, model_validator
 
-from components.fedemb.artifacts import canonical_json, file_digest
+from components.fedemb.artifacts import file_digest
 from components.fedemb.config import Name, RunConfig, Section
-from components.fedemb.errors import BudgetExceeded, ConfigError, LedgerError
+from components.fedemb.errors import ConfigError
+from pipelines.compile_rules import SECRET_VALUES
 from pipelines.cron import Cron
+from pipelines.load_config import BUILTIN
+from pipelines.schedule_cost import Cost, check_together, cost_of
+
+SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 
 
 class Package(Section):
@@ -61,6 +67,8 @@ class Schedule(Section):
     service_account: str = "fedemb-run"
     pipeline_root: str | None = None
     """Public root; null: that of the namespace."""
+    beam_options: tuple[str, ...] = ()
+    """Options of the Beam engine that partitions the users, e.g. --runner=DataflowRunner."""
     budget: ScheduleBudget
 
     @model_validator(mode="after")
@@ -73,28 +81,11 @@ class Schedule(Section):
     @property
     def runs(self) -> int:
         """Runs from start to end."""
-        return Cron.parse(self.cron).count(self.start, self.end)
+        return self.runs_until(self.end)
 
-
-@dataclass(frozen=True)
-class Cost:
-    """What a schedule costs a user who is in every run."""
-
-    runs: int
-    epsilon_one: float
-    """Epsilon of one run."""
-    epsilon: float
-    """Epsilon of all of them."""
-    delta: float
-    method: str
-    """How the runs were composed."""
-
-    def __str__(self) -> str:
-        """The sentence of a dry run."""
-        return (
-            f"{self.runs} runs, at most epsilon={self.epsilon:.3f} at delta={self.delta:g} for one "
-            f"user in all of them ({self.method}; one run: {self.epsilon_one:.3f})"
-        )
+    def runs_until(self, moment: datetime) -> int:
+        """Runs from start to a moment."""
+        return Cron.parse(self.cron).count(self.start, min(moment, self.end))
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class Loaded:
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of the pipeline."""
-        return run_arguments(self.config)
+        return run_arguments(self.config, self.schedule.beam_options)
 
     @property
     def description(self) -> str:
@@ -127,18 +118,28 @@ def load_schedules(folder: Path) -> list[Loaded]:
 
     Raises:
       ConfigError: a file is wrong, or the package it pins is another one.
-      BudgetExceeded: a schedule costs more than its budget, or the policy's cap.
+      BudgetExceeded: a schedule costs more than its budget or its policy's cap, or all schedules
+        of a policy together do.
     """
     files = sorted(folder.glob("*.yaml"))
     if not files:
         raise ConfigError(f"no schedule (*.yaml) in {folder}; name the folder that holds them")
-    return [load_schedule(file) for file in files]
+    schedules = [load_schedule(file) for file in files]
+    check_together(schedules)
+    return schedules
 
 
 def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
     try:
-        schedule = Schedule.model_validate(yaml.safe_load(file.read_text()))
+        documents = list(yaml.safe_load_all(file.read_text()))
+        if any(isinstance(item, dict) and "deploymentSpec" in item for item in documents):
+            raise ConfigError(
+                f"{file.name} is a compiled pipeline, and its folder is for schedules; move it to "
+                f"{file.parent.name}/packages/ and say so in package.path"
+            )
+        (tree,) = documents if len(documents) == 1 else (documents,)
+        schedule = Schedule.model_validate(tree)
     except (ValidationError, yaml.YAMLError, OSError) as error:
         raise ConfigError(
             f"schedule {file.name} is wrong: {_first_line(error)}; see `fedemb schedule schema`"
@@ -154,10 +155,8 @@ def load_schedule(file: Path) -> Loaded:
     config = load_config(source).updated(schedule.overrides)
     package = file.parent / schedule.package.path
     check_package(package, schedule.package.sha256)
-    loaded = Loaded(schedule, config, package, cost_of(schedule, config))
-    _ = loaded.arguments
-    _check_budget(loaded)
-    return loaded
+    _ = run_arguments(config, schedule.beam_options)
+    return Loaded(schedule, config, package, cost_of(schedule, config))
 
 
 def check_package(package: Path, sha256: str | None = None) -> None:
@@ -186,11 +185,12 @@ def check_package(package: Path, sha256: str | None = None) -> None:
         raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
 
 
-def run_arguments(config: RunConfig) -> dict[str, Any]:
+def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arguments of the pipeline on a cluster, where all four stores must be named.
 
     Raises:
-      ConfigError: a store is missing; a run without a lasting ledger would have no budget.
+      ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
+        source lies on this machine; or a secret stands in an argument, which the API keeps.
     """
     from pipelines.dp_fedemb import pipeline_arguments
 
@@ -201,53 +201,25 @@ def run_arguments(config: RunConfig) -> dict[str, Any]:
             f"{', '.join(missing)} must be set for runs on a cluster; name the stores of `terraform"
             " output storage`"
         )
-    return pipeline_arguments(config, **stores)
-
-
-def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
-    """Prices all runs of a schedule exactly as the ledger will.
-
-    Raises:
-      BudgetExceeded: more runs than a planned policy commits.
-      UnsupportedAccounting: no accountant is valid for the mechanism.
-    """
-    from components.fedemb.privacy.events import event_to_json
-    from components.fedemb.privacy.ledger_budget import Charge, spent
-    from components.fedemb.privacy.mechanism import plan_mechanism
-    from components.reserve_budget.reserve import policy_terms
-
-    if config.mechanism.kind == "not_private":
-        raise ConfigError("mechanism.kind=not_private has no price and cannot be scheduled")
-    plan = plan_mechanism(config)
-    charge = Charge(
-        sequence=0,
-        run_id="",
-        event=canonical_json(event_to_json(plan.event())),
-        relation=plan.relation.name,
-        rounds=plan.rounds,
-        rounds_charged=plan.rounds,
-    )
-    terms = policy_terms(config.policy, plan)
-    try:
-        whole = spent(terms, [charge] * schedule.runs)
-    except LedgerError as error:
-        raise BudgetExceeded(
-            f"schedule {schedule.name} holds {schedule.runs} runs, and policy "
-            f"{config.policy.policy_id} commits {config.policy.planned_runs}; end it earlier"
-        ) from error
-    one = spent(terms, [charge])
-    return Cost(schedule.runs, one.epsilon, whole.epsilon, whole.delta, whole.method)
-
-
-def _check_budget(loaded: Loaded) -> None:
-    schedule, policy = loaded.schedule, loaded.config.policy
-    for cap, whose in ((schedule.budget.epsilon, "its budget"), (policy.epsilon_cap, "the policy")):
-        if loaded.cost.epsilon > cap:
-            raise BudgetExceeded(
-                f"schedule {schedule.name} costs epsilon={loaded.cost.epsilon:.3f} in "
-                f"{loaded.cost.runs} runs, and {whose} allows {cap:.3f}; end it earlier, run it "
-                "less often, or raise noise_multiplier"
+    public = config.pretraining.source
+    sources = {
+        "data.source.uri": config.data.source.uri,
+        "pretraining.source.uri": public.uri if public else "none",
+    }
+    for setting, uri in sources.items():
+        if uri == BUILTIN or ("://" not in uri and uri != "none" and not uri.startswith("/")):
+            raise ConfigError(
+                f"{setting}={uri} is on this machine, where no pod can read it; name an object "
+                "store, or an absolute path on a mounted volume"
             )
+    arguments = pipeline_arguments(config, **stores, beam_options=beam_options)
+    for name, value in arguments.items():
+        if SECRET_VALUES.search(str(value)) or SECRET_OPTION.search(str(value)):
+            raise ConfigError(
+                f"the argument {name} holds a key or a password, and Kubeflow keeps and shows "
+                "arguments; name a secret of the cluster in the profile's `secrets`"
+            )
+    return arguments
 
 
 def as_utc(moment: datetime | None) -> datetime | None:

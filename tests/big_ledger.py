@@ -32,7 +32,12 @@ def grow(run: honest_run.HonestRun, records: int) -> None:
         }
         bodies = {
             "reserve": reserve,
-            "bind": {"reservation": first, "inputs_sha": "1" * 64, "commitments": {}},
+            "bind": {
+                "reservation": first,
+                "inputs_sha": "1" * 64,
+                "commitments": {},
+                "private_root": honest_run.PRIVATE_ROOT,
+            },
             "commit": {
                 "reservation": first,
                 "rounds_started": 0,

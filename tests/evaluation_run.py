@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from components.fedemb.config import RunConfig
 from components.fedemb.pixels import encode_png
 from components.fedemb.records import UserRecord, encode_user
+from components.fedemb.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from tests.partition_run import write_index_files
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -50,8 +51,6 @@ def write_users(
     groups: int = 1,
 ) -> None:
     """Writes a user store by hand: `users` identities, one class each."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from array_record.python.array_record_module import ArrayRecordWriter
 
     folder.mkdir(parents=True)
@@ -72,9 +71,10 @@ def write_users(
         writer.write(encode_user(record))
     writer.close()
     counts = np.full(users, images, np.uint32)
-    pq.write_table(pa.table({"user_key": keys, "images": counts}), folder / "index.parquet")
-    shards = [{"name": name, "users": users}]
-    store = {"image_size": SIZE, "channels": 1, "shards": shards}
+    index = write_index_files(
+        folder, name, keys=keys, images=counts, groups=np.empty((0, users)), clients=0
+    )
+    store = {"image_size": SIZE, "channels": 1, **index}
     write_json(folder / "manifest.json", STORE_SCHEMA, store)
 
 

@@ -18,5 +18,6 @@ def save_for_serving(backbone, model, folder):
         (folder / name).write_text(repr(sorted(item.shape for item in backbone.weights)))
 
 
-def saved_variables(folder):
-    return sorted(eval((folder / SAVED_MODEL_FILES[0]).read_text()))
+def serving_problem(folder, backbone):
+    shapes = repr(sorted(tuple(item["shape"]) for item in stored_tensors(backbone)))
+    return None if (folder / SAVED_MODEL_FILES[0]).read_text() == shapes else "other tensors"

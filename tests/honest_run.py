@@ -42,6 +42,7 @@ TENSORS = [
 ]
 INITIAL = b"the public backbone"
 INITIAL_WEIGHTS = sha256_hex(INITIAL)
+PRIVATE_ROOT = "5" * 64
 COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
 
 
@@ -192,7 +193,12 @@ class HonestRun:
 
     def do_bind(self):
         reservation = read_reservation(self.reservation)
-        self.ledger().bind(reservation, inputs_sha=self.inputs_sha(), commitments=COMMITMENTS)
+        self.ledger().bind(
+            reservation,
+            inputs_sha=self.inputs_sha(),
+            commitments=COMMITMENTS,
+            private_root=PRIVATE_ROOT,
+        )
 
     def do_train(self, tensors=TENSORS):
         """Binds, pretends to train, commits."""

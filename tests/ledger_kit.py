@@ -8,7 +8,13 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import KeyStore, open_key_store
-from components.fedemb.privacy.ledger import Ledger, PolicyTerms, ensure_trust, open_ledger
+from components.fedemb.privacy.ledger import (
+    Ledger,
+    PolicyTerms,
+    UserTerms,
+    ensure_trust,
+    open_ledger,
+)
 from components.fedemb.privacy.signatures import Signer
 from components.fedemb.storage import open_store
 
@@ -19,6 +25,16 @@ def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def users(cohort=None, buckets=1) -> UserTerms:
+    return UserTerms(
+        user_id_column="user_id",
+        cohort_column=cohort,
+        blocks_per_cohort=buckets,
+        shared_label_column=None,
+        evaluation={"by": "hash", "fraction": 0.1},
+    )
+
+
 def terms(**changes) -> PolicyTerms:
     base = {
         "epsilon_cap": 4.0,
@@ -27,6 +43,7 @@ def terms(**changes) -> PolicyTerms:
         "composition": "renyi",
         "renyi_order": 8.0,
         "audit_level": "monitoring",
+        "users": users(),
     }
     return PolicyTerms(**{**base, **changes})
 
@@ -93,8 +110,13 @@ def make(root: Path, ledger_uri: str | None = None, **changes) -> Kit:
     return kit
 
 
-def bind(ledger: Ledger, reservation, text: str = "inputs"):
-    return ledger.bind(reservation, inputs_sha=sha(text), commitments={"users": sha("users")})
+def bind(ledger: Ledger, reservation, text: str = "inputs", root: str = "root"):
+    return ledger.bind(
+        reservation,
+        inputs_sha=sha(text),
+        commitments={"users": sha("users")},
+        private_root=sha(root),
+    )
 
 
 def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):

@@ -1,14 +1,21 @@
 """Processes that reserve at the same time on one ledger, on whatever store."""
 
+import multiprocessing
+import os
+
 import ledger_kit as kit_
 
 from components.fedemb.errors import BudgetExceeded
 
+PATIENCE = 500
+"""Seconds until all have started; a loaded machine takes its time."""
 
-def _reserve(kit, barrier, number, answers):
-    ledger = kit.open()
-    barrier.wait(120)
+
+def _reserve(kit, environment, barrier, number, answers):
+    os.environ.update(environment)
     try:
+        ledger = kit.open()
+        barrier.wait(PATIENCE)
         reservation = ledger.reserve(run_id=f"run-{number}", content=kit_.content(rounds=40))
         answers.put((number, reservation.sequence, ""))
     except BudgetExceeded as error:
@@ -17,17 +24,24 @@ def _reserve(kit, barrier, number, answers):
         answers.put((number, -2, repr(error)))
 
 
-def check(root, ledger_uri, processes: int, context) -> None:
-    """Accepted runs never pass the cap, nothing is lost, no number is taken twice."""
+def check(root, ledger_uri, processes: int) -> None:
+    """Accepted runs never pass the cap, nothing is lost, no number is taken twice.
+
+    The processes are forked from a server that has imported everything and holds no connection.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ledger_race", "google.cloud.storage", "s3fs", "aiobotocore"])
     kit = kit_.make(root, ledger_uri)
     barrier, answers = context.Barrier(processes), context.Queue()
     workers = [
-        context.Process(target=_reserve, args=(kit, barrier, number, answers))
+        context.Process(
+            target=_reserve, args=(kit, dict(os.environ), barrier, number, answers), daemon=True
+        )
         for number in range(processes)
     ]
     for worker in workers:
         worker.start()
-    found = [answers.get(timeout=300) for _ in workers]
+    found = [answers.get(timeout=PATIENCE) for _ in workers]
     for worker in workers:
         worker.join(60)
     broken = [text for _, sequence, text in found if sequence == -2]

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 from components.fedemb.artifacts import tree_digests
 from components.fedemb.client_data import GroupIndex, UserStore
 from components.fedemb.config import RunConfig
+from components.fedemb.group_index import encode_groups, encode_index, split_groups
 from components.fedemb.pixels import encode_png
 from components.fedemb.records import UserRecord
+from components.fedemb.user_layout import group_files, groups_in_file, groups_name, index_name
 from components.partition_users.hashing import Hasher, KeyRef
 
 KEY = b"a key of the tests, 32 bytes long"
@@ -92,7 +94,39 @@ class Result:
 
     def rejects(self) -> list[dict[str, str]]:
         files = sorted((self.root / "rejects").glob("*.parquet"))
-        return [row for file in files for row in pq.read_table(file).to_pylist()]
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        return [row for row in rows for _ in range(row.pop("times"))]
+
+
+def write_index_files(
+    folder: Path,
+    shard: str,
+    *,
+    keys: np.ndarray,
+    images: np.ndarray,
+    groups: np.ndarray,
+    clients: int,
+) -> dict[str, Any]:
+    """Writes what lies beside a single shard, as the workers do; returns its manifest entries.
+
+    Args:
+      folder: of the users.
+      shard: name of the shard.
+      keys: uint64 [users], ascending.
+      images: uint32 [users].
+      groups: uint32 [groupings, users]; no groupings, no groups.
+      clients: virtual clients per grouping.
+    """
+    (folder / index_name(shard)).write_bytes(encode_index(keys, images))
+    for grouping, row in enumerate(groups):
+        pieces = dict(split_groups(0, row))
+        for part in range(group_files(clients)):
+            mine = [pieces[part]] if part in pieces else []
+            data = encode_groups(mine, groups_in_file(part, clients))
+            (folder / groups_name(grouping, part, clients)).write_bytes(data)
+    shards = [{"name": shard, "users": len(keys)}]
+    grouped = {"virtual_clients": clients, "groupings": len(groups)} if len(groups) else {}
+    return {"shards": shards, **grouped}
 
 
 def user_key(user_id: str) -> int:

@@ -1,7 +1,8 @@
 """A small run up to the point where training starts, and a process that trains it to be killed.
 
 `python -m tests.training_run FOLDER TIMES...` loads TensorFlow once, then forks one trainer after
-the other and kills each with SIGKILL after its time in seconds; the last trains to the end.
+the other and kills each with SIGKILL so many seconds after its first new round is on record; the
+last trains to the end.
 """
 
 import json
@@ -17,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from components.fedemb.artifacts import tree_digest, write_json
-from components.fedemb.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from components.fedemb.config import RunConfig
-from components.fedemb.group_index import write_groups
 from components.fedemb.pixels import encode_png
 from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
 from components.fedemb.provenance import config_digest
 from components.fedemb.records import UserRecord, encode_user
+from components.fedemb.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from tests.partition_run import write_index_files
 
 SIZE = 12
 RUN_ID = "run-1"
+PATIENCE = 120.0
+"""Seconds a trainer that is to be killed may take to its first round."""
 
 
 def config(**changes: Any) -> RunConfig:
@@ -55,8 +58,6 @@ def config(**changes: Any) -> RunConfig:
 
 def write_users(folder: Path, *, users: int, virtual_clients: int, groupings: int) -> None:
     """A user store by hand: blobs with noise, two classes and three images a user."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from array_record.python.array_record_module import ArrayRecordWriter
 
     folder.mkdir(parents=True)
@@ -71,17 +72,11 @@ def write_users(folder: Path, *, users: int, virtual_clients: int, groupings: in
         writer.write(encode_user(UserRecord(int(key), images, labels)))
     writer.close()
     counts = np.full(users, 3, np.uint32)
-    pq.write_table(pa.table({"user_key": keys, "images": counts}), folder / "index.parquet")
     groups = random.integers(0, virtual_clients, (groupings, users)).astype(np.uint32)
-    write_groups(
-        folder / "groups.parquet",
-        lambda grouping: groups[grouping],
-        groupings=groupings,
-        virtual_clients=virtual_clients,
-        users=users,
+    index = write_index_files(
+        folder, name, keys=keys, images=counts, groups=groups, clients=virtual_clients
     )
-    shards = [{"name": name, "users": users}]
-    manifest = {"image_size": SIZE, "channels": 1, "shards": shards}
+    manifest = {"image_size": SIZE, "channels": 1, **index}
     write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
 
 
@@ -159,9 +154,15 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     return ready
 
 
+def round_times(ready: ReadyRun) -> list[float]:
+    """When each round came on record, in order."""
+    records = (ready.private / "train").glob("attempt-*/rounds/*.record")
+    return sorted(path.stat().st_mtime for path in records)
+
+
 def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
     """Forks a trainer; returns its exit status, negative if it was killed."""
-    child = os.fork()
+    before, child = len(round_times(ready)), os.fork()
     if child == 0:
         status = 1
         try:
@@ -172,6 +173,9 @@ def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
         finally:
             os._exit(status)
     if seconds is not None:
+        deadline = time.monotonic() + PATIENCE
+        while len(round_times(ready)) == before and time.monotonic() < deadline:
+            time.sleep(0.001)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -189,9 +193,8 @@ def main(folder: str, *times: str) -> None:
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
     train.code_digest = lambda: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
-    start = time.monotonic()
     last = _kill_after(ready, None)
-    sys.stdout.write(f"statuses {statuses} seconds {time.monotonic() - start:.2f} last {last}\n")
+    sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")
 
 
 if __name__ == "__main__":

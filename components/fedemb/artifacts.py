@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.errors import ArtifactError, Refused, StorageError
+from components.fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, StorageError
+
+_WRONG_PATH = frozenset(
+    (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
+)
+"""Errors of a path that no retry mends."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,20 @@ def tree_digest(root: Path) -> str:
     return json_digest(tree_digests(root))
 
 
+def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
+    """The error to raise when a file cannot be written: wrong path, or something to mend.
+
+    Args:
+      what: "could not write model.json", say.
+      path: of the file.
+      error: what the system said.
+    """
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in _WRONG_PATH:
+        return InputError(f"{why}; {path} cannot be a file of ours, name another path")
+    return StorageError(f"{why}; free space or fix permissions of {path.parent}, then run again")
+
+
 def _temporary(path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +131,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
 
     Raises:
+      InputError: the path cannot be one of a file.
       StorageError: the disk is full or the folder may not be written; nothing is left behind.
     """
     try:
@@ -129,10 +149,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"could not write {path.name}: {error.strerror}; free space or fix permissions of "
-            f"{path.parent}, then run again"
-        ) from error
+        raise write_error(f"could not write {path.name}", path, error) from error
 
 
 def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -140,6 +157,7 @@ def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     Raises:
       FileExistsError: somebody created the name first.
+      InputError: the path cannot be one of a file.
       StorageError: the disk is full or the folder may not be written.
     """
     try:
@@ -156,10 +174,7 @@ def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     except FileExistsError:
         raise
     except OSError as error:
-        raise StorageError(
-            f"could not create {path.name}: {error.strerror}; free space or fix permissions of "
-            f"{path.parent}, then run again"
-        ) from error
+        raise write_error(f"could not create {path.name}", path, error) from error
 
 
 def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> str:

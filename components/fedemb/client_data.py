@@ -1,13 +1,7 @@
 """Reading what `partition_users` wrote: users by row, groups by number, examples as arrays.
 
-Layout of a folder (`users/` or `evaluation/`):
-
-    manifest.json                     schema `fedemb/user_store/1`, private counts, digests
-    users-00000-of-00004.arrayrecord  user records, sorted by user key over all shards
-    index.parquet                     user_key, images: one line per row
-    groups.parquet                    `users/` only: one row group per grouping, sorted by group
-
-Rows are global: shard after shard. Everything here is Raw.
+A folder (`users/` or `evaluation/`) is laid out as `user_layout` says. Rows are global: shard after
+shard. Everything here is Raw.
 """
 
 from __future__ import annotations
@@ -25,18 +19,11 @@ from components.fedemb.errors import ArtifactError
 from components.fedemb.group_index import GroupIndex, damaged, read_index
 from components.fedemb.pixels import decode_pngs
 from components.fedemb.records import UserRecord, decode_user
+from components.fedemb.user_layout import STORE_SCHEMA
 
-__all__ = ["GroupIndex", "UserStore", "load_examples", "shard_name"]
+__all__ = ["GroupIndex", "UserStore", "load_examples"]
 
-STORE_SCHEMA = "fedemb/user_store/1"
-WRITER_OPTIONS = "group_size:1,uncompressed"
-"""One record per chunk: a random read touches nothing else. PNGs do not shrink further."""
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-
-
-def shard_name(kind: str, shard: int, shards: int) -> str:
-    """File name of a shard, e.g. `users-00000-of-00004.arrayrecord`."""
-    return f"{kind}-{shard:05d}-of-{shards:05d}.arrayrecord"
 
 
 class UserStore:
@@ -67,14 +54,12 @@ class UserStore:
     @cached_property
     def user_keys(self) -> np.ndarray:
         """Keyed hashes of the users, uint64 [users], ascending: the order of rows."""
-        return read_index(self.path / "index.parquet", len(self), {"user_key": np.uint64})[
-            "user_key"
-        ]
+        return read_index(self.path, self.manifest["shards"], "user_key", np.uint64)
 
     @cached_property
     def image_counts(self) -> np.ndarray:
         """Images of each user, uint32 [users]."""
-        return read_index(self.path / "index.parquet", len(self), {"images": np.uint32})["images"]
+        return read_index(self.path, self.manifest["shards"], "images", np.uint32)
 
     def read(self, rows: Sequence[int] | np.ndarray) -> list[UserRecord]:
         """Reads users by row, in the order asked for.

@@ -1,25 +1,40 @@
 """The index of virtual clients: which users are in which group, for every grouping.
 
-`groups.parquet` has one row group per grouping, sorted by group; `index.parquet` has one line per
-user. Both are read in pieces, so that no column is twice in memory: at a million groups the index
-takes tens of megabytes. Raw.
+A file holds a range of the groups of one grouping, and of each group the shard and the row in the
+shard of its users. Workers write such files side by side, none of them knowing how many users there
+are; readers map them into memory and touch the pages of the groups they ask for. Raw.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from components.fedemb.artifacts import read_json
 from components.fedemb.errors import ArtifactError
+from components.fedemb.user_layout import (
+    GROUPS_PER_FILE,
+    GROUPS_SCHEMA,
+    STORE_SCHEMA,
+    group_files,
+    groups_in_file,
+    groups_name,
+    index_name,
+)
 
-GROUPS_SCHEMA = "fedemb/groups/1"
+_OPEN_FILES = 256
 _PIECE = 1 << 18
+
+GroupPiece = tuple[int, np.ndarray, np.ndarray]
+"""Some users of one shard: its number, their groups counted from the first of a file (uint32), and
+their rows in the shard, ascending within a group (uint32)."""
 
 
 def damaged(name: str, what: str) -> ArtifactError:
@@ -28,35 +43,33 @@ def damaged(name: str, what: str) -> ArtifactError:
 
 
 class GroupIndex:
-    """Which users are in which virtual client, for every grouping.
+    """Which users are in which virtual client, for every grouping. Safe to use from threads.
 
-    One grouping is read at a time and takes 4 bytes per user and 8 per group; the one used last is
-    kept. User keys take 8 bytes per user and are read when first asked for.
+    Opening reads the manifest only. User keys take 8 bytes per user and are read when first asked
+    for; only mechanisms that sample users need them.
     """
 
     def __init__(self, path: Path):
-        """Opens `groups.parquet`, given it or its folder; reads no group yet.
+        """Opens a folder of users.
 
         Raises:
-          ArtifactError: missing, damaged or of another schema version.
+          ArtifactError: incomplete, without groups, or of another schema version.
         """
-        path = Path(path)
-        self._path = path / "groups.parquet" if path.is_dir() else path
-        self._file = _open(self._path)
-        found = (self._file.schema_arrow.metadata or {}).get(b"fedemb", b"{}")
-        header = json.loads(found)
-        if header.get("schema") != GROUPS_SCHEMA:
-            raise damaged(
-                self._path.name, f"has schema {header.get('schema')!r}, expected {GROUPS_SCHEMA!r}"
-            )
-        self.virtual_clients: int = header["virtual_clients"]
+        self._path = Path(path)
+        manifest = read_json(self._path / "manifest.json", STORE_SCHEMA)
+        if "virtual_clients" not in manifest:
+            raise damaged(self._path.name, "holds no groups")
+        self.virtual_clients: int = manifest["virtual_clients"]
         """Virtual clients per grouping (G)."""
-        self.groupings: int = header["groupings"]
+        self.groupings: int = manifest["groupings"]
         """Independent groupings (R)."""
-        self.user_count: int = header["users"]
+        self._shards: list[dict[str, Any]] = manifest["shards"]
+        sizes = [shard["users"] for shard in self._shards]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self.user_count = int(self._starts[-1])
         """Number of users. Private."""
         self._lock = threading.Lock()
-        self._loaded: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._file = lru_cache(_OPEN_FILES)(self._map)
 
     @classmethod
     def load(cls, path: Path) -> GroupIndex:
@@ -66,116 +79,148 @@ class GroupIndex:
     @cached_property
     def user_keys(self) -> np.ndarray:
         """Keyed hashes of the users, uint64 [users], ascending: the order of rows."""
-        path = self._path.parent / "index.parquet"
-        return read_index(path, self.user_count, {"user_key": np.uint64})["user_key"]
+        return read_index(self._path, self._shards, "user_key", np.uint64)
 
     def members(self, grouping: int, group: int) -> np.ndarray:
         """Rows of the users of one virtual client, int64 [members], ascending.
 
         Raises:
           IndexError: no such grouping or group.
+          ArtifactError: its file is missing or damaged.
         """
         if not (0 <= grouping < self.groupings and 0 <= group < self.virtual_clients):
             raise IndexError(f"no group {group} in grouping {grouping}")
-        rows, starts = self._grouping(grouping)
-        return rows[starts[group] : starts[group + 1]].astype(np.int64)
+        part, place = divmod(group, GROUPS_PER_FILE)
+        offsets, shards, rows = self._part(grouping, part)
+        chosen = slice(int(offsets[place]), int(offsets[place + 1]))
+        return self._starts[shards[chosen]] + rows[chosen]
 
     def group_sizes(self, grouping: int) -> np.ndarray:
         """Users of each virtual client, int64 [virtual_clients]. Private."""
-        return np.diff(self._grouping(grouping)[1])
+        parts = range(group_files(self.virtual_clients))
+        sizes = [np.diff(self._part(grouping, part)[0]) for part in parts]
+        return np.concatenate(sizes).astype(np.int64)
 
-    def _grouping(self, grouping: int) -> tuple[np.ndarray, np.ndarray]:
+    def _part(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self._lock:
-            if self._loaded is None or self._loaded[0] != grouping:
-                self._loaded = None
-                self._loaded = (grouping, *self._read(grouping))
-            return self._loaded[1:]
+            return self._file(grouping, part)
 
-    def _read(self, grouping: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.empty(self.user_count, np.uint32)
-        starts = np.zeros(self.virtual_clients + 1, np.int64)
-        if self.user_count == 0:
-            return rows, starts
-        columns = ["group", "row"]
-        for start, pieces in _pieces(self._file, self.user_count, columns, row_groups=[grouping]):
-            rows[start : start + len(pieces["row"])] = pieces["row"]
-            first, last = int(pieces["group"][0]), int(pieces["group"][-1])
-            if last >= self.virtual_clients:
-                raise damaged(self._path.name, "does not fit its header")
-            starts[first + 1 : last + 2] += np.bincount(pieces["group"] - first)
-        np.cumsum(starts, out=starts)
-        return rows, starts
+    def _map(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets of the groups, then shards and rows of their users, mapped."""
+        import pyarrow as pa
+
+        name = groups_name(grouping, part, self.virtual_clients)
+        try:
+            file = pa.ipc.open_file(pa.memory_map(str(self._path / name)))
+            found = (file.schema.metadata or {}).get(b"fedemb", b"").decode()
+            if found != GROUPS_SCHEMA:
+                raise damaged(name, f"has schema {found!r}, expected {GROUPS_SCHEMA!r}")
+            batch = file.get_batch(0)
+            batch.validate(full=True)
+            shards, rows = batch.columns
+        except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+            raise damaged(name, "is missing or damaged") from error
+        if batch.num_rows != groups_in_file(part, self.virtual_clients):
+            raise damaged(name, "does not fit its header")
+        return shards.offsets.to_numpy(), shards.values.to_numpy(), rows.values.to_numpy()
 
 
-def write_groups(
-    path: Path,
-    groups_of: Callable[[int], np.ndarray],
-    *,
-    groupings: int,
-    virtual_clients: int,
-    users: int,
-) -> None:
-    """Writes `groups.parquet`, one grouping at a time, so that memory holds only one.
+def split_groups(shard: int, groups: np.ndarray) -> list[tuple[int, GroupPiece]]:
+    """Cuts the users of a shard by the file their group is in.
 
     Args:
-      path: file to write.
-      groups_of: gives, for a grouping, the group of every row, uint32 [users].
-      groupings: how many there are (R).
-      virtual_clients: groups per grouping (G).
-      users: number of rows.
+      shard: number of the shard.
+      groups: group of every row of it in one grouping, uint32 [rows].
+
+    Returns:
+      Number of the file and what goes into it, for files that get something.
+    """
+    rows = np.argsort(groups, kind="stable").astype(np.uint32)
+    ordered = groups[rows]
+    parts = ordered // GROUPS_PER_FILE
+    cuts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(rows)]
+    return [
+        (int(parts[first]), (shard, ordered[first:last] % GROUPS_PER_FILE, rows[first:last]))
+        for first, last in pairwise(cuts)
+        if last > first
+    ]
+
+
+def encode_groups(pieces: Iterable[GroupPiece], groups: int) -> bytes:
+    """A file of groups (Arrow IPC); the same pieces in any order give the same bytes.
+
+    Args:
+      pieces: what `split_groups` gave for this file, one of every shard.
+      groups: groups of the file.
+    """
+    import pyarrow as pa
+
+    ordered = sorted(pieces, key=lambda piece: piece[0])
+    numbers = np.array([shard for shard, _, _ in ordered], np.uint16)
+    shards = np.repeat(numbers, [len(rows) for _, _, rows in ordered])
+    none = np.empty(0, np.uint32)
+    members = np.concatenate([none, *(group for _, group, _ in ordered)])
+    rows = np.concatenate([none, *(rows for _, _, rows in ordered)])
+    order = np.argsort(members, kind="stable")
+    offsets = np.zeros(groups + 1, np.int32)
+    np.cumsum(np.bincount(members, minlength=groups), out=offsets[1:])
+    columns = {"shard": shards[order], "row": rows[order]}
+    lists = [pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns.values()]
+    fields = [pa.field(name, column.type) for name, column in zip(columns, lists, strict=True)]
+    schema = pa.schema(fields, {"fedemb": GROUPS_SCHEMA})
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(lists, schema=schema))
+    return sink.getvalue()
+
+
+def encode_index(keys: np.ndarray, images: np.ndarray) -> bytes:
+    """The index beside a shard (Parquet).
+
+    Args:
+      keys: user keys in the order of the records, uint64 [users].
+      images: how many each user has, uint32 [users].
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    header = {
-        "schema": GROUPS_SCHEMA,
-        "virtual_clients": virtual_clients,
-        "groupings": groupings,
-        "users": users,
-    }
-    schema = pa.schema(
-        [pa.field("group", pa.uint32(), False), pa.field("row", pa.uint32(), False)],
-        {"fedemb": json.dumps(header, sort_keys=True)},
-    )
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-        for grouping in range(groupings if users else 0):
-            groups = groups_of(grouping)
-            rows = np.argsort(groups, kind="stable").astype(np.uint32)
-            table = pa.table([groups[rows].astype(np.uint32), rows], schema=schema)
-            writer.write_table(table, row_group_size=users)
+    fields = [pa.field("user_key", pa.uint64(), False), pa.field("images", pa.uint32(), False)]
+    sink = io.BytesIO()
+    table = pa.table([keys, images], schema=pa.schema(fields))
+    pq.write_table(table, sink, compression="none", use_dictionary=False)
+    return sink.getvalue()
 
 
-def _open(path: Path) -> Any:
+def read_index(
+    folder: Path, shards: Sequence[dict[str, Any]], column: str, kind: type
+) -> np.ndarray:
+    """Reads a column of the indexes of all shards, [users].
+
+    Args:
+      folder: of the users.
+      shards: `shards` of its manifest.
+      column: `user_key` or `images`.
+      kind: type of the result.
+
+    Raises:
+      ArtifactError: an index is missing or damaged.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        return pq.ParquetFile(path, buffer_size=_PIECE, pre_buffer=False)
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(path.name, "is missing or damaged") from error
-
-
-def _pieces(
-    file: Any, rows: int, columns: list[str], **selection: Any
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yields `(start, {column: array})` of pieces."""
-    import pyarrow as pa
-
+    values = np.empty(sum(shard["users"] for shard in shards), kind)
     start = 0
-    try:
-        for batch in file.iter_batches(_PIECE, columns=columns, **selection):
-            yield start, {name: batch.column(name).to_numpy() for name in columns}
-            start += len(batch)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise damaged("an index of the users", "is damaged") from error
-    if start != rows:
-        raise damaged("an index of the users", "does not fit its header")
-
-
-def read_index(path: Path, users: int, columns: Mapping[str, type]) -> dict[str, np.ndarray]:
-    """Reads columns of `index.parquet`, each [users]."""
-    arrays = {name: np.empty(users, kind) for name, kind in columns.items()}
-    for start, pieces in _pieces(_open(path), users, list(columns)):
-        for name, piece in pieces.items():
-            arrays[name][start : start + len(piece)] = piece
-    return arrays
+    for shard in shards:
+        name = index_name(shard["name"])
+        end = start + shard["users"]
+        try:
+            file = pq.ParquetFile(folder / name, buffer_size=_PIECE, pre_buffer=False)
+            for batch in file.iter_batches(_PIECE, columns=[column]):
+                piece = batch.column(column).to_numpy()
+                values[start : start + len(piece)] = piece
+                start += len(piece)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise damaged(name, "is missing or damaged") from error
+        if start != end:
+            raise damaged(name, "does not fit the manifest")
+    return values

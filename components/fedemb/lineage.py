@@ -1,13 +1,17 @@
 """Lineage: which step took what and gave what, as OpenLineage events in a JSON-lines file.
 
-The file is the default; where `OPENLINEAGE_URL` is set, the events are sent there as well. Raw
+The file is the default; where `OPENLINEAGE_URL` is set, the events are sent there as well (with
+`OPENLINEAGE_API_KEY` and `OPENLINEAGE_ENDPOINT`, if the receiver wants them). A receiver that is
+down costs a few seconds and a sentence in the log, never the run: the file has it all. Raw
 artifacts appear by name, with the keyed commitment that the ledger holds, never by a plain digest.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,10 +21,15 @@ from typing import Any
 
 from components.fedemb.errors import ArtifactError, InputError
 from components.fedemb.evidence import Evidence
+from components.fedemb.storage import open_store
 
 PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
 FILE_NAME = "lineage.jsonl"
+SEND_SECONDS = 3.0
+"""How long a receiver may take to connect, or to answer one event."""
+SEND_SECONDS_IN_ALL = 15.0
+_log = logging.getLogger(__name__)
 _NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
 
 Artifacts = Mapping[str, str | None]
@@ -59,16 +68,54 @@ def emit(
     from openlineage.client.transport.file import FileConfig, FileTransport
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    clients = [
-        OpenLineageClient(transport=FileTransport(FileConfig(log_file_path=str(path), append=True)))
-    ]
-    if os.environ.get("OPENLINEAGE_URL"):
-        clients.append(OpenLineageClient(url=os.environ["OPENLINEAGE_URL"]))
     when = (time or datetime.now(UTC)).isoformat()
-    for step in steps:
-        event = _event(run_id, step, when, config_sha, code_sha)
-        for client in clients:
+    events = [_event(run_id, step, when, config_sha, code_sha) for step in steps]
+    file = FileTransport(FileConfig(log_file_path=str(path), append=True))
+    client = OpenLineageClient(transport=file)
+    for event in events:
+        client.emit(event)
+    if os.environ.get("OPENLINEAGE_URL"):
+        problem = ["it did not answer in time"]
+        sender = threading.Thread(
+            target=lambda: problem.append(_send(os.environ["OPENLINEAGE_URL"], events)), daemon=True
+        )
+        sender.start()
+        sender.join(SEND_SECONDS_IN_ALL)  # a receiver that answers byte by byte outlasts timeouts
+        if problem[-1]:
+            _log.warning(
+                "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, "
+                "and the events are in %s",
+                problem[-1],
+                FILE_NAME,
+            )
+
+
+def _send(url: str, events: list[Any]) -> str:
+    """Sends events to a receiver; the first that fails is the last. Returns why, or nothing."""
+    from openlineage.client import OpenLineageClient
+    from openlineage.client.transport.http import (
+        ApiKeyTokenProvider,
+        HttpConfig,
+        HttpTransport,
+        TokenProvider,
+    )
+
+    key = os.environ.get("OPENLINEAGE_API_KEY")
+    try:
+        config = HttpConfig(
+            url=url,
+            endpoint=os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage"),
+            timeout=SEND_SECONDS,
+            retry={"total": 0},
+            auth=ApiKeyTokenProvider({"apiKey": key}) if key else TokenProvider({}),
+        )
+        client = OpenLineageClient(transport=HttpTransport(config))
+        for event in events:
             client.emit(event)
+    except Exception as error:  # whatever a receiver does, the run goes on
+        response = getattr(error, "response", None)
+        return f"HTTP {response.status_code}" if response is not None else type(error).__name__
+    return ""
 
 
 def _event(run_id: str, step: StepLineage, when: str, config_sha: str, code_sha: str) -> Any:
@@ -116,9 +163,14 @@ def _uuid(*parts: str) -> str:
 
 
 def steps_of(
-    evidence: Evidence, report_sha: str | None = None, bundle_sha: str | None = None
+    evidence: Evidence,
+    report_sha: str | None = None,
+    verdict_sha: str | None = None,
 ) -> list[StepLineage]:
-    """The steps of a run, from its documents; report and bundle as far as they exist."""
+    """The steps of a run, from its documents; report and verdict as far as they exist.
+
+    With a verdict comes the release, which has no digest here: it contains the lineage.
+    """
     files, users = evidence.model_files, evidence.users.body
     plan = {"privacy_plan": evidence.plan.sha}
     reservation = {"reservation": evidence.reservation.sha}
@@ -154,28 +206,49 @@ def steps_of(
         report = {"privacy_report": report_sha}
         taken = {**plan, **reservation, **manifest, **model, **audit, **utility}
         steps.append(StepLineage("account_privacy", taken, report))
-        if bundle_sha is not None:
-            steps.append(StepLineage("release_model", {**report, **model}, {"release": bundle_sha}))
+        if verdict_sha is not None:
+            verdict = {"verdict": verdict_sha}
+            steps.append(StepLineage("gate_release", {**taken, **report}, verdict))
+            steps.append(
+                StepLineage("release_model", {**verdict, **report, **model}, {"release": None})
+            )
     return steps
 
 
-def read_steps(path: Path) -> list[StepLineage]:
-    """Reads the events of a file.
+def read_steps(uri: str | Path) -> list[StepLineage]:
+    """Reads the events of a run.
+
+    Args:
+      uri: a lineage file, or what holds one: a run, a release; local, gs:// or s3://. Of several
+        files the longest is taken: a release repeats and completes what the report's file says.
 
     Raises:
-      ArtifactError: missing, or not lines of OpenLineage events.
+      InputError: there is no lineage at the address.
+      ArtifactError: the file does not hold lines of OpenLineage events.
     """
+    store = open_store(uri)
+    name = FILE_NAME
+    if store.local_root is not None and store.local_root.is_file():
+        store, name = open_store(store.local_root.parent), store.local_root.name
+    else:
+        mine = (item for item in store.entries() if item.name.split("/")[-1] == FILE_NAME)
+        found = max(mine, key=lambda item: item.size, default=None)
+        if found is None:
+            raise InputError(
+                f"{uri} holds no {FILE_NAME}; it is written when the privacy report is made"
+            )
+        name = found.name
     try:
-        events = [json.loads(line) for line in path.read_text().splitlines()]
+        events = [json.loads(line) for line in store.read(name).decode().splitlines()]
         return [
             StepLineage(
                 event["job"]["name"], _read(event.get("inputs")), _read(event.get("outputs"))
             )
             for event in events
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
-            f"{path.name} holds no lineage that can be read; take the file of a finished run"
+            f"{name} holds no lineage that can be read; take the file of a finished run"
         ) from error
 
 

@@ -16,6 +16,10 @@ from typing import Any
 from components.fedemb.errors import ArtifactError
 
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
+_LIST = 64
+"""Numbers in one list of a layer's settings: shapes, strides, axes; more would be a tensor."""
+_TEXT = 1024
+"""Characters in one setting; more would be code or data."""
 
 
 def stored_tensors(path: Path) -> list[dict[str, Any]]:
@@ -25,27 +29,46 @@ def stored_tensors(path: Path) -> list[dict[str, Any]]:
       `{"name": path inside the weights file, "shape": [..]}`, sorted by name.
 
     Raises:
-      ArtifactError: not such a file, other members inside, or an optimizer or compiled state.
+      ArtifactError: not such a file, other members inside, an optimizer or compiled state, or
+        layers that carry code or numbers in their settings.
     """
+    return [{"name": name, "shape": list(value.shape)} for name, value in _read(path)]
+
+
+def stored_values(path: Path) -> list[Any]:
+    """The tensors of a `.keras` file as arrays, in the order of `stored_tensors`.
+
+    Raises:
+      ArtifactError: as `stored_tensors`.
+    """
+    return [value for _, value in _read(path)]
+
+
+def _read(path: Path) -> list[tuple[str, Any]]:
     import h5py
+    import numpy as np
 
     try:
         with zipfile.ZipFile(path) as archive:
-            members = set(archive.namelist())
-            if members != _MEMBERS:
+            members = archive.namelist()
+            if sorted(members) != sorted(_MEMBERS):
+                odd = sorted(set(members) ^ _MEMBERS) or ["a member twice"]
                 raise ArtifactError(
-                    f"{path.name} holds {sorted(members ^ _MEMBERS)} beside or instead of a "
-                    "backbone; save the backbone alone"
+                    f"{path.name} holds {odd} beside or instead of a backbone; save the backbone "
+                    "alone"
                 )
             config = json.loads(archive.read("config.json"))
             weights = archive.read("model.weights.h5")
-        tensors: list[dict[str, Any]] = []
+        tensors: list[tuple[str, Any]] = []
 
         def visit(name: str, item: Any) -> None:
+            if any(value.size > _LIST for value in map(np.asarray, item.attrs.values())):
+                raise ArtifactError(f"{path.name} holds numbers beside its tensors; save it anew")
             if isinstance(item, h5py.Dataset):
-                tensors.append({"name": name, "shape": list(item.shape)})
+                tensors.append((name, item[()]))
 
         with h5py.File(io.BytesIO(weights), "r") as file:
+            visit("/", file)
             file.visititems(visit)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ArtifactError(
@@ -55,7 +78,34 @@ def stored_tensors(path: Path) -> list[dict[str, Any]]:
         raise ArtifactError(
             f"{path.name} holds compile settings, so it is not a bare backbone; save it uncompiled"
         )
-    return sorted(tensors, key=lambda tensor: tensor["name"])
+    problem = _setting_problem(config)
+    if problem is not None:
+        raise ArtifactError(f"{path.name} {problem}; keep weights in tensors and code in modules")
+    return sorted(tensors, key=lambda tensor: tensor[0])
+
+
+def _setting_problem(value: Any) -> str | None:
+    """Whether the settings of the layers hold what only tensors or code may hold."""
+    if isinstance(value, str):
+        return f"holds a text of {len(value)} characters" if len(value) > _TEXT else None
+    if isinstance(value, dict):
+        if value.get("class_name") in ("Lambda", "__lambda__"):
+            return "holds a Lambda layer, which is code"
+        items = list(value.values())
+    elif isinstance(value, list):
+        items = value
+        numbers = _numbers(value)
+        if numbers > _LIST:
+            return f"holds {numbers} numbers in the settings of a layer"
+    else:
+        return None
+    return next(filter(None, map(_setting_problem, items)), None)
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_numbers, value))
+    return isinstance(value, int | float)
 
 
 def tensor_problem(stored: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str | None:

@@ -21,7 +21,7 @@ from components.fedemb.artifacts import canonical_json, json_digest
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import LedgerError
 from components.fedemb.evidence import Evidence
-from components.fedemb.privacy import accounting
+from components.fedemb.privacy import accounting, loss_grid
 from components.fedemb.privacy.events import event_from_json, event_to_json
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.ledger import Ledger, Reservation, Spent
@@ -47,7 +47,8 @@ ASSUMPTIONS = [
     "Whoever reads the private root (images, diagnostics, rejects, raw audit scores, logs of "
     "failures) is outside the guarantee.",
     "A user has one id and, where a column names cohorts, one cohort, the same in every run of the "
-    "policy; another id or cohort would be charged to another account.",
+    "policy; another id or cohort would be charged to another account. Whoever has records of "
+    "several cohorts takes no part.",
     "The thresholds of `fedemb check-data` are the data owner's preflight and lie before the "
     "guarantee.",
 ]
@@ -254,7 +255,7 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, A
         "library": "dp-accounting",
         "version": accounting.library_version(),
         "accountant": guarantee.accountant,
-        "discretisation": accounting.discretisation(plan.event()),
+        "discretisation": loss_grid.discretisation(plan.event()),
         "event": event_to_json(plan.event()),
         "rounds_priced": plan.rounds,
         "epsilon": _finite(guarantee.epsilon),

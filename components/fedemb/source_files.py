@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import gzip
-import io
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from components.fedemb.errors import InputError, StorageError
@@ -20,8 +21,9 @@ from components.fedemb.storage import Store, open_store
 _ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
 
 
-def open_parquet(store: Store, name: str) -> Any:
-    """Opens a Parquet file; remote ones are read whole.
+@contextmanager
+def open_parquet(store: Store, name: str) -> Iterator[Any]:
+    """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
 
     Raises:
       InputError: missing, cut or damaged.
@@ -30,52 +32,79 @@ def open_parquet(store: Store, name: str) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        path = store.local_root / name if store.local_root else None
-        return pq.ParquetFile(path if path else io.BytesIO(store.read(name)))
-    except FileNotFoundError as error:
-        raise InputError(f"{name} is gone from {store.uri}; check data.source.uri") from error
-    except PermissionError as error:
-        raise StorageError(f"{name} in {store.uri} may not be read; fix permissions") from error
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"{name} is not a whole Parquet file (cut or damaged); copy it again"
-        ) from error
+    with _as_file(store, name) as path:
+        try:
+            file = pq.ParquetFile(path)
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        except PermissionError as error:
+            raise _forbidden(store, name) from error
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"{name} is not a whole Parquet file (cut or damaged); copy it again"
+            ) from error
+        with file:
+            yield file
 
 
-def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Any:
-    """Opens a CSV file for reading in blocks, all columns as bytes; odd lines are skipped."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    source = store.local_root / name if store.local_root else io.BytesIO(store.read(name))
-    types = None if columns is None else dict.fromkeys(columns, pa.binary())
-    return csv.open_csv(
-        source,
-        read_options=csv.ReadOptions(block_size=1 << 20),
-        parse_options=csv.ParseOptions(
-            newlines_in_values=True, invalid_row_handler=lambda _row: "skip"
-        ),
-        convert_options=csv.ConvertOptions(
-            check_utf8=False, column_types=types, include_columns=columns
-        ),
-    )
+@contextmanager
+def _as_file(store: Store, name: str) -> Iterator[Path]:
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(store.as_file(name))
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        yield path
 
 
-def csv_columns(store: Store, name: str) -> list[str]:
-    """Names in the header line.
+def _gone(store: Store, name: str) -> InputError:
+    return InputError(f"{name} is gone from {store.uri}; check data.source.uri")
+
+
+def _forbidden(store: Store, name: str) -> StorageError:
+    return StorageError(f"{name} in {store.uri} may not be read; fix permissions")
+
+
+@contextmanager
+def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    """Opens a CSV file for reading in blocks, all columns as bytes; odd lines are skipped.
 
     Raises:
       InputError: missing, or no CSV.
+      StorageError: no permission.
     """
     import pyarrow as pa
+    from pyarrow import csv
 
-    try:
-        return open_csv(store, name, None).schema.names
-    except FileNotFoundError as error:
-        raise InputError(f"{name} is gone from {store.uri}; check data.source.uri") from error
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{name} cannot be read as CSV with a header line; check it") from error
+    types = None if columns is None else dict.fromkeys(columns, pa.binary())
+    with _as_file(store, name) as path:
+        try:
+            reader = csv.open_csv(
+                path,
+                read_options=csv.ReadOptions(block_size=1 << 20),
+                parse_options=csv.ParseOptions(
+                    newlines_in_values=True, invalid_row_handler=lambda _row: "skip"
+                ),
+                convert_options=csv.ConvertOptions(
+                    check_utf8=False, column_types=types, include_columns=columns
+                ),
+            )
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        except PermissionError as error:
+            raise _forbidden(store, name) from error
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise InputError(
+                f"{name} cannot be read as CSV with a header line and the columns wanted; check it"
+            ) from error
+        with reader:
+            yield reader
+
+
+def csv_columns(store: Store, name: str) -> list[str]:
+    """Names in the header line; raises as `open_csv`."""
+    with open_csv(store, name, None) as reader:
+        return reader.schema.names
 
 
 def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
@@ -91,10 +120,11 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
         return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
     store = open_store(root)
-    path = store.local_root / name if store.local_root else None
     try:
-        opened = path.open("rb") if path else io.BytesIO(store.read(name))
-        with opened, gzip.open(opened) if name.endswith(".gz") else opened as file:
+        with (
+            _as_file(store, name) as path,
+            gzip.open(path) if name.endswith(".gz") else path.open("rb") as file,
+        ):
             while head := file.read(12):
                 length = int.from_bytes(head[:8], "little")
                 if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
@@ -105,7 +135,7 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
                     raise EOFError
                 yield record
     except PermissionError as error:
-        raise StorageError(f"{name} in {root} may not be read; fix it") from error
+        raise _forbidden(store, name) from error
     except (OSError, EOFError) as error:
         raise InputError(
             f"{name} is not a whole TFRecord file (cut or damaged); copy it again"
@@ -142,6 +172,8 @@ class ImageFiles:
         """
         parts = name.split("/")
         if not name or any(piece in ("", "..") or piece.startswith(".") for piece in parts):
+            raise BadImageError("image_missing")
+        if self._store.local_root is None and not name.isprintable():  # no bucket can name it
             raise BadImageError("image_missing")
         names = [name]
         if len(parts) == 1 and len(name) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/

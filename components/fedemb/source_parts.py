@@ -1,15 +1,21 @@
 """Finding what there is to read: files, row groups, folders; and failing loudly if it is not there.
 
 Only names and schemas are looked at, never data: a missing file, a missing column, a cut file or a
-lack of permission is infrastructure, and one sentence says so before anything runs.
+lack of permission is infrastructure, and one sentence says so before anything runs. `find_parts`
+runs in the driver and lists files; what grows with the users, a folder each or the row groups of a
+file, is found by workers with `split_part`, a few at a time. Of files in a bucket the driver looks
+into the first only, workers into all.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 from components.fedemb.config import SourceConfig
 from components.fedemb.errors import InputError
@@ -28,7 +34,9 @@ class Part:
     name: str
     """Name of the file in the store; empty for folders."""
     row_group: int | None = None
+    """None: all of the file."""
     folders: tuple[str, ...] = ()
+    """Empty for a file, and for all folders of the store."""
 
 
 def source_format(source: SourceConfig) -> str:
@@ -65,15 +73,51 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
     if kind == "csv":
         _check_image_root(source)
         wanted.append(source.columns.image_id)
-    parts = []
-    for name in names:
+    looked_into = names if store.local_root is not None else names[:1]
+    for name in looked_into:
         if kind == "parquet":
-            parts += _parquet_parts(store, name, source, wanted)
-            continue
-        if kind == "csv":
-            _check_columns(name, csv_columns(store, name), wanted)
-        parts.append(Part(store.uri, name))
-    return parts
+            with open_parquet(store, name) as file:
+                check_parquet(name, file.schema_arrow, source, wanted)
+        elif kind == "csv":
+            check_columns(name, csv_columns(store, name), wanted)
+    return [Part(store.uri, name) for name in names]
+
+
+def split_part(part: Part) -> Iterator[Part]:
+    """Yields what one worker after the other can read of a part, without reading data.
+
+    Raises:
+      InputError: the file is damaged.
+      StorageError: it cannot be read any more.
+    """
+    store = open_store(part.root)
+    if not part.name and not part.folders:
+        for folders in _batches(_folders(store)):
+            yield replace(part, folders=folders)
+    elif part.name.lower().endswith((".parquet", ".pq")) and store.local_root is not None:
+        with open_parquet(store, part.name) as file:
+            groups = file.metadata.num_row_groups
+        yield from (replace(part, row_group=group) for group in range(groups))
+    else:  # one download per file in a bucket, not one per row group
+        yield part
+
+
+def _batches(folders: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    rest = iter(folders)
+    while batch := tuple(islice(rest, FOLDERS_PER_PART)):
+        yield batch
+
+
+def _folders(store: Store) -> Iterator[str]:
+    """Names of the folders at the top of a store, in any order, a page at a time."""
+    if store.local_root is None:
+        names = (entry.name for entry in store.entries() if "/" in entry.name)
+        yield from (folder for folder, _ in groupby(names, lambda name: name.split("/")[0]))
+        return
+    with os.scandir(store.local_root) as entries:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield entry.name
 
 
 def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
@@ -100,26 +144,19 @@ def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
 
 def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
     known = [source.columns.user_id, *([source.columns.label] if source.columns.label else [])]
-    _check_columns("an image folder", known, wanted)
+    check_columns("an image folder", known, wanted)
     store = open_store(source.uri)
-    if store.local_root is not None:
-        if not store.local_root.is_dir():
-            raise InputError(
-                f"there is no folder {source.uri}; check data.source.uri and data.source.format"
-            )
-        entries = store.local_root.iterdir()
-        folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    else:
-        folders = sorted({name.split("/")[0] for name in store.list() if "/" in name})
-    if not folders:
+    if store.local_root is not None and not store.local_root.is_dir():
+        raise InputError(
+            f"there is no folder {source.uri}; check data.source.uri and data.source.format"
+        )
+    if next(_folders(store), None) is None:
         raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
-    return [
-        Part(store.uri, "", folders=tuple(folders[start : start + FOLDERS_PER_PART]))
-        for start in range(0, len(folders), FOLDERS_PER_PART)
-    ]
+    return [Part(store.uri, "")]
 
 
-def _check_columns(name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+def check_columns(name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises InputError unless a file has all columns."""
     for column in wanted:
         if column not in found:
             raise InputError(
@@ -136,14 +173,12 @@ def _check_image_root(source: SourceConfig) -> None:
         raise InputError(f"there is no folder {source.image_root}; check data.source.image_root")
 
 
-def _parquet_parts(store: Store, name: str, source: SourceConfig, wanted: list[str]) -> list[Part]:
+def check_parquet(name: str, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:
+    """Raises InputError unless a Parquet file has all columns, and images in the right one."""
     import pyarrow as pa
 
-    with open_parquet(store, name) as file:
-        schema = file.schema_arrow
-        groups = file.metadata.num_row_groups
     image = source.columns.image
-    _check_columns(name, schema.names, [image, *wanted])
+    check_columns(name, schema.names, [image, *wanted])
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
@@ -152,6 +187,3 @@ def _parquet_parts(store: Store, name: str, source: SourceConfig, wanted: list[s
             f"column {image!r} of {name} holds {kind}, expected encoded image bytes; name the right"
             " one in data.source.columns.image"
         )
-    if store.local_root is None:  # one download per file, not one per row group
-        return [Part(store.uri, name)]
-    return [Part(store.uri, name, group) for group in range(groups)]

@@ -1,15 +1,16 @@
 """Reading images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
 
-Reading happens in two moves, so that Beam can spread it and a laptop can loop over it: `find_parts`
-looks at names and schemas and fails loudly when the infrastructure is at fault; `read_part` yields
-batches of rows and never judges them: what is wrong with a single record is for the caller to drop.
+Reading happens in three moves, so that Beam can spread it and a laptop can loop over it:
+`find_parts` looks at names and schemas and fails loudly when the infrastructure is at fault;
+`split_part` cuts a file or folder into pieces for workers; `read_part` yields batches of rows and
+never judges them: what is wrong with a single record is for the caller to drop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,24 @@ from components.fedemb.source_files import (
     open_csv,
     open_parquet,
 )
-from components.fedemb.source_parts import Part, find_parts, source_format
+from components.fedemb.source_parts import (
+    Part,
+    check_parquet,
+    find_parts,
+    source_format,
+    split_part,
+)
 from components.fedemb.storage import open_store
 
-__all__ = ["Batch", "Part", "find_parts", "read_part", "read_public_images", "source_format"]
+__all__ = [
+    "Batch",
+    "Part",
+    "find_parts",
+    "read_part",
+    "read_public_images",
+    "source_format",
+    "split_part",
+]
 
 BATCH_ROWS = 256
 BATCH_BYTES = 8 << 20
@@ -89,6 +104,7 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
     image = source.columns.image
     with open_parquet(open_store(part.root), part.name) as file:
+        check_parquet(part.name, file.schema_arrow, source, columns)
         groups = range(file.metadata.num_row_groups) if part.row_group is None else [part.row_group]
         for group in groups:
             about = file.metadata.row_group(group)
@@ -110,30 +126,40 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
-    try:
-        for block in open_csv(open_store(part.root), part.name, names):
-            for start in range(0, len(block), BATCH_ROWS):
-                rows = block.slice(start, BATCH_ROWS)
-                images = [
-                    canonical_text(value) or "" for value in rows.column(image_id).to_pylist()
-                ]
-                others = {name: rows.column(name).to_pylist() for name in columns}
-                yield Batch(images, others)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{part.name} cannot be read as CSV to its end; check it") from error
+    with open_csv(open_store(part.root), part.name, names) as reader:
+        try:
+            for block in reader:
+                for start in range(0, len(block), BATCH_ROWS):
+                    rows = block.slice(start, BATCH_ROWS)
+                    images = [
+                        canonical_text(value) or "" for value in rows.column(image_id).to_pylist()
+                    ]
+                    others = {name: rows.column(name).to_pylist() for name in columns}
+                    yield Batch(images, others)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{part.name} cannot be read as CSV to its end; check it") from error
 
 
 def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
     store = open_store(part.root)
     for folder in part.folders:
+        if not folder.isprintable():  # no store can name it: one bad record, and the run goes on
+            yield Batch([""], {name: [None] for name in columns})
+            continue
         names = [name for name in store.list(f"{folder}/") if name.count("/") <= 2]
         for start in range(0, len(names), BATCH_ROWS):
             images = names[start : start + BATCH_ROWS]
             classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]
-            everything = {source.columns.user_id: [folder] * len(images)}
+            everything = {source.columns.user_id: [_unicode(folder)] * len(images)}
             if source.columns.label:
-                everything[source.columns.label] = classes
-            yield Batch(list(images), {name: everything[name] for name in columns})
+                everything[source.columns.label] = [_unicode(name) for name in classes]
+            readable = [name if name == _unicode(name) else "" for name in images]
+            yield Batch(readable, {name: everything[name] for name in columns})
+
+
+def _unicode(name: str) -> str:
+    """A name without the bytes that are no Unicode: no engine carries them between workers."""
+    return name.encode(errors="ignore").decode()
 
 
 def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
@@ -194,13 +220,16 @@ def read_public_images(
     pixels: list[np.ndarray] = []
     classes: list[str] = []
     with ThreadPoolExecutor(4) as pool:
-        for part in find_parts(source, [column]):
-            for batch in read_part(source, part, [column]):
-                rows = zip(batch.images, batch.columns[column], strict=True)
-                for decoded in pool.map(decode, rows):
-                    if decoded:
-                        pixels.append(decoded[0])
-                        classes.append(decoded[1])
+        parts = [piece for part in find_parts(source, [column]) for piece in split_part(part)]
+        folders = sorted(folder for part in parts for folder in part.folders)
+        if folders:  # found in any order, but the public set has one
+            parts = [replace(parts[0], folders=tuple(folders))]
+        for batch in (batch for part in parts for batch in read_part(source, part, [column])):
+            rows = zip(batch.images, batch.columns[column], strict=True)
+            for decoded in pool.map(decode, rows):
+                if decoded:
+                    pixels.append(decoded[0])
+                    classes.append(decoded[1])
     if not pixels:
         raise InputError(f"no image of {source.uri} decodes; check the public source")
     labels = np.unique(classes, return_inverse=True)[1]

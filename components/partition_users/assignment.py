@@ -54,7 +54,7 @@ class Assigner:
         self._forgotten = forgotten
         columns = config.data.source.columns
         self._has_cohorts = columns.cohort is not None
-        self._first_cohort = min(config.partition.cohorts)
+        self._cohorts = frozenset(config.partition.cohorts)
         self._shared = config.data.source.label_scope == "global" and columns.label is not None
         evaluation = config.partition.evaluation
         self._by_hash = evaluation if isinstance(evaluation, EvaluationByHash) else None
@@ -84,7 +84,7 @@ class Assigner:
             dropped = "dropped_cross_split"
         elif not user_held and not may_train:
             dropped = "dropped_block_not_reserved"
-        elif cohort is not None and cohort < self._first_cohort:
+        elif cohort is not None and cohort not in self._cohorts:
             dropped = "dropped_other_cohort"
         return Assignment(user_key, class_id, user_held, dropped)
 

@@ -41,6 +41,7 @@ LEFT_OUT = {
     "dropped_over_cap": "beyond partition.max_images_per_user",
     "dropped_cross_split": "training user with a held-out class, or the reverse",
     "dropped_other_cohort": "cohort not in partition.cohorts",
+    "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
 }
 PAGE = "check_data.html"
 SHEET_USERS = 60
@@ -73,10 +74,10 @@ def check(config: RunConfig, private_root: str, pipeline_options: Sequence[str] 
     """
     root = shards.run_root(private_root, "check-data")
     keys = KeyRef("", "", throwaway=derive(b"fedemb", "check-data"))
-    done = partition_images(
-        config, keys=keys, root=root, blocks=None, header={}, pipeline_options=pipeline_options
-    )
     try:
+        done = partition_images(
+            config, keys=keys, root=root, blocks=None, header={}, pipeline_options=pipeline_options
+        )
         with (
             local_tree(join(root, shards.USERS)) as users_path,
             local_tree(join(root, shards.EVALUATION)) as evaluation_path,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,26 +92,23 @@ class Hasher:
         key = self._keys["image"]
         return hashlib.blake2b(pixels.data, digest_size=DIGEST_BYTES, key=key).digest()
 
-    def groups(self, user_keys: list[bytes], groupings: int, virtual_clients: int) -> np.ndarray:
-        """Virtual client of users in every grouping.
+    def groups(
+        self, user_keys: Sequence[bytes], groupings: int, virtual_clients: int
+    ) -> Iterator[np.ndarray]:
+        """Yields the virtual client of users in one grouping after the other, uint32 [users].
 
         Word `r` of the user's hash stream decides grouping `r`, so more groupings leave the first
         ones as they are. The bias of `mod` is below virtual_clients / 2^64.
-
-        Returns:
-          uint32 [groupings, users].
         """
         key = self._keys["group"]
-        blocks = [number.to_bytes(4, "big") for number in range(-(-groupings // 4))]
-        stream = b"".join(
-            [
-                hmac.digest(key, user_key + block, "sha256")
-                for user_key in user_keys
-                for block in blocks
-            ]
-        )
-        words = np.frombuffer(stream, ">u8").reshape(len(user_keys), len(blocks) * 4)
-        return (words[:, :groupings] % np.uint64(virtual_clients)).T.astype(np.uint32)
+        for first in range(0, groupings, 4):
+            block = (first // 4).to_bytes(4, "big")
+            stream = b"".join(
+                [hmac.digest(key, user_key + block, "sha256") for user_key in user_keys]
+            )
+            words = np.frombuffer(stream, ">u8").reshape(len(user_keys), 4)
+            for word in range(min(4, groupings - first)):
+                yield (words[:, word] % np.uint64(virtual_clients)).astype(np.uint32)
 
 
 def shard_of(word: bytes, shards: int) -> int:

@@ -26,11 +26,13 @@ from components.fedemb import errors
 from components.fedemb.artifacts import json_digest, read_json, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
+from components.fedemb.input_version import fingerprint_input
 from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
 from components.fedemb.provenance import config_digest
 from components.fedemb.sources import find_parts
 from components.partition_users import shards
 from components.partition_users.hashing import KeyRef
+from components.partition_users.tombstones import check_store
 
 SCHEMA = "fedemb/users/1"
 RESERVATION_SCHEMA = "fedemb/reservation/1"
@@ -77,7 +79,8 @@ def run(
     Raises:
       InputError: a file or column is missing, or a file is damaged.
       StorageError: a store cannot be read or written.
-      PlanMismatch: the reservation is of another run or configuration.
+      PlanMismatch: the reservation is of another run or configuration, or of an input that has
+        changed since.
     """
     reservation = read_json(reservation_path, RESERVATION_SCHEMA)
     mine = {"run_id": run_id, "config_sha": config_digest(config)}
@@ -87,6 +90,10 @@ def run(
                 f"the reservation's {name} is {reservation[name]!r}, this run's is {value!r}; "
                 "reserve a budget for this run"
             )
+    keys = open_key_store(keys_uri)
+    check_store(config.storage.tombstones, keys, config.policy.policy_id)
+    commitment = commitment_key(keys, config.policy.policy_id)
+    _check_input(config, reservation, commitment)
     partitioned = partition_images(
         config,
         keys=KeyRef(keys_uri, config.policy.policy_id),
@@ -95,7 +102,7 @@ def run(
         header={"run_id": run_id, "config_sha": mine["config_sha"]},
         pipeline_options=pipeline_options,
     )
-    commitment = commitment_key(open_key_store(keys_uri), config.policy.policy_id)
+    _check_input(config, reservation, commitment)  # nothing changed while it was read
     body = {
         **mine,
         "reservation_sha": json_digest(reservation),
@@ -114,6 +121,16 @@ def run(
     return {"schema": SCHEMA, **body}
 
 
+def _check_input(config: RunConfig, reservation: dict[str, Any], key: bytes) -> None:
+    uri = config.data.source.uri
+    if reservation["input"] != fingerprint_input(uri, key, reservation["run_id"]):
+        raise PlanMismatch(
+            f"the files at {uri} are not those the budget was reserved for: some were added, "
+            "removed or replaced since; put the old ones back and resume, or start a run with a new"
+            " id (`fedemb ledger void` gives this reservation back)"
+        )
+
+
 def partition_images(
     config: RunConfig,
     *,
@@ -128,7 +145,9 @@ def partition_images(
     Raises:
       InputError, StorageError: as `run`.
     """
-    from components.partition_users.transforms import Job, build, build_public, columns_of
+    from components.partition_users.public_set import build_public
+    from components.partition_users.reading import Job, columns_of
+    from components.partition_users.transforms import build
 
     _check(config)
     shards.clean(root)
@@ -172,7 +191,15 @@ def _run(build: Callable[[Any], None], options: Sequence[str]) -> None:
 
     named = any(option.startswith("--runner") for option in options)
     flags = [*options] if named else [f"--runner={IN_PROCESS}", *options]
-    pipeline = beam.Pipeline(options=PipelineOptions(flags))
+    try:
+        given = PipelineOptions(flags)
+        given.get_all_options()  # Beam would look at most of them when the pipeline runs
+        pipeline = beam.Pipeline(options=given)
+    except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
+        what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
+        raise ConfigError(
+            f"Apache Beam does not take the options of its engine ({what}); see infra/beam.md"
+        ) from error
     build(pipeline)
     logger = logging.getLogger("apache_beam")
     level = logger.level

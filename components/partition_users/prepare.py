@@ -31,6 +31,8 @@ UserPart = tuple[str | None, str | None, Images, Images, int, int]
 """Cohort, subgroup, images to train on, images held out, and how many came of each."""
 Reject = tuple[str, str, str, str]
 """Reason, user, class, image (file name, or SHA-256 of its bytes). Raw."""
+SEVERAL_COHORTS = "\0several"
+"""Cohort of a user whose records name more than one; no text names it (see `canonical_text`)."""
 
 
 def new_part() -> UserPart:
@@ -45,13 +47,20 @@ def merge(left: UserPart, right: UserPart, cap: int) -> UserPart:
     it came in, so its count is exact.
     """
     return (
-        _least(left[0], right[0]),
+        _one_cohort(left[0], right[0]),
         _least(left[1], right[1]),
         _merge_images(left[2], right[2], cap),
         _merge_images(left[3], right[3], cap),
         left[4] + right[4],
         left[5] + right[5],
     )
+
+
+def _one_cohort(left: str | None, right: str | None) -> str | None:
+    """The cohort both name; a rule that picked one would pick another once records come or go."""
+    if left is None or right is None:
+        return left if right is None else right
+    return left if left == right else SEVERAL_COHORTS
 
 
 def _least(left: str | None, right: str | None) -> str | None:
@@ -178,8 +187,8 @@ class Preparer:
             goes = self._assigner.assign(user_id, label or "", cohort, value)
             if cohort or subgroup:
                 known = prepared.parts.get(goes.user_key) or new_part()
-                least = (_least(known[0], cohort), _least(known[1], subgroup))
-                prepared.parts[goes.user_key] = (*least, *known[2:])
+                named = (_one_cohort(known[0], cohort), _least(known[1], subgroup))
+                prepared.parts[goes.user_key] = (*named, *known[2:])
             if goes.dropped:
                 prepared.counts[goes.dropped] += 1
             else:

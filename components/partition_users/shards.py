@@ -1,36 +1,48 @@
-"""Writing the partition: shards by workers, index and manifest by the driver, manifest last.
+"""Writing the partition: everything by workers, only the manifest by the driver, manifest last.
 
 Every file is written under a temporary name and renamed, or put as a whole object, with bytes that
 depend on its content alone: a shard written twice, by a retry or a straggler, is the same shard. A
-folder without its `manifest.json` is incomplete, and readers say so.
+folder without its `manifest.json` is incomplete, and readers say so. Nobody holds the images of a
+shard in memory: they go to a temporary file unsorted, and from there in the order of their users.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tempfile
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from components.fedemb.artifacts import canonical_json, json_digest, sha256_hex
-from components.fedemb.client_data import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import StorageError
-from components.fedemb.group_index import write_groups
-from components.fedemb.storage import Store, join, open_store
-from components.partition_users.hashing import Hasher
+from components.fedemb.group_index import GroupPiece, encode_groups, encode_index
+from components.fedemb.storage import join, open_store
+from components.fedemb.user_layout import (
+    STORE_SCHEMA,
+    WRITER_OPTIONS,
+    group_files,
+    groups_in_file,
+    groups_name,
+    index_name,
+    shard_name,
+)
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
 
 UserRow = tuple[bytes, int, bytes]
 """User key, images, encoded user record."""
+Written = tuple[str, str, int, int]
+"""Name of a file in its folder, SHA-256, and of a shard its users and images, else 0."""
 
 
 def clean(root: str) -> None:
@@ -53,67 +65,93 @@ def _delete(root: str, kinds: Sequence[str]) -> None:
 
 
 def write_shard(
-    root: str,
-    kind: str,
-    shard: int,
-    *,
-    rows: Iterable[UserRow],
-    hasher: Hasher,
-    config: RunConfig,
-) -> None:
-    """Writes one shard of users and, in the work folder, its piece of the index.
+    root: str, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow]
+) -> tuple[list[Written], np.ndarray]:
+    """Writes one shard of users and its index.
+
+    Memory: 20 bytes a user of the shard; their images go over a temporary file.
 
     Args:
       root: address below which the folders of the run are.
       kind: `users` or `evaluation`.
       shard: number of the hash range.
+      shards: how many there are.
       rows: its users, in any order.
-      hasher: gives the groups.
-      config: partition section is used.
+
+    Returns:
+      The files, and the user keys in the order of the records, uint64 [users].
 
     Raises:
       StorageError: disk full or no permission; no half-written shard stays.
     """
-    ordered = sorted(rows)
-    partition = config.partition
-    name = shard_name(kind, shard, partition.shards)
-    data = _array_record([record for _, _, record in ordered], name)
-    keys = [key for key, _, _ in ordered]
-    index: dict[str, np.ndarray] = {
-        "keys": np.frombuffer(b"".join(keys), ">u8").astype(np.uint64),
-        "images": np.array([images for _, images, _ in ordered], np.uint32),
-        "sha256": np.array(sha256_hex(data)),
-    }
-    if kind == USERS:
-        groups = hasher.groups(keys, partition.groupings, partition.virtual_clients)
-        index |= {f"grouping_{number}": row for number, row in enumerate(groups)}
-    piece = io.BytesIO()
-    np.savez(piece, **index)  # pyright: ignore[reportArgumentType]
     store = open_store(root)
-    store.write(f"{kind}/{name}", data)
-    store.write(f"{WORK}/{kind}-{shard:05d}.npz", piece.getvalue())
+    name = shard_name(kind, shard, shards)
+    with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
+        path = Path(folder, name)
+        try:
+            keys, images = _write_sorted(rows, path)
+        except (OSError, RuntimeError) as error:  # ArrayRecord reports a full disk as RuntimeError
+            raise StorageError(
+                f"could not write {name} to the temporary folder; free space there (TMPDIR), then "
+                "run again"
+            ) from error
+        digest = store.upload(path, f"{kind}/{name}")
+    index = encode_index(keys, images)
+    store.write(f"{kind}/{index_name(name)}", index)
+    return [
+        (name, digest, len(keys), int(images.sum())),
+        (index_name(name), sha256_hex(index), 0, 0),
+    ], keys
 
 
-def _array_record(records: Sequence[bytes], name: str) -> bytes:
+def _write_sorted(rows: Iterable[UserRow], path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Writes the records in the order of their users; returns keys and images in that order."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
-            path = Path(folder, name)
-            writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
-            for record in records:
-                writer.write(record)
-            writer.close()
-            return path.read_bytes()
-    except (OSError, RuntimeError) as error:  # the writer reports a full disk as RuntimeError
-        raise StorageError(
-            f"could not write {name} to the temporary folder; free space there (TMPDIR), then run "
-            "again"
-        ) from error
+    with tempfile.TemporaryFile(dir=path.parent) as spill:
+        keys, images, starts = _spill(rows, spill)
+        order = np.argsort(keys)
+        writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
+        for row in order.tolist():
+            first, last = int(starts[row]), int(starts[row + 1])
+            writer.write(os.pread(spill.fileno(), last - first, first))
+        writer.close()
+    return keys[order], images[order]
 
 
-def write_rejects(root: str, shard: int, shards: int, rows: Iterable[Sequence[str]]) -> None:
-    """Writes one shard of the rejects as Parquet: reason, user_id, class, image. Raw.
+def _spill(rows: Iterable[UserRow], file: BinaryIO) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    keys, images, starts = array("Q"), array("I"), array("Q", [0])
+    for key, count, record in rows:
+        keys.append(int.from_bytes(key, "big"))
+        images.append(count)
+        starts.append(starts[-1] + file.write(record))
+    file.flush()
+    return np.array(keys, np.uint64), np.array(images, np.uint32), np.array(starts, np.uint64)
+
+
+def write_groups(
+    root: str, grouping: int, part: int, *, virtual_clients: int, pieces: Iterable[GroupPiece]
+) -> Written:
+    """Writes one file of the groups: those of one range of one grouping.
+
+    Raises:
+      StorageError: the private root cannot be written.
+    """
+    name = groups_name(grouping, part, virtual_clients)
+    data = encode_groups(pieces, groups_in_file(part, virtual_clients))
+    open_store(root).write(f"{USERS}/{name}", data)
+    return name, sha256_hex(data), 0, 0
+
+
+def write_files(root: str, kind: str, files: Iterable[Written]) -> None:
+    """Writes the list of the files of a folder, for the driver to pick up: files, not users."""
+    open_store(root).write(f"{WORK}/{kind}.json", canonical_json(sorted(map(list, files))))
+
+
+def write_rejects(
+    root: str, shard: int, shards: int, rows: Iterable[tuple[Sequence[str], int]]
+) -> None:
+    """Writes one shard of the rejects as Parquet: reason, user_id, class, image, times. Raw.
 
     Of duplicates, which are found late, user and class are their keyed hashes.
     """
@@ -121,9 +159,11 @@ def write_rejects(root: str, shard: int, shards: int, rows: Iterable[Sequence[st
     import pyarrow.parquet as pq
 
     names = ("reason", "user_id", "class", "image")
-    columns = list(zip(*sorted(map(tuple, rows)), strict=True)) or [()] * len(names)
+    ordered = sorted((tuple(row), times) for row, times in rows)
+    columns = list(zip(*(row for row, _ in ordered), strict=True)) or [()] * len(names)
     table = pa.table({name: pa.array(list(column), pa.string()) for name, column in
                       zip(names, columns, strict=True)})  # fmt: skip
+    table = table.append_column("times", pa.array([times for _, times in ordered], pa.int64()))
     sink = io.BytesIO()
     pq.write_table(table, sink)
     name = f"{REJECTS}/rejects-{shard:05d}-of-{shards:05d}.parquet"
@@ -133,42 +173,6 @@ def write_rejects(root: str, shard: int, shards: int, rows: Iterable[Sequence[st
 def write_counts(root: str, counts: dict[str, int]) -> None:
     """Writes the private counts of the whole pass, for the driver to pick up."""
     open_store(root).write(COUNTS, canonical_json(dict(sorted(counts.items()))))
-
-
-# ---- the public set -----------------------------------------------------------------------------
-
-
-def write_public_digests(root: str, shard: int, digests: Iterable[bytes]) -> None:
-    """Writes a sorted range of the digests of public images, as an array to be mapped."""
-    sink = io.BytesIO()
-    np.save(sink, np.frombuffer(b"".join(sorted(set(digests))), ">u8").astype(np.uint64))
-    open_store(root).write(f"{WORK}/public-{shard:05d}.npy", sink.getvalue())
-
-
-class PublicSet:
-    """Digests of the public images, in files mapped into memory: a lookup touches a few pages."""
-
-    def __init__(self, root: str, shards: int):
-        """Opens the files below `root`; remote ones are copied to a temporary folder first."""
-        store = open_store(root)
-        self._copies = tempfile.TemporaryDirectory(prefix="fedemb-")
-        self._shards = shards
-        names = [f"{WORK}/public-{shard:05d}.npy" for shard in range(shards)]
-        self._ranges = [np.load(self._local(store, name), mmap_mode="r") for name in names]
-
-    def _local(self, store: Store, name: str) -> Path:
-        if store.local_root is not None:
-            return store.local_root / name
-        path = Path(self._copies.name, Path(name).name)
-        path.write_bytes(store.read(name))
-        return path
-
-    def __contains__(self, digest: bytes) -> bool:
-        """Whether an image with this digest is public. By 64 bits: a false hit drops one image."""
-        word = int.from_bytes(digest[:8], "big")
-        values = self._ranges[word * self._shards >> 64]
-        place = int(np.searchsorted(values, np.uint64(word)))
-        return place < len(values) and int(values[place]) == word
 
 
 # ---- the driver's part --------------------------------------------------------------------------
@@ -184,71 +188,39 @@ class Published:
 
 
 def publish(root: str, kind: str, config: RunConfig, header: dict[str, Any]) -> Published:
-    """Writes index, groups and, last of all, the Raw manifest of a folder whose shards are there.
-
-    Memory: 12 bytes per user, and 16 more while one grouping is sorted.
+    """Writes, last of all, the Raw manifest of a folder whose files are there.
 
     Raises:
-      StorageError: a shard is missing, or the private root cannot be written.
+      StorageError: a file is missing, or the private root cannot be written.
     """
     store = open_store(root)
-    shards = config.partition.shards
-    try:
-        pieces = [
-            np.load(io.BytesIO(store.read(f"{WORK}/{kind}-{shard:05d}.npz")))
-            for shard in range(shards)
-        ]
-    except FileNotFoundError as error:
+    partition = config.partition
+    files: list[Written] = []
+    if store.exists(f"{WORK}/{kind}.json"):
+        files = [tuple(file) for file in json.loads(store.read(f"{WORK}/{kind}.json"))]
+    shards = [file for file in files if file[0].endswith(".arrayrecord")]
+    groups = partition.groupings * group_files(partition.virtual_clients) if kind == USERS else 0
+    if len(shards) != partition.shards or len(files) != 2 * partition.shards + groups:
         raise StorageError(
-            f"a shard of {kind} was not written; its Beam worker stopped. Run the step again"
-        ) from error
-    keys = np.concatenate([piece["keys"] for piece in pieces])
-    images = np.concatenate([piece["images"] for piece in pieces])
+            f"a file of {kind} was not written; its Beam worker stopped. Run the step again"
+        )
     manifest = {
         "schema": STORE_SCHEMA,
         **header,
         "image_size": config.model.image_size,
         "channels": config.model.channels,
         "shards": [
-            {
-                "name": shard_name(kind, shard, shards),
-                "users": len(piece["keys"]),
-                "images": int(piece["images"].sum()),
-                "sha256": str(piece["sha256"]),
-            }
-            for shard, piece in enumerate(pieces)
+            {"name": name, "users": users, "images": images, "sha256": digest}
+            for name, digest, users, images in shards
         ],
     }
-    digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
-    with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
-        files = {"index.parquet": Path(folder, "index.parquet")}
-        _write_index(files["index.parquet"], keys, images)
-        if kind == USERS:
-            files["groups.parquet"] = Path(folder, "groups.parquet")
-            write_groups(
-                files["groups.parquet"],
-                lambda number: np.concatenate([piece[f"grouping_{number}"] for piece in pieces]),
-                groupings=config.partition.groupings,
-                virtual_clients=config.partition.virtual_clients,
-                users=len(keys),
-            )
-        for name, path in files.items():
-            data = path.read_bytes()
-            digests[name] = sha256_hex(data)
-            store.write(f"{kind}/{name}", data)
+    if kind == USERS:
+        manifest["virtual_clients"] = partition.virtual_clients
+        manifest["groupings"] = partition.groupings
     text = json.dumps(manifest, sort_keys=True, indent=1).encode() + b"\n"
-    digests["manifest.json"] = sha256_hex(text)
     store.write(f"{kind}/manifest.json", text)
-    return Published(manifest, json_digest(digests))
-
-
-def _write_index(path: Path, keys: np.ndarray, images: np.ndarray) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    fields = [pa.field("user_key", pa.uint64(), False), pa.field("images", pa.uint32(), False)]
-    table = pa.table([keys, images], schema=pa.schema(fields))
-    pq.write_table(table, path, compression="none", use_dictionary=False)
+    digests = {name: digest for name, digest, _, _ in files}
+    return Published(manifest, json_digest({**digests, "manifest.json": sha256_hex(text)}))
 
 
 def read_counts(root: str) -> dict[str, int]:

@@ -11,70 +11,31 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
-from components.fedemb.config import RunConfig, SourceConfig
-from components.fedemb.pixels import BadImageError, decode_image
+from components.fedemb.group_index import split_groups
 from components.fedemb.records import UserRecord, encode_user
-from components.fedemb.sources import Batch, Part, image_files, read_part, source_format
+from components.fedemb.sources import Batch, Part
+from components.fedemb.user_layout import group_files
 from components.partition_users import shards
 from components.partition_users.assignment import Assigner
-from components.partition_users.hashing import Hasher, KeyRef, shard_of
-from components.partition_users.prepare import Preparer, UserPart, merge, new_part
+from components.partition_users.hashing import KEY_BYTES, Hasher, shard_of
+from components.partition_users.prepare import (
+    SEVERAL_COHORTS,
+    Preparer,
+    UserPart,
+    merge,
+    new_part,
+)
+from components.partition_users.public_set import PublicSet
+from components.partition_users.reading import Job, columns_of, read_batches
 from components.partition_users.tombstones import read_tombstones
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all workers know: configuration and addresses, no key and no data."""
-
-    config: RunConfig
-    keys: KeyRef
-    root: str
-    """Private address of the run."""
-    blocks: frozenset[str] | None
-    """Ledger blocks whose users may train; None: all."""
-    has_public_set: bool = False
-
-
-def columns_of(config: RunConfig) -> list[str]:
-    """Columns the private source must have, besides the image."""
-    columns = config.data.source.columns
-    named = [columns.user_id, columns.label, columns.cohort, columns.subgroup]
-    if config.partition.evaluation.by == "value":
-        named.append(config.partition.evaluation.column)
-    return list(dict.fromkeys(name for name in named if name))
-
-
-def read_batches(
-    pipeline: beam.Pipeline, source: SourceConfig, parts: list[Part], columns: list[str], name: str
-) -> PCollection:
-    """Batches of a source, as `(images, columns)`, spread over the workers."""
-    listed = pipeline | f"{name}Parts" >> beam.Create(parts, reshuffle=True)
-    if source_format(source) == "tfrecord":
-        from components.partition_users.tfrecords import read_tfrecords
-
-        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
-    else:
-        batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
-    return batches | f"{name}Spread" >> beam.Reshuffle()
-
-
-class _Read(beam.DoFn):
-    """Part -> batches."""
-
-    def __init__(self, source: SourceConfig, columns: list[str]):
-        self._source, self._columns = source, columns
-
-    def process(self, part: Part) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
-        for batch in read_part(self._source, part, self._columns):
-            yield batch.images, batch.columns
 
 
 class _Prepare(beam.DoFn):
@@ -85,9 +46,7 @@ class _Prepare(beam.DoFn):
 
     def setup(self) -> None:
         job = self._job
-        known = (
-            shards.PublicSet(job.root, job.config.partition.shards) if job.has_public_set else ()
-        )
+        known = PublicSet(job.root, job.config.partition.shards) if job.has_public_set else ()
         self._preparer = Preparer(
             job.config,
             job.keys.hasher(),
@@ -149,6 +108,9 @@ class _Finish(beam.DoFn):
             images, came, kind = held_out, held, shards.EVALUATION
         if not images:
             return
+        if cohort == SEVERAL_COHORTS:  # which block is charged must not depend on what came or went
+            counts["dropped_several_cohorts"] += came
+            return
         if cohort is not None and cohort not in config.partition.cohorts:
             counts["dropped_other_cohort"] += came
             return
@@ -182,7 +144,7 @@ class _Finish(beam.DoFn):
 
 
 class _WriteShard(beam.DoFn):
-    """((folder, shard), rows) -> nothing; idempotent."""
+    """((folder, shard), rows) -> files of it; aside, its users by files of groups. Idempotent."""
 
     def __init__(self, job: Job):
         self._job = job
@@ -190,13 +152,36 @@ class _WriteShard(beam.DoFn):
     def setup(self) -> None:
         self._hasher: Hasher = self._job.keys.hasher()
 
-    def process(self, element: tuple[tuple[str, int], Iterable[Any]]) -> None:
+    def process(self, element: tuple[tuple[str, int], Iterable[Any]]) -> Iterator[Any]:
         (kind, shard), rows = element
-        users = [row for row in rows if row is not None]
-        job = self._job
-        shards.write_shard(
-            job.root, kind, shard, rows=users, hasher=self._hasher, config=job.config
+        partition = self._job.config.partition
+        files, keys = shards.write_shard(
+            self._job.root,
+            kind,
+            shard,
+            shards=partition.shards,
+            rows=(row for row in rows if row is not None),
         )
+        for file in files:
+            yield kind, file
+        if kind == shards.USERS:
+            names = [int(key).to_bytes(KEY_BYTES, "big") for key in keys]
+            groups = self._hasher.groups(names, partition.groupings, partition.virtual_clients)
+            for grouping, row in enumerate(groups):
+                for part, piece in split_groups(shard, row):
+                    yield TaggedOutput("groups", ((grouping, part), piece))
+
+
+def _write_groups(element: tuple[tuple[int, int], Iterable[Any]], job: Job) -> tuple[str, Any]:
+    """((grouping, range), users of it by shard) -> the file of them. Idempotent."""
+    (grouping, part), pieces = element
+    return shards.USERS, shards.write_groups(
+        job.root,
+        grouping,
+        part,
+        virtual_clients=job.config.partition.virtual_clients,
+        pieces=(piece for piece in pieces if piece is not None),
+    )
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
@@ -222,13 +207,11 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     cap = MergeUser(job.config.partition.max_images_per_user)
     capped = users | "CapPerUser" >> beam.CombinePerKey(cap)
     rows, more_counts, more_rejects = _three_ways(capped, "Finish", _Finish(job))
-    every = [((kind, n), None) for kind in (shards.USERS, shards.EVALUATION) for n in range(number)]
-    empty = pipeline | "EveryShard" >> beam.Create(every, reshuffle=False)
+    files = _write_users(pipeline, rows, job)
     _ = (
-        (rows, empty)
-        | "Rows" >> beam.Flatten()
-        | "ByShard" >> beam.GroupByKey()
-        | "WriteShards" >> beam.ParDo(_WriteShard(job))
+        files
+        | "ByFolder" >> beam.GroupByKey()
+        | "WriteFiles" >> beam.MapTuple(lambda kind, files: shards.write_files(root, kind, files))
     )
     _ = (
         (counts, more_counts)
@@ -239,58 +222,43 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     _ = (
         (rejects, more_rejects)
         | "Rejects" >> beam.Flatten()
-        | "RejectShard" >> beam.Map(lambda row: (hash_range(row, number), row))
+        | "RejectTimes" >> beam.combiners.Count.PerElement()
+        | "RejectShard" >> beam.Map(lambda row: (hash_range(row[0], number), row))
         | "ByRejectShard" >> beam.GroupByKey()
         | "WriteRejects"
         >> beam.MapTuple(lambda shard, rows: shards.write_rejects(root, shard, number, rows))
     )
 
 
+def _keys(pipeline: beam.Pipeline, name: str, *axes: Sequence[Any]) -> PCollection:
+    """`(key, None)` of all keys that must exist whatever the data; a worker lists them."""
+    started = pipeline | f"{name}Start" >> beam.Impulse()
+    return started | name >> beam.FlatMap(lambda _: ((key, None) for key in product(*axes)))
+
+
+def _write_users(pipeline: beam.Pipeline, rows: PCollection, job: Job) -> PCollection:
+    """Writes users by shard and groups by range; gives `(folder, file)` for every file."""
+    partition = job.config.partition
+    ranges = group_files(partition.virtual_clients)
+    kinds = (shards.USERS, shards.EVALUATION)
+    all_shards = _keys(pipeline, "EveryShard", kinds, range(partition.shards))
+    all_groups = _keys(pipeline, "EveryRange", range(partition.groupings), range(ranges))
+    writer: Any = beam.ParDo(_WriteShard(job)).with_outputs("groups", main="files")
+    written: Any = (
+        (rows, all_shards)
+        | "Rows" >> beam.Flatten()
+        | "ByShard" >> beam.GroupByKey()
+        | "WriteShards" >> writer
+    )
+    groups = (
+        (written["groups"], all_groups)
+        | "Groups" >> beam.Flatten()
+        | "ByGroups" >> beam.GroupByKey()
+        | "WriteGroups" >> beam.Map(_write_groups, job)
+    )
+    return (written["files"], groups) | "Written" >> beam.Flatten()
+
+
 def hash_range(row: tuple[str, ...], number: int) -> int:
     """Shard of a reject: any fixed function of its content."""
     return shard_of(hashlib.sha256("\0".join(row).encode(errors="replace")).digest(), number)
-
-
-class _Digest(beam.DoFn):
-    """Public batch -> (shard, first bytes of the digest)."""
-
-    def __init__(self, job: Job, source: SourceConfig):
-        self._job, self._source = job, source
-
-    def setup(self) -> None:
-        self._hasher = self._job.keys.hasher()
-        self._files = image_files(self._source)
-
-    def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[tuple[int, bytes]]:
-        config = self._job.config
-        size, channels = config.model.image_size, config.model.channels
-        for image in batch[0]:
-            try:
-                data = self._files.read(image) if self._files else image
-                pixels = decode_image(data, size, channels, config.data.max_pixels)
-            except BadImageError:
-                continue
-            digest = self._hasher.image_digest(pixels)
-            yield shard_of(digest, config.partition.shards), digest[:8]
-
-
-def build_public(
-    pipeline: beam.Pipeline, job: Job, source: SourceConfig, parts: list[Part]
-) -> None:
-    """Adds the digests of the public images to a pipeline: sorted ranges in the work folder."""
-    root, number = job.root, job.config.partition.shards
-    empty = pipeline | "EveryRange" >> beam.Create(
-        [(shard, b"") for shard in range(number)], reshuffle=False
-    )
-    digests = read_batches(pipeline, source, parts, [], "Public") | "Digest" >> beam.ParDo(
-        _Digest(job, source)
-    )
-    _ = (
-        (digests, empty)
-        | "Digests" >> beam.Flatten()
-        | "ByRange" >> beam.GroupByKey()
-        | "WriteDigests"
-        >> beam.MapTuple(
-            lambda shard, found: shards.write_public_digests(root, shard, filter(None, found))
-        )
-    )

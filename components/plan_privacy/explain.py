@@ -66,9 +66,10 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> list[str]:
         "most": plan.max_participations,
         "separation": plan.min_separation,
     }
-    paragraphs = [_UNIT, _adjacency(plan), _SAMPLERS[plan.kind].format(**words)]
+    sampler = _SAMPLERS[plan.kind].format(**words)
     if not plan.private:
-        return paragraphs
+        return [sampler]
+    paragraphs = [_UNIT, _adjacency(plan), sampler]
     paragraphs.append(
         f"Clip and noise. A virtual client's update is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "
@@ -78,7 +79,7 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> list[str]:
     paragraphs.append(
         f"Meaning. Whatever anybody knew or suspected about a user, the released model shifts the "
         f"odds by a factor of at most e^{guarantee.epsilon:.3g}, except with probability "
-        f"{guarantee.delta:g}. It says nothing of what the model reveals about everybody."
+        f"{guarantee.delta:.3g}. It says nothing of what the model reveals about everybody."
     )
     return paragraphs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ _STYLE: Any = {
     "svg.hashsalt": "fedemb-extrapolation",
     "svg.fonttype": "none",
     "font.size": 9.5,
+    "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -28,7 +30,10 @@ _LOOKS = {
 
 
 def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequence[Point]) -> str:
-    """Returns a stand-alone SVG with two panels, one curve per mechanism; same points, same bytes.
+    """Returns a stand-alone SVG with two panels, one curve per price; same points, same bytes.
+
+    Mechanisms that cost the same everywhere share a curve, and its label names them all. The image
+    has no size of its own and fills the window or page it is put in.
 
     Args:
       against_population: the plan's clients per round and noise, more users.
@@ -39,34 +44,47 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
     from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        figure = Figure(figsize=(9.2, 3.9), layout="constrained")
+        figure = Figure(figsize=(5.2, 6.6), layout="constrained")
         FigureCanvasSVG(figure)
-        left, right = figure.subplots(1, 2, sharey=True)
-        _panel(left, against_population, "population")
-        _panel(right, against_compute, "clients_per_round")
-        left.set_xlabel("users (clients per round as planned)")
-        left.set_ylabel("projected epsilon at delta = users$^{-1.1}$")
+        upper, lower = figure.subplots(2, 1)
+        _panel(upper, against_population, "population")
+        _panel(lower, against_compute, "clients_per_round")
+        for axes in (upper, lower):
+            axes.set_ylabel("projected epsilon")
+        upper.set_xlabel("users")
+        lower.set_xlabel("virtual clients per round")
         users = f"{against_compute[0].population:,}" if against_compute else "0"
-        right.set_xlabel(f"virtual clients per round, {users} users")
-        left.set_title("more users", loc="left")
-        right.set_title("more compute, same noise on the mean", loc="left")
-        figure.suptitle("Projections, not guarantees: no such run has been made", fontsize=9)
-        if left.lines:
-            left.legend(fontsize=8)
+        upper.set_title("More users, compute and noise as planned", loc="left")
+        lower.set_title(f"More compute at {users} users, same noise on the mean", loc="left")
+        figure.suptitle(
+            "Projections, not guarantees: no such run has been made.\n"
+            "delta = users$^{-1.1}$; correlated noise at equal error of running sums",
+            fontsize=8.5,
+        )
+        if upper.lines:
+            figure.legend(
+                *upper.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
+            )
         buffer = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=metadata)
-    return buffer.getvalue()
+    return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", buffer.getvalue(), count=1)
 
 
 def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
+    from matplotlib.ticker import NullLocator
+
+    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for kind in dict.fromkeys(point.mechanism for point in points):
         own = [point for point in points if point.mechanism == kind]
-        colour, dash = _LOOKS[kind]
+        curve = tuple((getattr(point, x), point.epsilon) for point in own)
+        curves.setdefault(curve, []).append(kind)
+    for curve, kinds in curves.items():
+        colour, dash = _LOOKS[kinds[0]]
         axes.plot(
-            [getattr(point, x) for point in own],
-            [point.epsilon for point in own],
-            label=kind.replace("_", " "),
+            [at for at, _ in curve],
+            [epsilon for _, epsilon in curve],
+            label=" = ".join(kind.replace("_", " ") for kind in kinds),
             color=colour,
             linestyle=dash,
             marker="o",
@@ -74,3 +92,21 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xticks(sorted({getattr(point, x) for point in points}))
+    axes.xaxis.set_major_formatter(_in_thousands)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    low, high = axes.get_ylim()
+    # Where a decade or less is in sight, its multiples need numbers too.
+    digits = "235" if high / low < 30 else ""
+    axes.yaxis.set_minor_formatter(
+        lambda value, _: f"{value:.1g}" if f"{value:.0e}"[0] in digits else ""
+    )
+
+
+def _in_thousands(value: float, _: int) -> str:
+    """64, 2,048, 100k, 30M."""
+    for unit, letter in ((1e6, "M"), (1e4, "k")):
+        if value >= unit:
+            return f"{value / (1e3 if letter == 'k' else 1e6):g}{letter}"
+    return f"{value:,.0f}"

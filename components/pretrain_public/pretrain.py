@@ -48,8 +48,10 @@ ALLOWED_LAYERS = frozenset(
         "SeparableConv2D",
         "Sequential",
         "Softmax",
+        "StandardizedConv2D",
         "UnitNormalization",
         "ZeroPadding2D",
+        "fedemb>StandardizedConv2D",
     }
 )
 """Layers an imported backbone may have: no code of its own, no state, no mixing of images."""

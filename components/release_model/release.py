@@ -108,10 +108,11 @@ def run(
         )
     reservation = read_reservation(reservation_path)
     name, version = config.release.name, config.release.version or reservation.run_id
-    marker = Marker(open_store(releases_uri), name, version)
+    marker = Marker(open_store(releases_uri), name, version, ledger.chain.trust)
     identity = {
         "model_sha": evidence.model.body["weights_sha"],
-        "report_sha": verdict["report_sha"],
+        "run_id": reservation.run_id,
+        "attempt": reservation.attempt,
     }
     published = marker.read(identity)
     if published is None:
@@ -179,14 +180,17 @@ def _complete(
     from components.release_model.serving import (
         load_whitelisted,
         save_for_serving,
-        saved_variables,
+        serving_problem,
     )
 
     backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
     save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
-    shapes = sorted(tuple(item.shape) for item in backbone.weights)
-    if saved_variables(tree / parts.SAVED_MODEL) != shapes:
-        raise Refused("the serving model holds other tensors than the backbone; report this bug")
+    problem = serving_problem(tree / parts.SAVED_MODEL, tree / "backbone.keras")
+    if problem is not None:
+        raise Refused(
+            f"the model is not published: {problem}; save the backbone alone, and keep constants "
+            "out of its layers"
+        )
     report = read_document(tree / parts.DOCUMENTS["report"], "report")
     version = config.release.version or report.body["run_id"]
     card = model_card(config, dict(report.body), config.release.name, version)
@@ -206,7 +210,7 @@ def _complete(
     emit(
         tree / "lineage.jsonl",
         report.body["run_id"],
-        steps_of(evidence, report.sha, report.body["model_sha"]),
+        steps_of(evidence, report.sha, file_digest(tree / "verdict.json")),
         config_sha=provenance["config_sha"],
         code_sha=provenance["code_sha"],
     )

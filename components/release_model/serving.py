@@ -7,6 +7,9 @@ from typing import Any
 
 from components.fedemb.config import ModelConfig
 from components.fedemb.errors import Refused
+from components.release_model.whitelist import serving_problem
+
+__all__ = ["load_whitelisted", "save_for_serving", "serving_problem"]
 
 
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
@@ -78,11 +81,3 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
     (folder / "assets").rmdir()
-
-
-def saved_variables(folder: Path) -> list[tuple[int, ...]]:
-    """Shapes of all variables of a SavedModel, sorted; bookkeeping of the checkpoint left out."""
-    import tensorflow as tf
-
-    entries = tf.train.list_variables((folder / "variables" / "variables").as_posix())
-    return sorted(tuple(shape) for name, shape in entries if name != "_CHECKPOINTABLE_OBJECT_GRAPH")

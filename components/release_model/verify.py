@@ -7,10 +7,14 @@ the keys only public halves. TensorFlow is used, where it is installed, to look 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from components.fedemb.artifacts import (
     file_digest,
@@ -19,7 +23,11 @@ from components.fedemb.artifacts import (
     tree_digests,
 )
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import FedEmbError, SignatureInvalid
+from components.fedemb.errors import (
+    ArtifactError,
+    FedEmbError,
+    SignatureInvalid,
+)
 from components.fedemb.evidence import Document, Evidence, read_document, read_rounds, sentence_of
 from components.fedemb.gate.decide import decide
 from components.fedemb.model_files import stored_tensors
@@ -28,9 +36,31 @@ from components.fedemb.privacy.ledger_chain import Chain
 from components.fedemb.privacy.signatures import TrustStore, verify_document
 from components.fedemb.storage import LocalStore, local_tree
 from components.release_model import bundle as parts
+from components.release_model.marker import bundle_address
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was looked at, and what is wrong with it."""
+
+    problems: tuple[str, ...]
+    """A sentence each; empty if the bundle is verified."""
+    facts: Mapping[str, str]
+    """Name, version, run and guarantee as the bundle states them; empty if it cannot be read."""
 
 
 def verify_bundle(bundle_uri: str, trust_path: Path, ledger_uri: str | None = None) -> list[str]:
+    """Verifies a bundle; see `verify_release`.
+
+    Returns:
+      What is wrong, a sentence each; empty if the bundle is verified.
+    """
+    return list(verify_release(bundle_uri, trust_path, ledger_uri).problems)
+
+
+def verify_release(
+    bundle_uri: str, trust_path: Path, ledger_uri: str | None = None
+) -> Verification:
     """Verifies a bundle.
 
     Args:
@@ -39,28 +69,56 @@ def verify_bundle(bundle_uri: str, trust_path: Path, ledger_uri: str | None = No
       ledger_uri: root of the live ledgers, to find what happened since; None looks at the copy
         inside only.
 
-    Returns:
-      What is wrong, a sentence each; empty if the bundle is verified.
+    Raises:
+      InputError: there is no release at the address.
+      StorageError: the store cannot be reached.
     """
+    address, marked = bundle_address(bundle_uri)
     trust = TrustStore.load(trust_path)
-    with local_tree(bundle_uri) as bundle:
-        problems: list[str] = []
-        checks: list[Callable[[], Any]] = [
-            lambda: parts.check_signature(bundle, trust),
-            lambda: _check_files(bundle),
-            lambda: _check_attestation(bundle, trust),
-            lambda: _check_serving(bundle),
-        ]
-        for check in checks:
-            try:
-                check()
-            except Exception as error:  # fails closed: what cannot be checked is wrong
-                problems.append(sentence_of(error))
+    problems: list[str] = []
+    facts: dict[str, str] = {}
+    try:
+        with local_tree(address) as bundle:
+            problems += _problems(bundle, trust, ledger_uri, marked)
+            with suppress(Exception):  # what cannot be read is among the problems
+                facts = _facts(bundle)
+    except ArtifactError as error:  # found on the way here
+        problems.append(str(error))
+    return Verification(tuple(dict.fromkeys(problems)), facts)
+
+
+def _problems(
+    bundle: Path, trust: TrustStore, ledger_uri: str | None, marked: str | None
+) -> list[str]:
+    problems: list[str] = []
+    checks: list[Callable[[], Any]] = [
+        lambda: parts.check_signature(bundle, trust),
+        lambda: _check_files(bundle),
+        lambda: _check_name(bundle, marked),
+        lambda: _check_attestation(bundle, trust),
+        lambda: _check_serving(bundle),
+    ]
+    for check in checks:
         try:
-            problems += _decide_again(bundle, trust, ledger_uri)
-        except Exception as error:  # fails closed
+            check()
+        except Exception as error:  # fails closed: what cannot be checked is wrong
             problems.append(sentence_of(error))
-    return list(dict.fromkeys(problems))
+    try:
+        problems += _decide_again(bundle, trust, ledger_uri)
+    except Exception as error:  # fails closed
+        problems.append(sentence_of(error))
+    return problems
+
+
+def _facts(bundle: Path) -> dict[str, str]:
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
+    return {
+        "name": str(manifest["name"]),
+        "version": str(manifest["version"]),
+        "run_id": str(report["run_id"]),
+        "guarantee": str(report["guarantee"]["sentence"]),
+    }
 
 
 def _check_files(bundle: Path) -> None:
@@ -78,12 +136,29 @@ def _check_files(bundle: Path) -> None:
         raise SignatureInvalid("the manifest names other files than a bundle has")
 
 
+def _check_name(bundle: Path, marked: str | None) -> None:
+    """The name is the one the run was configured with: an old release cannot pose as a new one."""
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
+    wanted = (config.release.name, config.release.version or report["run_id"])
+    if (manifest["name"], manifest["version"]) != wanted:
+        raise SignatureInvalid(
+            f"the manifest calls the bundle {manifest['name']} {manifest['version']}, its run was "
+            f"to release {' '.join(wanted)}; fetch the bundle again"
+        )
+    if marked not in (None, file_digest(bundle / parts.MANIFEST)):
+        raise SignatureInvalid("the release marker names another bundle than lies there")
+
+
 def _check_attestation(bundle: Path, trust: TrustStore) -> None:
     statement = parts.read_attestation(bundle, trust)
     verdict = json.loads((bundle / "verdict.json").read_bytes())
     verify_document(verdict, trust, "gate")
-    digests = {item["digest"]["sha256"] for item in statement["subject"]}
-    wanted = {file_digest(bundle / name) for name in parts.SUBJECTS}
+    digests = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    title = f"{manifest['name']}/{manifest['version']}"
+    wanted = {f"{title}/{name}": file_digest(bundle / name) for name in parts.SUBJECTS}
     if digests != wanted or statement["predicate"] != verdict:
         raise SignatureInvalid("the attestation is about other files or another verdict")
     named = (verdict["allow"], verdict["model_sha"], verdict["report_sha"])
@@ -96,12 +171,19 @@ def _check_attestation(bundle: Path, trust: TrustStore) -> None:
 
 
 def _check_serving(bundle: Path) -> None:
-    from components.release_model.serving import saved_variables
+    try:
+        from components.release_model.serving import serving_problem
 
-    tensors = json.loads((bundle / "model.json").read_bytes())["tensors"]
-    wanted = sorted(tuple(item["shape"]) for item in tensors)
-    if saved_variables(bundle / parts.SAVED_MODEL) != wanted:
-        raise SignatureInvalid("saved_model holds other tensors than the backbone")
+        problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
+    except ModuleNotFoundError as error:
+        raise SignatureInvalid(
+            f"saved_model cannot be looked into without {error.name}; verify with an installation "
+            "that has TensorFlow"
+        ) from error
+    except (OSError, ValueError, DecodeError) as error:
+        raise SignatureInvalid("saved_model cannot be read; fetch the bundle again") from error
+    if problem is not None:
+        raise SignatureInvalid(problem)
 
 
 def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> list[str]:

@@ -7,31 +7,29 @@ and version; the data itself is bound by the trainer, by a keyed commitment, bef
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import canonical_json, json_digest
-from components.fedemb.config import ONE_COHORT, PolicyConfig, RunConfig
+from components.fedemb.config import ONE_COHORT, RunConfig
 from components.fedemb.errors import ConfigError, LedgerError, Refused
+from components.fedemb.input_version import fingerprint_input
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import (
     KeyStore,
-    commit_to,
     commitment_key,
     open_key_store,
     reservation_key_name,
 )
 from components.fedemb.privacy.ledger import (
     Ledger,
-    PolicyTerms,
-    Schedule,
     blocks_of,
     ensure_trust,
     open_ledger,
     read_trust,
+    schedule_of,
+    terms_of,
     write_reservation,
 )
 from components.fedemb.privacy.mechanism import MechanismPlan
@@ -64,8 +62,8 @@ def run(
         its owner with `fedemb ledger init`.
       keys_uri: key store, apart from the ledger.
       reservation_path: signed document to write.
-      input_fingerprint: address and version of the input; None takes `data.source` and, of local
-        files, a keyed commitment to names and sizes.
+      input_fingerprint: address and version of the input; None takes `data.source` as it is now,
+        see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
         which is charged in addition.
 
@@ -86,7 +84,7 @@ def run(
             "could be released; set audit_level: monitoring"
         )
     keys = open_key_store(keys_uri)
-    ledger = open_or_create(ledger_uri, keys, config.policy, plan)
+    ledger = open_or_create(ledger_uri, keys, config, plan)
     content = {
         "purpose": config.purpose,
         "blocks_requested": blocks_of(config.partition),
@@ -97,7 +95,10 @@ def run(
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
         "code_sha": code_digest(),
-        "input": input_fingerprint or _fingerprint(config, keys, run_id),
+        "input": input_fingerprint
+        or fingerprint_input(
+            config.data.source.uri, commitment_key(keys, config.policy.policy_id), run_id
+        ),
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     full = set(reservation.blocks_requested) - set(reservation.blocks)
@@ -123,35 +124,8 @@ def run(
     return signed
 
 
-def policy_terms(policy: PolicyConfig, plan: MechanismPlan | None) -> PolicyTerms:
-    """The terms a configuration asks for; a planned series needs the plan.
-
-    Raises:
-      Refused: a planned series without a plan.
-    """
-    schedule = None
-    if policy.composition == "planned":
-        if plan is None:
-            raise Refused("policy.composition=planned commits a plan; run plan_privacy first")
-        schedule = Schedule(
-            event_sha=json_digest(event_to_json(plan.event())),
-            relation=plan.relation.name,
-            runs=policy.planned_runs,
-        )
-    return PolicyTerms(
-        epsilon_cap=policy.epsilon_cap,
-        delta=policy.delta,
-        users_lower_bound=policy.users_lower_bound,
-        composition=policy.composition,
-        renyi_order=policy.renyi_order,
-        audit_level=policy.audit_level,
-        off_schedule=policy.off_schedule,
-        schedule=schedule,
-    )
-
-
 def open_or_create(
-    ledger_uri: str, keys: KeyStore, policy: PolicyConfig, plan: MechanismPlan | None
+    ledger_uri: str, keys: KeyStore, config: RunConfig, plan: MechanismPlan
 ) -> Ledger:
     """Opens the policy's ledger; a local one is made at first use.
 
@@ -163,22 +137,36 @@ def open_or_create(
     local = store.local_root is not None
     trust = ensure_trust(store, keys) if local else read_trust(store)
     signer = Signer.load_or_create(keys, "ledger")
-    ledger = open_ledger(ledger_uri, policy.policy_id, signer=signer, trust=trust)
-    terms = policy_terms(policy, plan)
-    if not ledger.chain.records:
-        lost = keys.exists(f"policy/{policy.policy_id}")
-        ledger.refresh()
-        if not ledger.chain.records and (lost or not local):
-            raise LedgerError(
-                f"{store.uri} holds no ledger of policy {policy.policy_id!r}"
-                + (", but its key exists, so it was lost; restore it" if lost else "")
-                + "; name the right store, or make one with `fedemb ledger init`"
-            )
+    policy_id = config.policy.policy_id
+    ledger = open_ledger(ledger_uri, policy_id, signer=signer, trust=trust)
+    refuse_lost(ledger, keys)
+    if not ledger.chain.records and not local:
+        raise LedgerError(
+            f"{store.uri} holds no ledger of policy {policy_id!r}; name the right store, or let "
+            "its owner make one with `fedemb ledger init`"
+        )
     if ledger.chain.records:
-        ledger.check_terms(dataclasses.replace(terms, schedule=ledger.terms.schedule))
+        ledger.check_terms(terms_of(config, ledger.terms.schedule))
     else:
+        terms = terms_of(config, schedule_of(config, plan))
         ledger.create_policy(terms, Signer.load_or_create(keys, "policy"))
     return ledger
+
+
+def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
+    """Refuses an empty ledger of a policy that was in use: what was spent would be forgotten.
+
+    Raises:
+      LedgerError: the policy's key exists, its records do not.
+    """
+    if not ledger.chain.records and keys.exists(f"policy/{ledger.policy_id}"):
+        ledger.refresh()  # perhaps made meanwhile
+        if not ledger.chain.records:
+            raise LedgerError(
+                f"{ledger.chain.store.uri} holds no ledger of policy {ledger.policy_id!r}, but "
+                "its key exists, so there was one: name the right store, restore it from its "
+                "backup, or start another policy_id"
+            )
 
 
 def _check_cohorts(config: RunConfig) -> None:
@@ -196,21 +184,3 @@ def _check_cohorts(config: RunConfig) -> None:
             f"partition.cohorts names {ONE_COHORT!r}, which stands for users without a cohort "
             "column; name the cohorts of data.source.columns.cohort"
         )
-
-
-def _fingerprint(config: RunConfig, keys: KeyStore, run_id: str) -> str:
-    """Address of the input and, of local files, a commitment to their names and sizes.
-
-    The run's name is in it: equal commitments of two runs would tell that no data changed between.
-    """
-    uri = config.data.source.uri
-    if "://" in uri and not uri.startswith("file://"):
-        return uri
-    root = Path(uri.removeprefix("file://"))
-    found = [root] if root.exists() else sorted(root.parent.glob(root.name))
-    files = [path for item in found for path in ([item] if item.is_file() else item.rglob("*"))]
-    sizes = sorted((path.as_posix(), path.stat().st_size) for path in files if path.is_file())
-    if not sizes:
-        return uri
-    key = commitment_key(keys, config.policy.policy_id)
-    return f"{uri}#{commit_to(key, canonical_json([run_id, sizes]))}"

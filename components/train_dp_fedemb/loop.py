@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from components.fedemb.config import RunConfig
 from components.fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from components.fedemb.embedding.rounds import RoundFunction, RoundSums
 from components.fedemb.embedding.server import initial_state, server_step
-from components.fedemb.embedding.threads import accelerators
-from components.fedemb.errors import ArtifactError, Interrupted
+from components.fedemb.errors import ArtifactError, Interrupted, StorageError
 from components.fedemb.group_index import GroupIndex
 from components.fedemb.storage import Store
 from components.train_dp_fedemb import checkpoint
@@ -36,10 +36,18 @@ class Trainer:
       mechanism: `privacy.queries.Mechanism` of the attempt.
       users: local folder of the users.
       workers: virtual clients trained side by side.
+      devices: they are dealt to, see `RoundFunction`.
     """
 
     def __init__(
-        self, config: RunConfig, backbone: Any, mechanism: Any, users: Path, workers: int
+        self,
+        config: RunConfig,
+        backbone: Any,
+        mechanism: Any,
+        users: Path,
+        *,
+        workers: int,
+        devices: Sequence[str] | None = None,
     ) -> None:
         training = config.training
         self._config, self._mechanism = config, mechanism
@@ -57,7 +65,7 @@ class Trainer:
             variables=trainable_variables(trained, config.model.trainable),
             seed=training.seed,
             workers=workers,
-            devices=accelerators(),
+            devices=devices,
             shared_head_rows=0 if classes is None else max(1, len(classes)),
         )
 
@@ -98,6 +106,7 @@ class Trainer:
 
         Raises:
           Interrupted: asked to stop; checkpoint written.
+          StorageError: a host of the job was lost.
         """
         progress = self.restore(store, log)
         first, rounds = progress.state.rounds, self._mechanism.plan.rounds
@@ -140,7 +149,7 @@ class Trainer:
     ) -> Progress:
         start = time.perf_counter()
         clip = self._mechanism.l2_norm_clip
-        sums: RoundSums = self._function.run(progress.state.weights, feed.next_round())
+        sums = self._sums(progress, feed)
         trained = time.perf_counter()
         output = self._mechanism.aggregate(index, sums.sample_state)
         noised = time.perf_counter()
@@ -155,6 +164,17 @@ class Trainer:
         plan = self._mechanism.plan
         figures.write(index, describe(sums, plan=plan, l2_norm_clip=clip, seconds=seconds))
         return progress
+
+    def _sums(self, progress: Progress, feed: Feed) -> RoundSums:
+        import tensorflow as tf
+
+        try:
+            return self._function.run(progress.state.weights, feed.next_round())
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            raise StorageError(
+                f"a host of the training job was lost in round {progress.state.rounds + 1}, which "
+                "was not committed; start the hosts again and resume the run"
+            ) from error
 
     def _save(self, store: Store, log: RoundLog, progress: Progress) -> None:
         checkpoint.save(store, log.inputs_sha, progress)

@@ -24,10 +24,11 @@ from components.fedemb.artifacts import (
 )
 from components.fedemb.config import RunConfig
 from components.fedemb.embedding.backbones import trainable_variables
+from components.fedemb.embedding.cluster import training_devices
 from components.fedemb.embedding.loading import load_backbone, save_backbone
 from components.fedemb.embedding.rounds import assign_weights
 from components.fedemb.embedding.server import released_weights
-from components.fedemb.embedding.threads import configure_threads
+from components.fedemb.embedding.standardized import plain_form
 from components.fedemb.errors import ConfigError, PlanMismatch
 from components.fedemb.privacy.keys import (
     commit_to,
@@ -41,7 +42,8 @@ from components.fedemb.privacy.plan_document import read_plan
 from components.fedemb.privacy.signatures import Signer
 from components.fedemb.provenance import code_digest, config_digest
 from components.fedemb.storage import join, local_tree, open_store
-from components.train_dp_fedemb import checkpoint
+from components.train_dp_fedemb import centralized, checkpoint
+from components.train_dp_fedemb.claim import claim
 from components.train_dp_fedemb.loop import Trainer
 from components.train_dp_fedemb.rounds import RoundLog
 
@@ -81,6 +83,8 @@ def run(
 
     Raises:
       PlanMismatch: plan, reservation, users, code or working state do not belong together.
+      Refused: the attempt trains with another private root.
+      StorageError: a host of the job was lost; resume.
       Interrupted: asked to stop; the round at hand is finished and kept.
     """
     from components.fedemb.privacy.queries import build_mechanism
@@ -101,11 +105,17 @@ def run(
         }
     )
     keys = open_key_store(keys_uri)
-    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
-    ledger.bind(reservation, inputs_sha=inputs_sha, commitments=users["commitments"])
-
-    workers = configure_threads(config.training.parallel_clients)
+    commitments = commitment_key(keys, config.policy.policy_id)
     store = open_store(join(private_root, run_id, "train", f"attempt-{reservation.attempt}"))
+    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
+    ledger.bind(
+        reservation,
+        inputs_sha=inputs_sha,
+        commitments=users["commitments"],
+        private_root=claim(store, commitments),
+    )
+
+    workers, devices = training_devices(config.training.parallel_clients)
     log = RoundLog(store, inputs_sha)
     backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
     finished = checkpoint.load(store, inputs_sha)
@@ -115,13 +125,21 @@ def run(
         root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
         mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
         with local_tree(join(private_root, run_id, "users")) as folder:
-            _check_data(folder, commitment_key(keys, config.policy.policy_id), users)
-            trainer = Trainer(config, backbone, mechanism, folder, workers)
-            diagnostics = open_store(join(private_root, run_id, "diagnostics"))
-            state = trainer.train(store, log, diagnostics)
+            _check_data(folder, commitments, users)
+            if config.training.algorithm == "centralized":
+                state = centralized.train(
+                    config, backbone, mechanism, users=folder, store=store, log=log
+                )
+            else:
+                trainer = Trainer(
+                    config, backbone, mechanism, folder, workers=workers, devices=devices
+                )
+                diagnostics = open_store(join(private_root, run_id, "diagnostics"))
+                state = trainer.train(store, log, diagnostics)
 
     weights = released_weights(config.training.server, state)
     assign_weights(trainable_variables(backbone, config.model.trainable), weights)
+    backbone = plain_form(backbone)
     card = {
         "run_id": run_id,
         "attempt": reservation.attempt,
@@ -153,10 +171,7 @@ def run(
 def _check_algorithm(config: RunConfig) -> None:
     algorithm = config.training.algorithm
     if algorithm == "centralized":
-        raise ConfigError(
-            "training.algorithm=centralized trains without rounds; set "
-            "evaluation.centralized_baseline in a simulation to compare with it"
-        )
+        centralized.require_no_privacy(config)
     if algorithm == "dp_fedavg" and config.purpose != "simulation":
         raise ConfigError(
             "training.algorithm=dp_fedavg takes the list of all classes from private data, which "

@@ -40,7 +40,7 @@ def serving(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # a loaded machine takes minutes to import them
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -102,8 +102,41 @@ def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
     policies = _of_kind([item for item in manifests], "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]
     assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    assert all("ingress" not in policy["spec"] for policy in policies.values())
+    opened = {name for name, policy in policies.items() if "ingress" in policy["spec"]}
+    assert opened == {"fedemb-ui-artifact"}, "only the UI's proxy is asked for anything"
+    assert policies["fedemb-ui-artifact"]["spec"]["podSelector"]["matchLabels"]
+    assert all("to" in rule for rule in policies["fedemb-api-server"]["spec"]["egress"])
     assert all("to" in rule for rule in policies["fedemb-stores"]["spec"]["egress"])
+
+
+def test_profile_for_s3_hands_each_step_the_key_of_its_group_and_keys_to_who_holds_some():
+    from pipelines.cluster import load_profile
+
+    profile = load_profile("gpu", INFRA / "profiles" / "s3.yaml")
+    for group, rights in GROUPS.items():
+        for step in rights["steps"]:
+            found = profile.steps[step]
+            assert [secret.name for secret in found.secrets] == [f"fedemb-s3-{group}"]
+            holds_keys = bool(rights["signing"]) or rights["keys"] != "none"
+            assert bool(found.volume_claim) == holds_keys, step
+    claims = _of_kind(_render("s3"), "PersistentVolumeClaim")
+    assert set(claims) == set(profile.steps["train_dp_fedemb"].volume_claim)
+    assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
+
+
+def test_placeholders_are_the_ones_the_runbook_replaces():
+    """A placeholder that nobody replaces would reach the cluster."""
+    text = (INFRA / "README.md").read_text()
+    for overlay, wanted in {
+        "gke": {"PROJECT", "CONTROL_PLANE"},
+        "s3": {"CONTROL_PLANE", "FEDEMB_LIGHT"},
+        "kind": {"CONTROL_PLANE", "FEDEMB_LIGHT"},
+    }.items():
+        rendered = yaml.safe_dump_all(_render(overlay))
+        found = {word for word in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", rendered)}
+        found &= {"PROJECT", "CONTROL_PLANE", "FEDEMB_LIGHT", "NAME"}
+        assert found == wanted
+        assert all(f"s#{word}#" in text for word in wanted)
 
 
 def test_gpus_are_limited(manifests):
@@ -155,7 +188,9 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
     if rights["releases"] == "create":
         expected["fedemb-releases/*"] = append
-    if rights["input"] != "none":
+    if rights["input"] == "names":
+        expected["fedemb-private-input"] = set()  # ListBucket, added below
+    elif rights["input"] != "none":
         expected[f"fedemb-{rights['input']}-input/*"] = read
     for name in list(expected):
         expected.setdefault(name.partition("/")[0], set()).add("ListBucket")

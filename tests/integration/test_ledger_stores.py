@@ -1,7 +1,5 @@
 """The ledger on a folder, moto's S3 and the GCS stand-in, which enforces preconditions."""
 
-import multiprocessing
-
 import ledger_kit as kit_
 import ledger_race
 import pytest
@@ -28,15 +26,16 @@ def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
 @pytest.mark.parametrize("kind", ["gcs", "s3"])
 def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, tmp_path, request):
     uri = request.getfixturevalue(f"{kind}_store_uri")
-    ledger_race.check(tmp_path, uri, processes, multiprocessing.get_context("spawn"))
+    ledger_race.check(tmp_path, uri, processes)
 
 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
     import honest_run
 
+    from components.fedemb.privacy.mechanism import plan_mechanism
     from components.reserve_budget.reserve import open_or_create
 
     run = honest_run.start(tmp_path)
     keys = open_key_store(run.keys_uri)
     with pytest.raises(LedgerError, match="ledger init"):
-        open_or_create(s3_store_uri, keys, run.config.policy, None)
+        open_or_create(s3_store_uri, keys, run.config, plan_mechanism(run.config))

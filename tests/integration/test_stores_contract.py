@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from components.fedemb.errors import StorageError
+from components.fedemb.errors import ArtifactError, StorageError
 from components.fedemb.storage import join, local_tree, open_store, put_tree
 
 
@@ -141,10 +141,10 @@ def test_tampered_or_incomplete_remote_tree_is_refused(backend, tree, request):
     store = open_store(store_uri)
     store.upload_tree(tree, "one")
     store.write("one/model.keras", b"tampered")
-    with pytest.raises(StorageError, match="not what its index"), local_tree(f"{store_uri}/one"):
+    with pytest.raises(ArtifactError, match="not what its index"), local_tree(f"{store_uri}/one"):
         pass
     store.delete("one/model.keras")
-    with pytest.raises(StorageError, match="missing"), local_tree(f"{store_uri}/one"):
+    with pytest.raises(ArtifactError, match="missing"), local_tree(f"{store_uri}/one"):
         pass
 
 
@@ -153,3 +153,37 @@ def test_listing_of_several_pages_is_complete(s3_store_uri):
     for number in range(102):
         store.write(f"many/{number:05}", b"")
     assert store.list("many/") == [f"many/{number:05}" for number in range(102)]
+
+
+def test_created_tree_is_its_own_and_never_mixes(store_uri, tree, tmp_path):
+    store = open_store(store_uri)
+    name = store.create_tree(tree, "releases/one")
+    other = tmp_path / "other"
+    (other / "variables").mkdir(parents=True)
+    (other / "model.keras").write_bytes(b"another model")
+    if store.local_root is not None:  # a folder: the name is taken
+        assert name == "releases/one"
+        with pytest.raises(FileExistsError):
+            store.create_tree(other, "releases/one")
+    else:  # a bucket: both are there, each whole, and a marker decides
+        second = store.create_tree(other, "releases/one")
+        assert second != name
+        with local_tree(join(store_uri, second)) as local:
+            assert _content(local) == _content(other)
+        assert store.create_tree(tree, "releases/one") == name
+    with local_tree(join(store_uri, name)) as local:
+        assert _content(local) == _content(tree)
+
+
+def test_entries_name_size_and_version_of_what_is_there(store_uri):
+    store = open_store(store_uri)
+    for name, data in (("in/b", b"12345"), ("in/a", b"123"), ("out", b"")):
+        store.write(name, data)
+    found = list(store.entries("in/"))
+    assert [(entry.name, entry.size) for entry in found] == [("in/a", 3), ("in/b", 5)]
+    assert list(store.entries("none/")) == []
+    if store.local_root is None:
+        store.write("in/a", b"321")
+        versions = [entry.version for entry in store.entries("in/")]
+        assert versions[0] != found[0].version
+        assert versions[1] == found[1].version

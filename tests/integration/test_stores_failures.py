@@ -71,6 +71,10 @@ def test_missing_bucket(uri, gcs_environment, s3_environment):
         store.read("a")
     with _sentence("bucket no-such-bucket-here does not exist"):
         store.list()
+    with _sentence("bucket no-such-bucket-here does not exist"):
+        store.exists("a")
+    with _sentence("bucket no-such-bucket-here does not exist"):
+        list(store.entries())
 
 
 @pytest.mark.parametrize(
@@ -141,6 +145,47 @@ def answering(monkeypatch, s3_environment):
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
+    scheme, gcs_environment, s3_environment, tmp_path
+):
+    from pipelines.artifact_store import store_overrides
+    from pipelines.run_command import prepare
+
+    uri = f"{scheme}://no-such-bucket-here/x"
+    overrides = [*store_overrides(uri, str(tmp_path / "keys")), "data.source.uri=/photos.parquet"]
+    with _sentence("bucket no-such-bucket-here does not exist"):
+        prepare("quickstart", overrides, tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_proxy, tmp_path):
+    from pipelines.artifact_store import Publisher
+    from pipelines.load_config import load_config
+    from pipelines.run_directory import RunDirectory
+
+    store, direct, proxy = through_proxy(upload_limit=1 << 20)
+    config = load_config("quickstart", ["data.source.uri=/photos.parquet"])
+    run = RunDirectory.create(tmp_path / "runs", "one", config)
+    model = run.public / "dp-fedemb-1" / "train-dp-fedemb" / "model"
+    model.mkdir(parents=True)
+    (model / "backbone.keras").write_bytes(os.urandom(SHARD))
+    ended = {"exit_code": 0, "failed_step": None}
+    with _sentence("connection failed"):
+        Publisher(run, store.uri).finish(ended, lambda *_: None)
+    assert proxy.cuts >= 1
+    assert direct.list() == []
+    seen = []
+    proxy.upload_limit = None  # the network is back
+    Publisher(run, store.uri).finish(ended, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 1)]
+    assert direct.list() == [
+        "one/run.json",
+        "one/train_dp_fedemb/model.tree",
+        "one/train_dp_fedemb/model/backbone.keras",
+    ]
 
 
 def test_large_shard_arrives_through_a_connection_cut_now_and_then(through_proxy, shard):

@@ -26,6 +26,7 @@ def no_cluster(monkeypatch):
     monkeypatch.delenv("KFP_HOST", raising=False)
 
 
+SMALL = ("--set", "data.builtin.public_classes=2", "--set", "data.builtin.users=100")
 NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "5")
 
 
@@ -39,11 +40,14 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
         (("plan", *NUMBERS, "--noise-multiplier", "1", "--set", "a=b"), 2, "--config"),
         (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "--images-per-u"),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
-        (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 4, "could not write"),
+        (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 2, "could not write"),
+        (("run", "--runs", "FOLDER/binary.yaml", "--data", "x.parquet", *SMALL), 2, "name another"),
+        (("run", "--policy", "FOLDER", "--artifact-store", "gs://x/y"), 2, "--keys"),
+        (("run", "--artifact-store", "FOLDER/store"), 2, "its keys must last too"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml/x", "--keys", "K"),
-         4, "could not create trust.json"),
+         2, "could not create trust.json"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml", "--keys", "K"),
-         4, "a file stands where a folder is needed"),
+         2, "a file stands where a folder is needed"),
         (("ledger", "show", "--ledger", "FOLDER/none"), 2, "holds no ledger"),
         (("verify", "FOLDER/none", "--trust", "x"), 2, "no release folder"),
         (("lineage", "FOLDER/none"), 2, "no lineage"),
@@ -111,7 +115,7 @@ def test_device_is_not_replaced_by_a_file(tmp_path):
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(StorageError, match="device or a pipe"):
+    with pytest.raises(InputError, match="device or a pipe"):
         write_bytes(pipe, b"x")
     assert pipe.is_fifo()
 

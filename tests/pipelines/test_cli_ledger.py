@@ -1,4 +1,4 @@
-"""The commands: init, show, verify, explain, verify of a release, lineage."""
+"""The commands: init, show, verify, explain."""
 
 import json
 
@@ -46,10 +46,12 @@ def test_more_runs_that_fit_is_what_reserving_finds(run, tmp_path):
             other.reserve(run_id=f"more-{number}", content={**content, **digests, "input": "i"})
             reserved = number + 1
     assert predicted == reserved > 3
-    blocks, refusal = ledger_summary.would_admit(other, content)
+    blocks, refusal = ledger_summary.would_admit(other, run.config, content)
     assert not blocks
     assert "above the cap" in refusal
-    assert ledger_summary.would_admit(ledger, content) == (["all/0"], None)
+    assert ledger_summary.would_admit(ledger, run.config, content) == (["all/0"], None)
+    moved = run.config.updated({"data.source.columns.user_id": "account"})
+    assert "for life" in ledger_summary.would_admit(ledger, moved, content)[1]
 
 
 def test_verify_prints_the_head_and_checks_anchors(run):
@@ -78,17 +80,6 @@ def test_init_makes_a_ledger_whose_keys_can_be_pinned(tmp_path):
     again = call("init", "--config", "quickstart", *words)
     assert "policy quickstart" in again
     call("verify", "--ledger", str(tmp_path / "ledger"), "--trust", str(pinned))
-
-
-def test_lineage_leads_from_the_report_back_to_the_raw_images(run):
-    import typer
-
-    app = typer.Typer()
-    app.command()(cli_ledger.lineage)
-    text = CliRunner().invoke(app, [str(run.root)]).output
-    assert text.startswith("privacy_report")
-    for word in ("raw_images", "train_dp_fedemb", "partition_users", "pretrained"):
-        assert word in text
 
 
 def test_sub_app_imports_nothing_heavy_at_the_top():

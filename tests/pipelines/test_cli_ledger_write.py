@@ -40,7 +40,7 @@ def test_void_gives_an_unbound_reservation_back(kit, capsys):
 def test_void_of_a_bound_run_is_refused(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=ledger_kit.content())
-    ledger.bind(reservation, inputs_sha=ledger_kit.sha("in"), commitments={})
+    ledger_kit.bind(ledger, reservation)
     before = ledger.spent("all/0").epsilon
     with pytest.raises(Refused, match="is bound"):
         call(kit, "void", "monday", *REASON)

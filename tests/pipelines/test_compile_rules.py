@@ -13,14 +13,26 @@ from pipelines.dp_fedemb import PUBLIC_STEPS, STEPS
 from pipelines.run_index import AFTER
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
+IMAGES = [
+    f"{name}=registry.example/fedemb-{name}@sha256:" + digit * 64
+    for name, digit in (("light", "a"), ("cpu", "b"), ("trainer", "c"))
+]
+
+
+def _compile(profile, folder):
+    path = folder / "pipeline.yaml"
+    compile_pipeline(path, profile=profile, images=parse_images(IMAGES))
+    return list(yaml.safe_load_all(path.read_text()))
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu", "tpu"])
 def compiled(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    compile_pipeline(path, profile=request.param, images=parse_images([IMAGE]))
-    return list(yaml.safe_load_all(path.read_text()))
+    return _compile(request.param, tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    return _compile("gpu", tmp_path_factory.mktemp("compiled"))
 
 
 def _task(documents, name):
@@ -59,6 +71,71 @@ def _retry_around_training(documents):
     }
 
 
+def _retry_far_around_training(documents):
+    _retry_around_training(documents)
+    spec = documents[0]
+    tasks = spec["root"]["dag"]["tasks"]
+    inner = tasks.pop("group")
+    del inner["retryPolicy"]
+    spec["components"]["comp-outer"] = {"dag": {"tasks": {"group": inner}}}
+    tasks["outer"] = {
+        "componentRef": {"name": "comp-outer"},
+        "retryPolicy": {"maxRetryCount": 1},
+        "taskInfo": {"name": "outer"},
+    }
+
+
+def _cache_around_training(documents):
+    _retry_around_training(documents)
+    group = _task(documents, "group")
+    del group["retryPolicy"]
+    group["cachingOptions"] = {"enableCache": True}
+
+
+def _renamed(documents, name, alias):
+    """The same step under another name, as kfp writes it when a component is used twice."""
+    spec = documents[0]
+    tasks = spec["root"]["dag"]["tasks"]
+    task = tasks.pop(name)
+    for kind, bag in (
+        ("comp", spec["components"]),
+        ("exec", spec["deploymentSpec"]["executors"]),
+        ("exec", documents[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]),
+    ):
+        bag[f"{kind}-{alias}"] = bag.pop(f"{kind}-{name}")
+    spec["components"][f"comp-{alias}"]["executorLabel"] = f"exec-{alias}"
+    task["componentRef"]["name"] = f"comp-{alias}"
+    tasks[alias] = task
+    return task
+
+
+def _cache_training_by_another_name(documents):
+    _renamed(documents, "train-dp-fedemb", "warm-up")["cachingOptions"] = {"enableCache": True}
+
+
+def _retry_training_by_another_name(documents):
+    _renamed(documents, "train-dp-fedemb", "for-loop-2")["retryPolicy"] = {"maxRetryCount": 2}
+
+
+def _cache_a_step_nobody_knows(documents):
+    task = _renamed(documents, "audit-privacy", "look-at-users")
+    executor = documents[0]["deploymentSpec"]["executors"]["exec-look-at-users"]["container"]
+    executor["args"] = ["--function_to_execute", "look_at_users"]
+    task["cachingOptions"] = {"enableCache": True}
+
+
+def _train_twice(documents):
+    tasks = documents[0]["root"]["dag"]["tasks"]
+    tasks["train-dp-fedemb-2"] = copy.deepcopy(tasks["train-dp-fedemb"])
+
+
+def _train_in_a_loop(documents):
+    _task(documents, "train-dp-fedemb")["parameterIterator"] = {
+        "itemInput": "seed",
+        "items": {"raw": "[1, 2]"},
+    }
+
+
 def _stale_import(documents):
     executors = documents[0]["deploymentSpec"]["executors"]
     executors["exec-importer"] = {"importer": {"artifactUri": {"constant": "gs://b/x"}}}
@@ -74,6 +151,18 @@ def _secret_parameter(documents):
     parameters["signing_secret"] = {"parameterType": "STRING"}
 
 
+def _secret_in_the_environment(documents):
+    executors = documents[0]["deploymentSpec"]["executors"]
+    executors["exec-train-dp-fedemb"]["container"]["env"] = [
+        {"name": "AWS_SECRET_ACCESS_KEY", "value": "abc"}
+    ]
+
+
+def _secret_in_a_value(documents):
+    parameters = _task(documents, "train-dp-fedemb")["inputs"]["parameters"]
+    parameters["ledger"] = {"runtimeValue": {"constant": "https://me:pass@store.example/ledger"}}
+
+
 def _release_without_gate(documents):
     verdict = _task(documents, "release-model")["inputs"]["artifacts"]["verdict"]
     verdict["taskOutputArtifact"]["producerTask"] = "plan-privacy"
@@ -83,6 +172,39 @@ def _release_despite_gate(documents):
     _task(documents, "release-model")["triggerPolicy"] = {
         "strategy": "ALL_UPSTREAM_TASKS_COMPLETED"
     }
+
+
+def _release_by_another_name(documents):
+    task = _renamed(documents, "release-model", "publish")
+    documents[0]["root"]["dag"]["tasks"]["publish"] = task
+    task["inputs"]["artifacts"]["verdict"]["taskOutputArtifact"]["producerTask"] = "plan-privacy"
+
+
+def _second_release_without_gate(documents):
+    tasks = documents[0]["root"]["dag"]["tasks"]
+    tasks["release-model-2"] = copy.deepcopy(tasks["release-model"])
+    verdict = tasks["release-model-2"]["inputs"]["artifacts"]["verdict"]
+    verdict["taskOutputArtifact"]["producerTask"] = "plan-privacy"
+
+
+def _release_beside_gate(documents):
+    _task(documents, "release-model")["dependentTasks"].remove("gate-release")
+
+
+def _foreign_step_may_release(documents):
+    task = copy.deepcopy(_task(documents, "evaluate-embeddings"))
+    task["inputs"]["parameters"]["releases"] = {"componentInputParameter": "releases"}
+    documents[0]["root"]["dag"]["tasks"]["evaluate-embeddings"] = task
+
+
+def _innocent_name_for_raw(documents):
+    outputs = documents[0]["components"]["comp-train-dp-fedemb"]["outputDefinitions"]["artifacts"]
+    outputs["extras"] = copy.deepcopy(outputs["model"])
+
+
+def _realised_clients_as_parameter(documents):
+    outputs = documents[0]["components"]["comp-train-dp-fedemb"]["outputDefinitions"]
+    outputs["parameters"] = {"clients": {"parameterType": "NUMBER_INTEGER"}}
 
 
 def _raw_output(documents):
@@ -96,22 +218,74 @@ def _account_on_exit(documents):
     }
 
 
+def _release_within_an_exit_handler(documents):
+    spec = documents[0]
+    tasks = spec["root"]["dag"]["tasks"]
+    inner = {"release-model": tasks.pop("release-model")}
+    spec["components"]["comp-exit"] = {"dag": {"tasks": inner}}
+    tasks["exit"] = {
+        "componentRef": {"name": "comp-exit"},
+        "triggerPolicy": {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"},
+        "taskInfo": {"name": "exit"},
+    }
+
+
+def _options(documents, name):
+    platform = documents[1]["platforms"]["kubernetes"]
+    return platform["deploymentSpec"]["executors"][f"exec-{name}"]
+
+
+def _label_of_the_trainer_for_the_evaluation(documents):
+    labels = _options(documents, "evaluate-embeddings")["podMetadata"]["labels"]
+    labels["fedemb.dev/step"] = "train-dp-fedemb"
+
+
+def _no_label(documents):
+    del _options(documents, "gate-release")["podMetadata"]
+
+
+def _unknown_platform_field(documents):
+    _options(documents, "gate-release")["privileged"] = True
+
+
 def _unknown_field(documents):
     _task(documents, "gate-release")["retries"] = 3
 
 
 PLANTED = {
-    "no_cache": [_cache_training, _cache_gate, _cache_reserve],
+    "no_cache": [
+        _cache_training,
+        _cache_gate,
+        _cache_reserve,
+        _cache_around_training,
+        _cache_training_by_another_name,
+        _cache_a_step_nobody_knows,
+    ],
     "no_cache_key": [_cache_key],
-    "no_retry": [_retry_training, _retry_around_training],
+    "no_retry": [
+        _retry_training,
+        _retry_around_training,
+        _retry_far_around_training,
+        _retry_training_by_another_name,
+    ],
+    "no_repetition": [_train_twice, _train_in_a_loop],
     "no_stale_import": [_stale_import],
     "images_by_digest": [_mutable_tag],
-    "no_secret_parameters": [_secret_parameter],
-    "release_behind_gate": [_release_without_gate, _release_despite_gate],
-    "no_raw_outputs": [_raw_output],
-    "harmless_exit_handlers": [_account_on_exit],
-    "strict_protos": [_unknown_field],
+    "no_secrets": [_secret_parameter, _secret_in_the_environment, _secret_in_a_value],
+    "release_behind_gate": [
+        _release_without_gate,
+        _release_despite_gate,
+        _release_by_another_name,
+        _second_release_without_gate,
+        _release_beside_gate,
+        _foreign_step_may_release,
+    ],
+    "no_raw_outputs": [_raw_output, _innocent_name_for_raw, _realised_clients_as_parameter],
+    "harmless_exit_handlers": [_account_on_exit, _release_within_an_exit_handler],
+    "labelled_by_step": [_label_of_the_trainer_for_the_evaluation, _no_label],
+    "strict_protos": [_unknown_field, _unknown_platform_field],
 }
+"""Rule -> changes it must notice."""
 
 
 def test_our_pipeline_breaks_no_rule(compiled):
@@ -127,8 +301,8 @@ def test_every_rule_has_a_planted_change():
     [(rule, plant) for rule, plants in PLANTED.items() for plant in plants],
     ids=lambda value: value if isinstance(value, str) else value.__name__.strip("_"),
 )
-def test_rule_notices_its_planted_change(compiled, rule, plant):
-    changed = copy.deepcopy(compiled)
+def test_rule_notices_its_planted_change(compiled_once, rule, plant):
+    changed = copy.deepcopy(compiled_once)
     plant(changed)
     named = {item.__name__: item for item in RULES}[rule]
     assert list(named(*changed))
@@ -161,23 +335,115 @@ def test_image_without_digest_is_refused(reference):
         parse_images([reference])
 
 
-def test_accelerators_follow_the_profile(compiled):
-    containers = {
-        name: executor["container"]
-        for name, executor in compiled[0]["deploymentSpec"]["executors"].items()
+ACCELERATED = {
+    "cpu": (None, set()),
+    "gpu": ("nvidia.com/gpu", {"pretrain", "train", "evaluate", "audit"}),
+    "tpu": ("google.com/tpu", {"pretrain", "train"}),
+}
+"""Profile -> chips, and the steps that get them."""
+
+
+@pytest.mark.parametrize("profile", ACCELERATED)
+def test_only_the_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, tmp_path):
+    chips, steps = ACCELERATED[profile]
+    spec, platform = _compile(profile, tmp_path)
+    executors = spec["deploymentSpec"]["executors"]
+    nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    found = {
+        name: executor["container"]["resources"]["accelerator"]["type"]
+        for name, executor in executors.items()
+        if "accelerator" in executor["container"]["resources"]
     }
-    accelerated = {
-        name
-        for name, container in containers.items()
-        if "accelerator" in container.get("resources", {})
+    assert {name.split("-")[1] for name in found} == steps
+    assert set(found.values()) == ({chips} if chips else set())
+    assert {name for name, options in nodes.items() if "nodeSelector" in options} == set(found)
+    for name in found:
+        assert nodes[name]["tolerations"] == [
+            {"key": chips, "operator": "Exists", "effect": "NoSchedule"}
+        ]
+        assert executors[name]["container"]["image"].startswith("registry.example/fedemb-trainer@")
+
+
+def test_every_pod_has_limits_a_deadline_and_no_root(compiled):
+    spec, platform = compiled
+    nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        resources = executor["container"]["resources"]
+        assert resources["cpuLimit"] == resources["cpuRequest"] > 0
+        assert resources["memoryLimit"] == resources["memoryRequest"] > 0
+        assert int(nodes[name]["activeDeadlineSeconds"]) > 0
+        assert nodes[name]["securityContext"] == {"runAsNonRoot": True}
+    assert platform["platforms"]["kubernetes"]["pipelineConfig"]["resourceTtlOnCompletion"] > 0
+
+
+def _profile(folder, text):
+    (folder / "mine.yaml").write_text(text)
+    return folder / "mine.yaml"
+
+
+def test_a_profile_laid_over_another_changes_what_it_names(tmp_path):
+    over = _profile(
+        tmp_path,
+        """
+steps:
+  default:
+    environment: {AWS_ENDPOINT_URL: "https://minio.example:9000"}
+    image_pull_secrets: [registry]
+  train_dp_fedemb:
+    node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}
+    secrets: [{name: fedemb-s3-train, keys: {access_key: AWS_ACCESS_KEY_ID}}]
+    volume_claim: {fedemb-keys: /keys}
+  gate_release: {timeout_seconds: 60}
+""",
+    )
+    spec, platform = _compile(["gpu", over], tmp_path)
+    nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for executor in spec["deploymentSpec"]["executors"].values():
+        assert executor["container"]["env"] == [
+            {"name": "AWS_ENDPOINT_URL", "value": "https://minio.example:9000"}
+        ]
+    assert all(options["imagePullSecret"] for options in nodes.values())
+    train = nodes["exec-train-dp-fedemb"]
+    assert train["nodeSelector"]["labels"] == {
+        "cloud.google.com/gke-accelerator": "nvidia-h100-80gb"
     }
-    assert not accelerated & {"exec-gate-release", "exec-reserve-budget", "exec-partition-users"}
+    assert train["pvcMount"][0]["mountPath"] == "/keys"
+    assert train["secretAsEnv"][0]["keyToEnv"] == [
+        {"envVar": "AWS_ACCESS_KEY_ID", "secretKey": "access_key"}
+    ]
+    assert train["activeDeadlineSeconds"] == "604800"
+    assert nodes["exec-gate-release"]["activeDeadlineSeconds"] == "60"
+    assert "secretAsEnv" not in nodes["exec-gate-release"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("steps: {train: {cpu: '1'}}", "names the step train"),
+        ("steps: {default: {memory: 1Gi}}", "cpu"),
+        (
+            "steps: {default: {cpu: '1', memory: 1Gi, timeout_seconds: 9, accelerator: {type: x}}}",
+            "accelerator",
+        ),
+        ("- steps", "no mapping"),
+        ("steps: [", "no YAML"),
+    ],
+)
+def test_wrong_profiles_are_sentences(tmp_path, text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        _compile([_profile(tmp_path, text)], tmp_path)
+
+
+def test_a_secret_among_the_plain_variables_is_refused(tmp_path):
+    over = _profile(tmp_path, "steps: {default: {environment: {AWS_SECRET_ACCESS_KEY: abc}}}")
+    with pytest.raises(ConfigError, match="in plain text; name a secret"):
+        _compile(["cpu", over], tmp_path)
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
 def test_compiled_pipeline_is_the_golden_one(profile, tmp_path, request):
     path = tmp_path / "pipeline.yaml"
-    compile_pipeline(path, profile=profile, images=parse_images([IMAGE]))
+    compile_pipeline(path, profile=profile, images=parse_images(IMAGES))
     text = "".join(
         line for line in path.read_text().splitlines(True) if not line.startswith("sdkVersion")
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.fedemb.errors import ConfigError, InputError, StorageError
+from components.fedemb.errors import ConfigError, InputError
 from pipelines.local import EVENT, ROUND, iter_runs
 from pipelines.run_command import prepare
 from pipelines.run_directory import RunDirectory
@@ -29,7 +29,7 @@ def test_name_that_is_no_folder_of_its_own_is_refused(tmp_path, name):
 
 def test_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="--runs"):
+    with pytest.raises(InputError, match="--runs"):
         prepare("omniglot_identities", [], tmp_path / "file", "one", data="/data/x.parquet")
 
 

@@ -30,7 +30,7 @@ FIELDS = {
 def call(tmp_path, *arguments):
     result = CliRunner().invoke(
         app,
-        [*arguments, "--output", str(tmp_path / "p.json"), "--figure", str(tmp_path / "f.svg")],
+        [*arguments, "--output", str(tmp_path / "p.json")],
     )
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -87,10 +87,12 @@ def test_words_search_and_sentence(tmp_path):
     assert "warning: delta=3e-05 is above the customary" in out
 
 
-@pytest.mark.slow
 def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
-    arguments = (*NUMBERS, "--noise-multiplier", "4", "--extrapolate", "--json")
-    out = json.loads(call(tmp_path, *arguments))["extrapolation"]
+    arguments = (*NUMBERS, "--noise-multiplier", "4", "--extrapolate", "--json",
+                 "--figure", str(tmp_path / "f.svg"))  # fmt: skip
+    whole = json.loads(call(tmp_path, *arguments))
+    out = whole["extrapolation"]
+    assert out["population"][0]["epsilon"] == whole["epsilon"]
     for axis in ("population", "compute"):
         for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size", "tree_aggregation"):
             curve = [point for point in out[axis] if point["mechanism"] == kind]
@@ -98,8 +100,25 @@ def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
             assert all(math.isfinite(point["epsilon"]) for point in curve)
     svg = (tmp_path / "f.svg").read_bytes()
     assert svg.count(b"Projections, not guarantees") == 1
-    call(tmp_path, *arguments)
+    # One curve for two mechanisms of one price, and its label says so.
+    assert b"user poisson = fixed size" in svg
+    text = call(tmp_path, *arguments[:-3], *arguments[-2:])
     assert (tmp_path / "f.svg").read_bytes() == svg
+    assert "no such run was made" in text
+    assert f"{whole['epsilon']:#.3g} (noise 4)" in text
+
+
+def test_words_say_no_more_than_there_is(tmp_path):
+    """What is no price of its own is not printed as one; without noise nothing is promised."""
+    users = call(tmp_path, *NUMBERS, "--mechanism", "user_poisson", "--noise-multiplier", "9")
+    assert "2C" not in users
+    assert "users drawn with probability 0.016" in users
+    tree = call(tmp_path, *NUMBERS, "--mechanism", "tree_aggregation", "--noise-multiplier", "9")
+    assert "10 of 625 virtual clients a round in turn" in tree
+    nothing = call(tmp_path, *NUMBERS, "--mechanism", "not_private", "--explain")
+    assert "protected" not in nothing
+    assert "Adjacency" not in nothing
+    assert "no gate passes it" in nothing
 
 
 @pytest.mark.parametrize(
@@ -112,6 +131,18 @@ def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
         ([*NUMBERS, "--noise-multiplier", "0"], "noise_multiplier"),
         ([*NUMBERS, "--noise-multiplier", "nan"], "noise_multiplier"),
         ([*NUMBERS, "--target-epsilon", "-1"], "target_epsilon"),
+        ([*NUMBERS, "--noise-multiplier", "4", "--buffers", "3"], "--buffers is for blt"),
+        (
+            [*NUMBERS, "--noise-multiplier", "4", "--min-separation", "3"],
+            "tree_aggregation and blt",
+        ),
+        ([*NUMBERS, "--mechanism", "not_private", "--noise-multiplier", "4"], "no noise"),
+        ([*NUMBERS, "--mechanism", "not_private", "--extrapolate"], "--extrapolate means nothing"),
+        ([*NUMBERS, "--noise-multiplier", "4", "--tuning-law", "poisson"], "--tuning-trials"),
+        (
+            [*NUMBERS[:2], "--clients-per-round", "700", *NUMBERS[4:], "--noise-multiplier", "4"],
+            "625 virtual clients",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(tmp_path, arguments, words):

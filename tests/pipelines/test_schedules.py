@@ -89,13 +89,74 @@ def test_whole_schedule_is_priced_as_the_ledger_will(folder):
     assert "planned_series" in str(loaded.cost)
 
 
+def _epsilon_by_hand(config, runs):
+    """Epsilon of so many runs, from the numbers of the configuration and the accounting library."""
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+    )
+    from dp_accounting.pld import PLDAccountant
+
+    mechanism = config.mechanism
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE, value_discretization_interval=1e-3)
+    round_event = PoissonSampledDpEvent(
+        mechanism.sampling_probability, GaussianDpEvent(mechanism.noise_multiplier)
+    )
+    accountant.compose(SelfComposedDpEvent(round_event, mechanism.rounds * runs))
+    return accountant.get_epsilon(config.policy.delta)
+
+
+def test_price_of_a_schedule_is_that_of_an_independent_computation(folder):
+    loaded = load_schedule(folder / "weekly.yaml")
+    assert loaded.cost.epsilon == pytest.approx(_epsilon_by_hand(loaded.config, 13), rel=0.01)
+    assert loaded.cost.epsilon_one == pytest.approx(_epsilon_by_hand(loaded.config, 1), rel=0.01)
+
+
 def test_too_dear_a_schedule_is_refused(folder):
     with pytest.raises(BudgetExceeded, match=r"its budget allows 0\.100"):
         load_schedule(_change(folder, "dear", budget={"epsilon": 0.1}))
     with pytest.raises(BudgetExceeded, match="the policy allows"):
         load_schedule(_change(folder, "dear", overrides={"policy.epsilon_cap": 0.2}))
-    with pytest.raises(BudgetExceeded, match="commits 13"):
+    with pytest.raises(BudgetExceeded, match=r"commits 13 .* holds for 13 runs, and run 14, due"):
         load_schedule(_change(folder, "dear", end=datetime(2027, 6, 1, tzinfo=UTC)))
+
+
+def test_refusal_says_after_how_many_runs_and_which_is_the_first_too_many(folder):
+    config = load_schedule(folder / "weekly.yaml").config
+    cap = (_epsilon_by_hand(config, 5) + _epsilon_by_hand(config, 6)) / 2
+    with pytest.raises(
+        BudgetExceeded, match=r"holds for 5 runs, and run 6, due 2027-02-08 03:00 UTC"
+    ):
+        load_schedule(_change(folder, "dear", budget={"epsilon": cap}))
+
+
+def test_schedules_of_one_policy_are_added_up(folder):
+    """Each alone keeps the cap; together they pass it."""
+    changes = {"budget": {"epsilon": 100.0}, "overrides": {"policy.composition": "renyi"}}
+    monthly = {"cron": "0 0 5 1-4 * *", **changes}
+    changes["overrides"]["policy.epsilon_cap"] = 100.0
+    paths = [_change(folder, "weekly", **changes), _change(folder, "monthly", **monthly)]
+    dearest = max(load_schedule(path).cost.epsilon for path in paths)
+    changes["overrides"]["policy.epsilon_cap"] = dearest * 1.05
+    paths = [_change(folder, "weekly", **changes), _change(folder, "monthly", **monthly)]
+    assert all(load_schedule(path).cost.epsilon < dearest * 1.05 for path in paths)
+    with pytest.raises(BudgetExceeded, match=r"monthly, weekly share policy glyphs-2027.*run 1\d"):
+        load_schedules(folder)
+    _change(folder, "monthly", enabled=False, **monthly)
+    assert len(load_schedules(folder)) == 2
+
+
+def test_schedules_of_one_policy_agree_on_its_terms(folder):
+    _change(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.epsilon_cap": 7.5})
+    with pytest.raises(ConfigError, match="other terms"):
+        load_schedules(folder)
+
+
+def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
+    _change(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.policy_id": "another"})
+    assert [item.schedule.name for item in load_schedules(folder)] == ["monthly", "weekly"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +171,10 @@ def test_too_dear_a_schedule_is_refused(folder):
         ({"package": {"sha256": "0" * 64}}, "pins"),
         ({"package": {"path": "absent.yaml"}}, "missing"),
         ({"overrides": {"storage.ledger": None}}, "storage.ledger"),
+        ({"overrides": {"data.source.uri": "builtin"}}, "on this machine"),
+        ({"overrides": {"data.source.uri": "images/*.parquet"}}, "on this machine"),
+        ({"overrides": {"storage.ledger": "s3://me:key@host/ledger"}}, "a key or a password"),
+        ({"beam_options": ["--s3_secret_access_key=abc"]}, "a key or a password"),
     ],
 )
 def test_wrong_schedules_are_sentences(folder, changes, sentence):
@@ -196,9 +261,31 @@ def test_changes_made_behind_our_back_are_found_and_undone(folder, kfp, field, t
     assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
 
 
+def _other_policy(folder, name, **changes):
+    """A schedule beside `weekly` that draws from a budget of its own."""
+    overrides = {"policy.policy_id": f"{name}-2027"}
+    return _change(folder, name, cron="0 0 5 1 * *", overrides=overrides, **changes)
+
+
+def test_a_copy_made_in_the_ui_is_disabled_and_a_stranger_of_our_name_left_alone(folder, kfp):
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    (ours,) = kfp.recurring.values()
+    kfp.recurring["copy"] = {**ours, "recurring_run_id": "copy"}
+    stranger = {**ours, "recurring_run_id": "stranger", "description": "by hand"}
+    kfp.recurring["stranger"] = stranger
+    changes = cluster.plan(load_schedules(folder))
+    assert _actions(changes) == [("disable", "weekly"), ("keep", "weekly")]
+    cluster.apply(changes)
+    modes = [run["mode"] for run in kfp.recurring.values() if run is not stranger]
+    assert sorted(modes) == ["DISABLE", "ENABLE"]
+    assert kfp.recurring["stranger"] == stranger
+    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+
+
 def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder, kfp):
     for name in ("monthly", "nightly"):
-        _change(folder, name, cron="0 0 5 1 * *")
+        _other_policy(folder, name)
     cluster = _cluster(kfp)
     cluster.apply(cluster.plan(load_schedules(folder)))
     foreign = dict(next(iter(kfp.recurring.values())))
@@ -231,7 +318,7 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     assert _actions(changes) == [("replace", "weekly", "package")]
     cluster.apply(changes)
     uploads = len(kfp.versions)
-    _change(folder, "second")
+    _other_policy(folder, "second")
     cluster.apply(cluster.plan(load_schedules(folder)))
     assert len(kfp.versions) == uploads
 
@@ -269,3 +356,45 @@ def test_submit_checks_then_starts_one_run(folder, kfp, tmp_path):
     bare = loaded.config.updated({"storage.keys": None})
     with pytest.raises(ConfigError, match=r"storage\.keys"):
         _cluster(kfp).submit(loaded.package, bare, experiment="glyphs")
+
+
+def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):
+    loaded = load_schedule(folder / "weekly.yaml")
+    cluster = _cluster(kfp)
+    run_id = cluster.submit(loaded.package, loaded.config, experiment="x", resume="crashed-1")
+    version = kfp.runs[run_id]["pipeline_version_reference"]["pipeline_version_id"]
+    text = kfp.versions[version]["_content"].decode()
+    assert "pipeline_job_uuid" not in text
+    spec = next(yaml.safe_load_all(text))
+    ids = {
+        name: task["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"]
+        for name, task in spec["root"]["dag"]["tasks"].items()
+        if "run_id" in task["inputs"].get("parameters", {})
+    }
+    assert set(ids.values()) == {"crashed-1"}
+    assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
+    with pytest.raises(ConfigError, match="no id of a run"):
+        cluster.submit(loaded.package, loaded.config, experiment="x", resume="'; drop")
+
+
+def test_example_works_as_its_first_lines_say(tmp_path, package):
+    text = (SCHEDULES / "example" / "weekly.yaml").read_text()
+    tree = yaml.safe_load(text)
+    pinned = tmp_path / "schedules" / tree["package"]["path"]
+    assert str(pinned.relative_to(tmp_path)) in text, "what is compiled is what is pinned"
+    pinned.parent.mkdir(parents=True)
+    pinned.write_bytes(package.read_bytes())
+    (tmp_path / "schedules" / "weekly.yaml").write_text(
+        text.replace(tree["package"]["sha256"], file_digest(pinned))
+    )
+    assert [item.schedule.name for item in load_schedules(tmp_path / "schedules")] == ["weekly"]
+    pinned.rename(tmp_path / "schedules" / pinned.name)
+    with pytest.raises(
+        ConfigError, match="is a compiled pipeline, and its folder is for schedules"
+    ):
+        load_schedules(tmp_path / "schedules")
+
+
+def test_beam_options_reach_the_step_that_partitions(folder):
+    path = _change(folder, "weekly", beam_options=["--runner=DataflowRunner"])
+    assert load_schedule(path).arguments["beam_options"] == ["--runner=DataflowRunner"]

@@ -76,6 +76,7 @@ class Trace:
 
     contributions: dict[tuple[int, int], np.ndarray]
     total: np.ndarray
+    noise: np.ndarray
     mean: np.ndarray
 
 
@@ -85,6 +86,7 @@ def play(system: System, users: frozenset[int], *, inject: bool) -> list[Trace]:
     if inject:
         noise = m._noise
         noise.begin = lambda *_: setattr(noise, "_tag", INJECTED_TAG)
+    drawn = _recorded(m)
     world = system.index(users, system.plan.virtual_clients)
     traces = []
     for r in range(ROUNDS):
@@ -103,8 +105,23 @@ def play(system: System, users: frozenset[int], *, inject: bool) -> list[Trace]:
             state = m.query.accumulate_preprocessed_record(state, record)
         total = np.asarray(state[0]).copy()
         out = system.aggregate(m, r, state, named)
-        traces.append(Trace(contributions, total, np.asarray(out.mean, np.float64)))
+        mean = np.asarray(out.mean, np.float64)
+        traces.append(Trace(contributions, total, drawn.pop(), mean))
     return traces
+
+
+def _recorded(m: Mechanism) -> list[np.ndarray]:
+    """Notes the integer noise of every vector from now on."""
+    drawn: list[np.ndarray] = []
+    sound = m._noise.add
+
+    def add(name, values, scale):
+        out = sound(name, values, scale)
+        drawn.append(out - values)
+        return out
+
+    m._noise.add = add
+    return drawn
 
 
 def record_replay(system: System) -> list[str]:
@@ -132,6 +149,8 @@ def record_replay(system: System) -> list[str]:
             problems.append(f"round {r}: {len(changed)} virtual clients changed")
         if not np.linalg.norm((there.total - gone.total) / grid) <= 2 * clip:
             problems.append(f"round {r}: the sum moved by more than twice the clip")
+        if not np.array_equal(there.noise, gone.noise):
+            problems.append(f"round {r}: the noise follows the data, not the key")
         step = np.linalg.norm(there.mean - gone.mean) * system.plan.normaliser
         if not step <= 2 * (1 + 1e-4):
             problems.append(f"round {r}: the mean moved by more than twice the clip")

@@ -110,7 +110,8 @@ class TrainingConfig(Section):
     """The training algorithm. Rounds, clip and noise belong to `mechanism`."""
 
     algorithm: Literal["dp_fedemb", "dp_fedavg", "centralized"] = "dp_fedemb"
-    """`dp_fedavg` shares its head (and clips and noises it); `centralized` is a baseline."""
+    """`dp_fedavg` shares its head (and clips and noises it); `centralized` is a
+    baseline: it needs `purpose: simulation`, mechanism `not_private` and `rounds: 1`."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0

@@ -1,9 +1,35 @@
 """The training engine: backbones, local training of virtual clients, rounds, baselines.
 
-    backbone = build_backbone(ModelConfig(backbone="lenet"), seed=0)
-    embeddings = embed(backbone, images)
+Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing else does:
 
-TensorFlow is imported when a function is called, not when this package is.
+    >>> import secrets
+    >>> import numpy as np
+    >>> from components.fedemb.config import LocalTrainingConfig, ModelConfig, ServerConfig
+    >>> from components.fedemb.privacy.mechanism import MechanismPlan
+    >>> from components.fedemb.privacy.queries import build_mechanism
+    >>> plan = MechanismPlan(
+    ...     kind="group_poisson_gaussian", rounds=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+    ...     virtual_clients=8, groupings=1, sampling_probability=0.5)
+    >>> mechanism = build_mechanism(plan, secrets.token_bytes(32), "my-run", 1, "0" * 64)
+    >>> backbone = build_backbone(ModelConfig(backbone="tiny", image_size=12, embedding_dim=8), 0)
+    >>> train_round = RoundFunction(backbone, mechanism, LocalTrainingConfig(batch_size=4))
+    >>> server = ServerConfig(learning_rate=0.5)
+    >>> state = initial_state(server, train_round.initial_weights())
+    >>> random = np.random.default_rng(0)
+    >>> def example_client(group):
+    ...     images = random.integers(0, 256, (6, 12, 12, 1), np.uint8)
+    ...     return ClientExamples(0, group, images, labels=np.array([7, 7, 9, 9, 9, 5]))
+    >>> for number in range(plan.rounds):
+    ...     sums = train_round(state.weights, [example_client(0), example_client(3)], number)
+    ...     output = mechanism.aggregate(number, sums.sample_state)  # noised
+    ...     state = server_step(server, state, output.mean, rounds=plan.rounds)
+    >>> assign_weights(backbone.trainable_variables, released_weights(server, state))
+    >>> embed(backbone, random.integers(0, 256, (5, 12, 12, 1), np.uint8)).shape
+    (5, 8)
+
+In a real run `mechanism.sample_clients` says who takes part, and the root key comes from the
+reservation. Call `configure_threads` first, and pass its answer as `workers`, to train virtual
+clients side by side. TensorFlow is imported when a function is called, not when this package is.
 """
 
 from components.fedemb.embedding.backbones import build_backbone as build_backbone

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from components.fedemb.config import ModelConfig
+from components.fedemb.embedding.standardized import standardized_convolution
 from components.fedemb.errors import ConfigError
 
 # Layers whose output for one image depends on the other images of the batch, or that keep state.
@@ -23,6 +24,10 @@ def _layers() -> Any:
     import keras
 
     return keras.layers
+
+
+def _convolution(standardized: bool) -> Any:
+    return standardized_convolution() if standardized else _layers().Conv2D
 
 
 def _group_norm(x: Any, name: str, groups: int, epsilon: float = 1e-5) -> Any:
@@ -50,52 +55,51 @@ def _tiny(x: Any, dim: int) -> Any:
     return layers.Dense(dim, name="embedding")(layers.Flatten(name="flatten")(x))
 
 
-def _basic_block(x: Any, filters: int, stride: int, name: str) -> Any:
+def _basic_block(x: Any, conv: Any, filters: int, stride: int, name: str) -> Any:
     layers = _layers()
     shortcut = x
-    x = layers.Conv2D(
-        filters, 3, strides=stride, padding="same", use_bias=False, name=f"{name}_conv1"
-    )(x)
+    x = conv(filters, 3, strides=stride, padding="same", use_bias=False, name=f"{name}_conv1")(x)
     x = layers.ReLU(name=f"{name}_relu1")(_group_norm(x, f"{name}_norm1", 8))
-    x = layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"{name}_conv2")(x)
+    x = conv(filters, 3, padding="same", use_bias=False, name=f"{name}_conv2")(x)
     x = _group_norm(x, f"{name}_norm2", 8)
     if stride != 1 or shortcut.shape[-1] != filters:
-        shortcut = layers.Conv2D(
-            filters, 1, strides=stride, use_bias=False, name=f"{name}_shortcut_conv"
-        )(shortcut)
+        shortcut = conv(filters, 1, strides=stride, use_bias=False, name=f"{name}_shortcut_conv")(
+            shortcut
+        )
         shortcut = _group_norm(shortcut, f"{name}_shortcut_norm", 8)
     return layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, shortcut]))
 
 
-def _small_resnet(blocks: int) -> Callable[[Any, int], Any]:
+def _small_resnet(blocks: int, *, standardized: bool = False) -> Callable[[Any, int], Any]:
     """ResNet-(6 x blocks + 2) for small images, 16/32/64 channels, GroupNorm with 8 groups."""
 
     def build(x: Any, dim: int) -> Any:
-        layers = _layers()
-        x = layers.Conv2D(16, 3, padding="same", use_bias=False, name="stem_conv")(x)
+        layers, conv = _layers(), _convolution(standardized)
+        x = conv(16, 3, padding="same", use_bias=False, name="stem_conv")(x)
         x = layers.ReLU(name="stem_relu")(_group_norm(x, "stem_norm", 8))
         for stage, filters in enumerate((16, 32, 64), start=1):
             for index in range(1, blocks + 1):
                 stride = 2 if stage > 1 and index == 1 else 1
-                x = _basic_block(x, filters, stride, f"block{stage}_{index}")
+                x = _basic_block(x, conv, filters, stride, f"block{stage}_{index}")
         x = layers.GlobalAveragePooling2D(name="pool")(x)
         return layers.Dense(dim, name="embedding")(x)
 
     return build
 
 
-def _bottleneck(x: Any, filters: int, stride: int, name: str) -> Any:
+def _bottleneck(x: Any, layer: Any, filters: int, stride: int, name: str) -> Any:
     layers = _layers()
 
     def conv(y: Any, width: int, kernel: int, stride: int, suffix: str) -> Any:
         if kernel == 3:
             y = layers.ZeroPadding2D(1, name=f"{name}_pad{suffix}")(y)
-        y = layers.Conv2D(
+        y = layer(
             width,
             kernel,
             strides=stride,
             use_bias=False,
             kernel_initializer="he_normal",
+            kernel_regularizer=_decay(),
             name=f"{name}_conv{suffix}",
         )(y)
         return _group_norm(y, f"{name}_norm{suffix}", 32)
@@ -109,25 +113,50 @@ def _bottleneck(x: Any, filters: int, stride: int, name: str) -> Any:
     return layers.ReLU(name=f"{name}_relu3")(layers.Add(name=f"{name}_add")([x, shortcut]))
 
 
-def _resnet50(x: Any, dim: int) -> Any:
-    """ResNet-50 v1.5 with GroupNorm(32): 23,770,304 parameters at RGB, 128."""
+def _decay() -> Any:
     import keras
 
-    layers = _layers()
-    x = layers.ZeroPadding2D(3, name="stem_pad")(x)
-    x = layers.Conv2D(
-        64, 7, strides=2, use_bias=False, kernel_initializer="he_normal", name="stem_conv"
-    )(x)
-    x = layers.ReLU(name="stem_relu")(_group_norm(x, "stem_norm", 32))
-    x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
-    x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
-    for stage, (filters, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=2):
-        for index in range(1, count + 1):
-            stride = 2 if stage > 2 and index == 1 else 1
-            x = _bottleneck(x, filters, stride, f"stage{stage}_{index}")
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    normal = keras.initializers.RandomNormal(stddev=0.01)
-    return layers.Dense(dim, kernel_initializer=normal, name="embedding")(x)
+    return keras.regularizers.L2(1e-4)
+
+
+def _resnet50(*, standardized: bool = False) -> Callable[[Any, int], Any]:
+    """ResNet-50 v1.5 with GroupNorm(32): 23,770,304 parameters at RGB, 128.
+
+    As in the paper's code, convolutions and the dense layer add `1e-4 x sum of squares` to the
+    local loss.
+    """
+
+    def build(x: Any, dim: int) -> Any:
+        import keras
+
+        layers, conv = _layers(), _convolution(standardized)
+        x = layers.ZeroPadding2D(3, name="stem_pad")(x)
+        x = conv(
+            64,
+            7,
+            strides=2,
+            use_bias=False,
+            kernel_initializer="he_normal",
+            kernel_regularizer=_decay(),
+            name="stem_conv",
+        )(x)
+        x = layers.ReLU(name="stem_relu")(_group_norm(x, "stem_norm", 32))
+        x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
+        x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
+        for stage, (filters, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=2):
+            for index in range(1, count + 1):
+                stride = 2 if stage > 2 and index == 1 else 1
+                x = _bottleneck(x, conv, filters, stride, f"stage{stage}_{index}")
+        x = layers.GlobalAveragePooling2D(name="pool")(x)
+        return layers.Dense(
+            dim,
+            kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
+            kernel_regularizer=_decay(),
+            bias_regularizer=_decay(),
+            name="embedding",
+        )(x)
+
+    return build
 
 
 def _inverted_residual(x: Any, expand: int, filters: int, stride: int, name: str) -> Any:
@@ -193,11 +222,15 @@ BACKBONES: dict[str, Callable[[Any, int], Any]] = {
     "mobilenet_small": _mobilenet(3, 640),
     "mobilenetv2": _mobilenet(7, 1280),
     "resnet14": _small_resnet(2),
-    "resnet50": _resnet50,
+    "resnet14_ws": _small_resnet(2, standardized=True),
+    "resnet50": _resnet50(),
+    "resnet50_ws": _resnet50(standardized=True),
     "resnet8": _small_resnet(1),
+    "resnet8_ws": _small_resnet(1, standardized=True),
     "tiny": _tiny,
 }
-"""Name in the configuration to layers: `(input tensor, embedding_dim) -> output tensor`."""
+"""Name in the configuration to layers: `(input tensor, embedding_dim) -> output tensor`; `_ws`:
+with standardised weights (`standardized.py`)."""
 
 
 def build_backbone(model: ModelConfig, seed: int) -> Any:
@@ -311,7 +344,7 @@ def _block(path: str) -> str:
 def _frozen_convolution(name: str, path: str) -> bool:
     if not path.endswith("kernel") or "conv" not in path:
         return False
-    if name == "resnet50":  # the paper freezes the convolutions of stages 3 and 4 only
+    if name.startswith("resnet50"):  # the paper freezes the convolutions of stages 3 and 4 only
         return path.startswith(("stage3", "stage4"))
     return True
 

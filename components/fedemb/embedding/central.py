@@ -15,7 +15,7 @@ import numpy as np
 
 from components.fedemb.config import AugmentationConfig, LossConfig, TrainingConfig
 from components.fedemb.embedding.augmentation import augment
-from components.fedemb.embedding.losses import build_loss, contrastive_loss
+from components.fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from components.fedemb.embedding.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ def minimize(
                     tf.gather(classes, chosen),
                     seed + tf.cast(tf.stack([0, index]), tf.int64),
                 )
+                value = penalized(value, backbone.trainable_variables, current)
             gradients = tape.gradient(
                 value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )

@@ -13,6 +13,7 @@ from typing import Any
 from components.fedemb.artifacts import sha256_hex, write_bytes
 from components.fedemb.config import ModelConfig
 from components.fedemb.embedding.backbones import check_backbone
+from components.fedemb.embedding.standardized import standardized_convolution
 from components.fedemb.errors import ArtifactError
 
 
@@ -29,6 +30,7 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     """
     import keras
 
+    standardized_convolution()  # from here on Keras knows it by name
     try:
         backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -11,14 +11,14 @@ the number of the client's examples alone: the last batch of an epoch is short, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from components.fedemb.config import LocalTrainingConfig
 from components.fedemb.embedding.augmentation import augment
 from components.fedemb.embedding.heads import glorot_head, local_labels, prototype_head
-from components.fedemb.embedding.losses import build_loss
+from components.fedemb.embedding.losses import build_loss, penalized
 from components.fedemb.embedding.preprocessing import preprocess
 
 ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
@@ -45,6 +45,16 @@ class Objective:
     shared_head_rows: int = 0
     """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a fresh
     local head for every client."""
+    fixed: Mapping[int, Any] | None = None
+    """Values of the other weights by `id` of their variable; None: read where they are used."""
+
+    def on_this_device(self) -> Objective:
+        """The same, with the weights that do not train read once, here, before any loop."""
+        import tensorflow as tf
+
+        trained = {id(v) for v in self.variables}
+        rest = (v for v in self.backbone.variables if id(v) not in trained)
+        return replace(self, fixed={id(v): tf.identity(v.value) for v in rest})
 
     @property
     def dim(self) -> int:
@@ -61,9 +71,15 @@ class Objective:
         """Embeds preprocessed images under `weights` in place of `variables`; float32."""
         import tensorflow as tf
 
-        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
-        trainable = [given.get(id(v), v.value) for v in self.backbone.trainable_variables]
-        state = [v.value for v in self.backbone.non_trainable_variables]
+        given = dict(self.fixed or {})
+        given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
+
+        def value(variable: Any) -> Any:
+            found = given.get(id(variable))
+            return variable.value if found is None else found
+
+        trainable = [value(v) for v in self.backbone.trainable_variables]
+        state = [value(v) for v in self.backbone.non_trainable_variables]
         outputs, _ = self.backbone.stateless_call(trainable, state, images, training=True)
         return tf.cast(outputs, tf.float32)
 
@@ -182,6 +198,14 @@ def _stream(seed: Any, purpose: int, step: Any = 0) -> Any:
     return seed + tf.cast(tf.stack([purpose, step]), tf.int64)
 
 
+def _complete(gradients: Sequence[Any]) -> list[Any]:
+    """The same, none before all: then nobody reads a weight that is updated, and none is copied."""
+    import tensorflow as tf
+
+    with tf.control_dependencies(gradients):
+        return [tf.identity(gradient) for gradient in gradients]
+
+
 def train_client(
     objective: Objective, worker: Worker, broadcast: Sequence[Any], examples: Examples
 ) -> tuple[list[Any], Any]:
@@ -237,9 +261,10 @@ def train_client(
         }[phase]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learners)
-            value = loss(objective.embeddings(weights, preprocess(batch)), current, wanted)
-        gradients = tape.gradient(
-            value, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            embeddings = objective.embeddings(weights, preprocess(batch))
+            value = penalized(loss(embeddings, current, wanted), objective.variables, weights)
+        gradients = _complete(
+            tape.gradient(value, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         )
         trained = list(zip([*worker.weights, worker.head], worker.slots, strict=True))
         trained = {"joint": trained, "head": trained[-1:], "backbone": trained[:-1]}[phase]

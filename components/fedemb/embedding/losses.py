@@ -8,7 +8,7 @@ arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.0773
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +145,18 @@ def contrastive_loss(
     logits -= 1e9 * tf.eye(2 * count)
     partner = tf.concat([tf.range(count, 2 * count), tf.range(count)], axis=0)
     return _mean_cross_entropy(logits, partner)
+
+
+def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:
+    """Adds the weight decay that layers ask for: `variables[i].regularizer` of `weights[i]`."""
+    import tensorflow as tf
+
+    terms = [
+        variable.regularizer(weight)
+        for variable, weight in zip(variables, weights, strict=True)
+        if variable.regularizer is not None
+    ]
+    return tf.add_n([loss, *terms]) if terms else loss
 
 
 def build_loss(config: LossConfig) -> Loss:

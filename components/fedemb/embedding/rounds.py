@@ -1,9 +1,10 @@
 """The round: virtual clients side by side, their clipped integer updates summed exactly.
 
-One traced function holds one loop per worker; each loop trains its virtual clients one after the
-other in the worker's own variables and adds their updates to its own int64 sum. Integer sums have
-no order, so any spread of clients over workers, devices and slabs gives the same bits. Clients come
-in slabs of bounded size: memory grows neither with clients per round nor with identities.
+One traced function holds one loop per worker, each on a core, an accelerator or another host
+(`cluster.py`); a loop trains its virtual clients one after the other in the worker's own variables
+and adds their updates to its own int64 sum. Integer sums have no order, so any spread of clients
+over workers, devices and slabs gives the same bits. Clients come in slabs of bounded size: memory
+grows neither with clients per round nor with identities.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class RoundSums:
     """float32 `[clients, 4]`, columns `STATISTICS`; for the private diagnostics."""
 
 
-class Slab(NamedTuple):
-    """Some virtual clients, packed without padding, and which worker trains which. Raw."""
+class Share(NamedTuple):
+    """The virtual clients of a slab that one worker trains, packed without padding. Raw."""
 
     images: Any
     """uint8 `[examples, size, size, channels]`."""
@@ -65,8 +66,10 @@ class Slab(NamedTuple):
     """int32 `[clients + 1]`: client i owns rows offsets[i]:offsets[i+1]."""
     seeds: Any
     """int64 `[clients, 2]`."""
-    assignment: list[Any]
-    """Per worker, int32 numbers of its clients."""
+
+
+Slab = list[Share]
+"""Some virtual clients of a round, one share per worker."""
 
 
 def client_seed(seed: int, round_index: int, grouping: int, group: int) -> np.ndarray:
@@ -76,20 +79,26 @@ def client_seed(seed: int, round_index: int, grouping: int, group: int) -> np.nd
 
 
 def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
-    """Packs clients into a slab and spreads them over workers, the largest first."""
+    """Packs at least one client, and spreads them over workers, the largest first."""
     sizes = np.array([len(c.labels) for c in clients])
-    loads, assignment = np.zeros(workers), [[] for _ in range(workers)]
+    loads, parts = np.zeros(workers), [[] for _ in range(workers)]
     for index in np.argsort(-sizes, kind="stable"):
         lightest = int(np.argmin(loads))
         loads[lightest] += sizes[index]
-        assignment[lightest].append(index)
-    return Slab(
-        images=np.concatenate([c.images for c in clients]),
-        labels=np.concatenate([c.labels for c in clients]),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
-        seeds=np.stack([client_seed(seed, round_index, c.grouping, c.group) for c in clients]),
-        assignment=[np.array(part, np.int32) for part in assignment],
-    )
+        parts[lightest].append(clients[index])
+    shape = clients[0].images.shape[1:]
+
+    def share(part: Sequence[ClientExamples]) -> Share:
+        counts = [len(c.labels) for c in part]
+        seeds = [client_seed(seed, round_index, c.grouping, c.group) for c in part]
+        return Share(
+            images=np.concatenate([np.zeros((0, *shape), np.uint8), *(c.images for c in part)]),
+            labels=np.concatenate([np.zeros(0, np.int64), *(c.labels for c in part)]),
+            offsets=np.cumsum([0, *counts], dtype=np.int32),
+            seeds=np.array(seeds, np.int64).reshape(-1, 2),
+        )
+
+    return [share(part) for part in parts]
 
 
 def assign_weights(variables: Sequence[Any], weights: np.ndarray) -> None:
@@ -149,13 +158,15 @@ class RoundFunction:
             self._train_slab,
             input_signature=[
                 [tf.TensorSpec(shape, tf.float32) for shape in self._shapes],
-                Slab(
-                    tf.TensorSpec([None, size, size, channels], tf.uint8),
-                    tf.TensorSpec([None], tf.int64),
-                    tf.TensorSpec([None], tf.int32),
-                    tf.TensorSpec([None, 2], tf.int64),
-                    [tf.TensorSpec([None], tf.int32)] * workers,
-                ),
+                [
+                    Share(
+                        tf.TensorSpec([None, size, size, channels], tf.uint8),
+                        tf.TensorSpec([None], tf.int64),
+                        tf.TensorSpec([None], tf.int32),
+                        tf.TensorSpec([None, 2], tf.int64),
+                    )
+                ]
+                * workers,
                 [_specs(mechanism.initial_sample_state(self.dim))] * workers,
                 _specs(mechanism.sample_params()),
             ],
@@ -232,35 +243,35 @@ class RoundFunction:
         import tensorflow as tf
 
         done, statistics = [], []
-        for index, (device, state) in enumerate(zip(self._devices, states, strict=True)):
+        for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
             with tf.device(device):
-                summed, rows = self._loop(index, broadcast, slab, state, parameters)
+                summed, rows = self._loop(number, broadcast, share, states[number], parameters)
             done.append(summed)
             statistics.append(rows)
         return done, tf.concat(statistics, axis=0)
 
     def _loop(
-        self, number: int, broadcast: Any, slab: Slab, state: Any, parameters: Any
+        self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any
     ) -> tuple[Any, Any]:
         """One worker's clients, one after the other."""
         import tensorflow as tf
 
-        query, worker, mine = self.mechanism.query, self._workers[number], slab.assignment[number]
+        query, worker = self.mechanism.query, self._workers[number]
+        objective = self.objective.on_this_device()
 
         def body(index: Any, state: Any, rows: Any) -> tuple[Any, Any, Any]:
-            client = mine[index]
-            start, stop = slab.offsets[client], slab.offsets[client + 1]
+            start, stop = share.offsets[index], share.offsets[index + 1]
             examples = Examples(
-                slab.images[start:stop], slab.labels[start:stop], slab.seeds[client]
+                share.images[start:stop], share.labels[start:stop], share.seeds[index]
             )
-            update, losses = train_client(self.objective, worker, broadcast, examples)
+            update, losses = train_client(objective, worker, broadcast, examples)
             record = query.preprocess_record(parameters, update)
             state = query.accumulate_preprocessed_record(state, record)
             norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in update]))
             row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
             return index + 1, state, rows.write(index, row)
 
-        count = tf.shape(mine)[0]
+        count = tf.shape(share.seeds)[0]
         rows = tf.TensorArray(tf.float32, size=count, element_shape=[len(STATISTICS)])
         _, state, rows = tf.while_loop(
             lambda index, *_: index < count,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ def configure_threads(parallel_clients: int = 0) -> int:
     return workers
 
 
-def accelerators() -> Sequence[str] | None:
+def accelerators() -> list[str] | None:
     """Names of the accelerators clients are dealt out to; None on a machine without."""
     import tensorflow as tf
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from components.fedemb.gate.case import RERUN, Case, Reason
 from components.fedemb.privacy import accounting
 from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.ledger import Anchor
+from components.fedemb.privacy.ledger import Anchor, terms_of
 from components.fedemb.privacy.signatures import verify_document
 from components.fedemb.privacy_report import block_table, epsilon_rdp, priced
 
@@ -45,20 +45,12 @@ def ledger(case: Case) -> Iterator[Reason]:
                     f"{terms.epsilon_cap:g}",
                     "nothing more of this block can be released; use other blocks",
                 )
-    wanted = {
-        "epsilon_cap": case.evidence.config.policy.epsilon_cap,
-        "delta": case.evidence.config.policy.delta,
-        "users_lower_bound": case.evidence.config.policy.users_lower_bound,
-        "audit_level": case.evidence.config.policy.audit_level,
-        "composition": case.evidence.config.policy.composition,
-    }
-    for name, value in wanted.items():
-        if getattr(terms, name) != value:
-            yield Reason(
-                "policy_differs",
-                f"the configuration has {name}={value!r}, the policy {getattr(terms, name)!r}",
-                "run with the terms of the policy",
-            )
+    for difference in terms.differences(terms_of(case.evidence.config, terms.schedule)):
+        yield Reason(
+            "policy_differs",
+            difference,
+            "run with the terms of the policy, or start another policy",
+        )
 
 
 def reservation(case: Case) -> Iterator[Reason]:

@@ -3,8 +3,9 @@
 Every secret is 32 bytes of operating-system entropy under a name that says what it is for:
 `policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
 `reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
-commit, `signing/<role>` signs. A name is used once: a destroyed key leaves a tombstone, so that the
-same reservation can never get a second root, and with it a second, independent noise.
+commit, `signing/<role>` signs, `tombstones/<policy_id>` says that the policy has tombstones. A name
+is used once: a destroyed key leaves a tombstone, so that the same reservation can never get a
+second root, and with it a second, independent noise.
 
 Specification: dp.md 5 (misuse-resistant key) and 3.2.
 """
@@ -26,7 +27,7 @@ from components.fedemb.artifacts import create_bytes
 from components.fedemb.errors import LedgerError, Refused, StorageError
 
 KEY_BYTES = 32
-_NAME = re.compile(r"(policy|reservation|signing)/[A-Za-z0-9][A-Za-z0-9._-]{0,190}")
+_NAME = re.compile(r"(policy|reservation|signing|tombstones)/[A-Za-z0-9][A-Za-z0-9._-]{0,190}")
 _DESTROYED = ".destroyed"
 
 

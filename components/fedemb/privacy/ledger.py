@@ -15,8 +15,15 @@ from components.fedemb.artifacts import canonical_json
 from components.fedemb.config import PartitionConfig
 from components.fedemb.errors import LedgerError
 from components.fedemb.privacy.keys import KeyStore, open_key_store
-from components.fedemb.privacy.ledger_budget import Charge, PolicyTerms, Schedule, Spent
+from components.fedemb.privacy.ledger_budget import Charge, Spent
 from components.fedemb.privacy.ledger_chain import Anchor, Chain
+from components.fedemb.privacy.ledger_terms import (
+    PolicyTerms,
+    Schedule,
+    UserTerms,
+    schedule_of,
+    terms_of,
+)
 from components.fedemb.privacy.ledger_writer import Ledger
 from components.fedemb.privacy.reservation import Reservation, read_reservation, write_reservation
 from components.fedemb.privacy.signatures import TRUST_SCHEMA, Signer, TrustStore, trust_of
@@ -30,12 +37,15 @@ __all__ = [
     "Reservation",
     "Schedule",
     "Spent",
+    "UserTerms",
     "blocks_of",
     "connect",
     "ensure_trust",
     "open_ledger",
     "read_reservation",
     "read_trust",
+    "schedule_of",
+    "terms_of",
     "write_reservation",
 ]
 

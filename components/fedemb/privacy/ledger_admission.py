@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from components.fedemb.artifacts import canonical_json
-from components.fedemb.config import ONE_COHORT
 from components.fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.ledger_budget import Charge, on_schedule
 from components.fedemb.privacy.ledger_state import LedgerState
@@ -39,9 +38,15 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
             f"run {run_id!r} has delta={content['delta']:g}, policy {policy_id!r} "
             f"{terms.delta:g} for life; set policy.delta to it"
         )
+    if not terms.users.cut(blocks):
+        raise Refused(
+            f"run {run_id!r} asks for user blocks such as {blocks[0]!r}, and policy {policy_id!r} "
+            f"cuts its users into {terms.users.blocks_per_cohort} buckets of "
+            f"{terms.users.cohort_column or 'one cohort'} for life: spent budget would be lost "
+            "from sight; keep partition.blocks_per_cohort and the cohort column as they were"
+        )
     if content["purpose"] == "simulation":
         return blocks
-    _check_cut(state, policy_id, blocks)
     charge = Charge(
         sequence=-1,
         run_id=run_id,
@@ -75,25 +80,3 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
             "rounds, or use users of other blocks"
         )
     return paying
-
-
-def _check_cut(state: LedgerState, policy_id: str, blocks: Iterable[str]) -> None:
-    """Refuses blocks by which a user would move to another block, with an empty account.
-
-    Buckets are a hash modulo their number, and without a cohort column all users are in one cohort.
-    """
-    charged = (item.reserve.body for item in state.attempts.values() if item.charged)
-    first = next(charged, None)
-    if first is not None and _cut(blocks) != _cut(first["blocks_requested"]):
-        raise Refused(
-            f"policy {policy_id!r} cut its users into the buckets and cohorts of "
-            f"{', '.join(first['blocks_requested'][:3])}, ... for life, and this run cuts them "
-            "otherwise, so that spent budget would be lost from sight; keep "
-            "partition.blocks_per_cohort and the cohort column as they were"
-        )
-
-
-def _cut(blocks: Iterable[str]) -> tuple[set[str], set[bool]]:
-    """Buckets of a cohort, and whether users have no cohorts."""
-    parts = [block.rpartition("/") for block in blocks]
-    return {bucket for _, _, bucket in parts}, {cohort == ONE_COHORT for cohort, _, _ in parts}

@@ -21,90 +21,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Literal
 
 from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfComposedDpEvent
 
 from components.fedemb.artifacts import sha256_hex
 from components.fedemb.errors import LedgerError
-
-_FIELDS: dict[str, type] = {
-    "epsilon_cap": float,
-    "delta": float,
-    "users_lower_bound": int,
-    "composition": str,
-    "off_schedule": str,
-    "renyi_order": float,
-    "audit_level": str,
-    "identifiers": str,
-    "schedule": dict,
-}
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A series of runs with exactly one event, committed in advance."""
-
-    event_sha: str
-    relation: str
-    runs: int
-
-
-@dataclass(frozen=True)
-class PolicyTerms:
-    """What a policy fixes for its life."""
-
-    epsilon_cap: float
-    """Cap on the cumulative epsilon of every user block."""
-    delta: float
-    users_lower_bound: int
-    composition: Literal["planned", "renyi"]
-    renyi_order: float
-    audit_level: Literal["monitoring", "full"]
-    off_schedule: Literal["refuse", "renyi"] = "refuse"
-    """What happens to a run that is not of the schedule of a planned policy."""
-    schedule: Schedule | None = None
-    identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
-    """Version of id canonicalisation, user hash and block rule: another one is another policy."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The terms as they stand in the policy record."""
-        body = {name: getattr(self, name) for name in _FIELDS}
-        return {**body, "schedule": vars(self.schedule) if self.schedule else {}}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> PolicyTerms:
-        """Reads the terms of a policy record, closed-world.
-
-        Raises:
-          LedgerError: a field is unknown, missing, of another type or out of bounds.
-        """
-        try:
-            if set(body) != set(_FIELDS):
-                raise ValueError("unknown or missing fields")
-            if any(type(body[name]) is not kind for name, kind in _FIELDS.items()):
-                raise ValueError("a field of another type")
-            values = dict(body)
-            plan = cast("dict[str, Any]", values.pop("schedule"))
-            terms = cls(**values, schedule=Schedule(**plan) if plan else None)
-            if terms.schedule is not None and type(terms.schedule.runs) is not int:
-                raise ValueError("runs is no number")
-        except (TypeError, ValueError) as error:
-            raise LedgerError(
-                f"the policy record is broken: {error}; restore the ledger"
-            ) from error
-        holds = (
-            0 < terms.epsilon_cap < math.inf
-            and 0 < terms.delta < 1 / terms.users_lower_bound
-            and 1 < terms.renyi_order <= 512
-            and terms.composition in ("planned", "renyi")
-            and terms.off_schedule in ("refuse", "renyi")
-            and terms.audit_level in ("monitoring", "full")
-            and (terms.composition == "planned") == (terms.schedule is not None)
-        )
-        if not holds:
-            raise LedgerError("the policy record has terms out of bounds; restore the ledger")
-        return terms
+from components.fedemb.privacy.ledger_terms import PolicyTerms
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,12 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
         "code_sha": _is_digest,
         "input": _is_str,
     },
-    "bind": {"reservation": _is_count, "inputs_sha": _is_digest, "commitments": _is_digests},
-    "round": {"reservation": _is_count, "round": _is_count},
+    "bind": {
+        "reservation": _is_count,
+        "inputs_sha": _is_digest,
+        "commitments": _is_digests,
+        "private_root": _is_digest,
+    },
     "commit": {"reservation": _is_count, "rounds_started": _is_count, "round_log": _is_dict},
     "void": {"reservation": _is_count, "reason": _is_str},
     "release": {

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from components.fedemb.errors import LedgerError, SignatureInvalid
-from components.fedemb.privacy.ledger_budget import Charge, PolicyTerms, Spent, spent
+from components.fedemb.privacy.ledger_budget import Charge, Spent, spent
 from components.fedemb.privacy.ledger_records import Record
+from components.fedemb.privacy.ledger_terms import PolicyTerms
 from components.fedemb.privacy.signatures import TrustStore
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
@@ -27,8 +28,6 @@ class Attempt:
     bind: Record | None = None
     commit: Record | None = None
     void: Record | None = None
-    rounds_seen: int = 0
-    """Rounds that announced themselves."""
     releases: list[Record] = field(default_factory=list[Record])
     _charge: Charge | None = None
 
@@ -122,6 +121,8 @@ class LedgerState:
             _broken(record, "it takes blocks nobody asked for, or no rounds")
         if self.terms is None or body["delta"] != self.terms.delta:
             _broken(record, "its delta is not the policy's")
+        if not self.terms.users.cut(body["blocks_requested"]):
+            _broken(record, "it cuts the users into other blocks than the policy does for life")
         attempt = Attempt(record)
         self.attempts[key] = self._by_sequence[record.sequence] = attempt
         self._last_attempt[record.run_id] = record.attempt
@@ -134,20 +135,13 @@ class LedgerState:
             _broken(record, "an attempt is bound once, before it is committed or void")
         attempt.bind = record
 
-    def _on_round(self, record: Record, trust: TrustStore | None) -> None:
-        attempt = self._attempt_of(record)
-        index = int(record.body["round"])
-        if not attempt.bind or attempt.commit or index >= int(attempt.reserve.body["rounds"]):
-            _broken(record, "a round runs between bind and commit, within the rounds reserved")
-        attempt.rounds_seen = max(attempt.rounds_seen, index + 1)
-
     def _on_commit(self, record: Record, trust: TrustStore | None) -> None:
         attempt = self._attempt_of(record)
         started = int(record.body["rounds_started"])
         if not attempt.bind or attempt.commit:
             _broken(record, "an attempt is committed once, after it was bound")
-        if not attempt.rounds_seen <= started <= int(attempt.reserve.body["rounds"]):
-            _broken(record, "it commits other rounds than were started or reserved")
+        if started > int(attempt.reserve.body["rounds"]):
+            _broken(record, "it commits more rounds than were reserved")
         log: dict[str, Any] = record.body["round_log"]
         expected = (ROUND_LOG_SCHEMA, record.run_id, record.attempt, started)
         if set(log) != _ROUND_LOG or expected != tuple(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from components.fedemb.errors import BudgetExceeded, LedgerError
-from components.fedemb.privacy.ledger_budget import PolicyTerms, Spent
+from components.fedemb.privacy.ledger_budget import Spent
 from components.fedemb.privacy.ledger_chain import Anchor, Chain
 from components.fedemb.privacy.ledger_records import Record
 from components.fedemb.privacy.ledger_state import Attempt, LedgerState
+from components.fedemb.privacy.ledger_terms import PolicyTerms
 from components.fedemb.privacy.reservation import Reservation
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from components.fedemb.errors import LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.keys import KeyStore, reservation_key_name
 from components.fedemb.privacy.ledger_admission import admit
-from components.fedemb.privacy.ledger_budget import PolicyTerms
 from components.fedemb.privacy.ledger_chain import Chain
 from components.fedemb.privacy.ledger_records import Record
 from components.fedemb.privacy.ledger_state import ROUND_LOG_SCHEMA
+from components.fedemb.privacy.ledger_terms import PolicyTerms
 from components.fedemb.privacy.ledger_view import LedgerView
 from components.fedemb.privacy.reservation import Reservation
 from components.fedemb.privacy.signatures import Signer, sign_document
@@ -53,11 +53,12 @@ class Ledger(LedgerView):
           signer: the policy owner's key, role `policy`.
 
         Raises:
-          Refused: the policy exists with other terms.
+          Refused: the policy exists with other terms, or a term is out of bounds.
         """
 
         def decide() -> dict[str, Any] | Record:
             if not self.chain.records:
+                PolicyTerms.from_json(terms.to_json())  # what no reader would take is not written
                 return {"terms": terms.to_json()}
             self.check_terms(terms)
             return self.chain.records[0]
@@ -70,14 +71,10 @@ class Ledger(LedgerView):
         Raises:
           Refused: and which differ.
         """
-        changed = [
-            f"{name}={getattr(self.terms, name)!r} (asked: {getattr(terms, name)!r})"
-            for name in vars(terms)
-            if getattr(self.terms, name) != getattr(terms, name)
-        ]
+        changed = self.terms.differences(terms)
         if changed:
             raise Refused(
-                f"policy {self.policy_id!r} has {', '.join(changed)} for life; keep its terms, or "
+                f"policy {self.policy_id!r} does not fit: {'; '.join(changed)}. Set it back, or "
                 "start another policy_id and add up the epsilons of both"
             )
 
@@ -137,39 +134,57 @@ class Ledger(LedgerView):
         return Reservation.of(record)
 
     def bind(
-        self, reservation: Reservation, *, inputs_sha: str, commitments: Mapping[str, str]
+        self,
+        reservation: Reservation,
+        *,
+        inputs_sha: str,
+        commitments: Mapping[str, str],
+        private_root: str,
     ) -> Record:
-        """Ties the attempt to what goes into it, before round 0.
+        """Ties the attempt to what goes into it and to the one place that trains it.
+
+        Done before round 0. Two trainers in one private root exclude one another by the records
+        of their rounds; that there is no second root is for the ledger to say.
+
+        Args:
+          reservation: the attempt.
+          inputs_sha: digest of everything that goes in.
+          commitments: keyed commitments to private data, by name.
+          private_root: keyed commitment to the working state of the trainer.
 
         Raises:
           PlanMismatch: it is bound to something else: what changed needs a new run.
+          Refused: a trainer with another private root was there first, or it was given up.
         """
         body = {
             "reservation": reservation.sequence,
             "inputs_sha": inputs_sha,
             "commitments": dict(commitments),
+            "private_root": private_root,
         }
 
         def decide() -> dict[str, Any] | Record:
             attempt = self.attempt(reservation)
-            if attempt.bind is not None:
-                changed = [key for key in body if attempt.bind.body[key] != body[key]]
-                if changed:
-                    raise PlanMismatch(
-                        f"run {reservation.run_id!r} is bound to other {', '.join(changed)}: data, "
-                        "code, weights or configuration changed since; start a run with a new id"
-                    )
-                return attempt.bind
             if attempt.void:
                 raise Refused(f"run {reservation.run_id!r} was given up; reserve it again")
-            return body
+            if attempt.bind is None:
+                return body
+            changed = [key for key in body if attempt.bind.body[key] != body[key]]
+            if changed == ["private_root"]:
+                raise Refused(
+                    f"run {reservation.run_id!r} trains, or trained, with another private root "
+                    "(another storage.private_root, a copy of it, or the same path on another "
+                    "machine), and two trainers would draw noise twice for one charge; resume it "
+                    "where it began, or start a run with a new id"
+                )
+            if changed:
+                raise PlanMismatch(
+                    f"run {reservation.run_id!r} is bound to other {', '.join(changed)}: data, "
+                    "code, weights or configuration changed since; start a run with a new id"
+                )
+            return attempt.bind
 
         return self._append("bind", decide, reservation=reservation)
-
-    def start_round(self, reservation: Reservation, index: int) -> Record:
-        """Announces a round (optional): from then on commit cannot fall below it."""
-        body = {"reservation": reservation.sequence, "round": index}
-        return self._append("round", lambda: body, reservation=reservation)
 
     def commit(
         self,
@@ -217,10 +232,10 @@ class Ledger(LedgerView):
                 return attempt.commit
             if attempt.bind is None:
                 raise LedgerError(f"run {reservation.run_id!r} was never bound; bind it first")
-            if not attempt.rounds_seen <= rounds_started <= reservation.rounds:
+            if not 0 <= rounds_started <= reservation.rounds:
                 raise PlanMismatch(
-                    f"rounds_started={rounds_started}, expected {attempt.rounds_seen} to "
-                    f"{reservation.rounds} as announced and reserved"
+                    f"rounds_started={rounds_started}, expected at most the {reservation.rounds} "
+                    "reserved"
                 )
             return body
 
@@ -242,8 +257,8 @@ class Ledger(LedgerView):
                 return attempt.void
             if attempt.bind is not None:
                 raise Refused(
-                    f"run {reservation.run_id!r} is bound, so rounds may have started, and stays "
-                    "charged; resume it, or let it be"
+                    f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
+                    "and stays charged; resume it, or let it be"
                 )
             return {"reservation": reservation.sequence, "reason": reason}
 

@@ -16,16 +16,18 @@ MAX_SUM_BITS = 61
 """Sums of clipped integers, and noise, stay below 2^61 in a signed 64-bit word."""
 NOISE_REACH = 14.0
 """Standard deviations no normal of `noise.gaussian` passes."""
+LEAST_NOISE = 1e-6
+"""Of the two noise multipliers of an adaptive clip, whose squares are inverted to join them."""
 CORRELATED_ROOM_BITS = 6
 """Correlated noise adds up draws of many rounds; this much more room is left for it."""
 
 
-def _positive(name: str, value: float | None, high: float = math.inf) -> None:
+def _positive(name: str, value: float | None, high: float = math.inf, low: float = 0.0) -> None:
     # Written so that NaN and None fail.
-    if value is None or not (0 < value <= high and math.isfinite(value)):
+    if value is None or not (low < value <= high and math.isfinite(value)):
         raise ConfigError(
-            f"mechanism plan: {name}={value} must be a positive number of at most {high:g}; "
-            "correct the configuration and plan anew"
+            f"mechanism plan: {name}={value} must be a number above {low:g} and of at most "
+            f"{high:g}; correct the configuration and plan anew"
         )
 
 
@@ -53,19 +55,24 @@ def check_plan(plan: MechanismPlan) -> None:
         _positive("sampling_probability", plan.sampling_probability, 1.0)
     if plan.kind not in ("group_poisson_gaussian", "not_private"):
         _positive("clients_per_round", plan.clients_per_round)
+    count_noise = plan.adaptive_clip.count_noise_multiplier if plan.adaptive_clip else 0.0
     if plan.adaptive_clip is not None:
         if plan.tracks_participation or not plan.private:
             raise ConfigError(f"{plan.kind} needs a constant clip; drop adaptive_clip")
-        _positive("count_noise_multiplier", plan.adaptive_clip.count_noise_multiplier)
+        _positive("count_noise_multiplier", count_noise, low=LEAST_NOISE)
+        _positive("noise_multiplier", plan.noise_multiplier, low=LEAST_NOISE)
     contributions = max(plan.virtual_clients, plan.clients_per_round or 0)
-    noise_bits = plan.grid_bits + math.log2(max(plan.noise_multiplier, 1) * NOISE_REACH)
+    # The noise of the count stands on the same grid as that of the sum.
+    most_noise = max(plan.noise_multiplier, count_noise)
+    noise_bits = plan.grid_bits + math.log2(max(most_noise, 1) * NOISE_REACH)
     if plan.tracks_participation:
         noise_bits += CORRELATED_ROOM_BITS
     sum_bits = plan.grid_bits + math.log2(contributions)
     if not max(noise_bits, sum_bits) < MAX_SUM_BITS:
         raise ConfigError(
-            f"sums of {contributions} virtual clients with noise_multiplier "
-            f"{plan.noise_multiplier:g} could overflow 64-bit integers; lower either"
+            f"sums of {contributions} virtual clients with a noise multiplier of "
+            f"{most_noise:g} (the larger of noise_multiplier and adaptive_clip."
+            "count_noise_multiplier) could overflow 64-bit integers; lower either"
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from components.fedemb.errors import StorageError
+from components.fedemb.storage.base import Entry as Entry
 from components.fedemb.storage.base import Progress as Progress
 from components.fedemb.storage.base import Store as Store
 from components.fedemb.storage.local import LocalStore as LocalStore
@@ -55,7 +56,8 @@ def local_tree(uri: str | Path) -> Iterator[Path]:
     """Gives the tree at `uri` as local files: the path itself, or a temporary copy of a remote one.
 
     Raises:
-      StorageError: the tree is missing, incomplete, or cannot be read.
+      ArtifactError: the tree is incomplete, or not what its index says.
+      StorageError: the tree is missing or cannot be read.
     """
     store = open_store(uri)
     if store.local_root is not None:
@@ -78,6 +80,19 @@ def put_tree(local: Path, uri: str | Path, *, progress: Progress | None = None) 
     """
     parent, name = _split(str(uri))
     open_store(parent).upload_tree(local, name, progress=progress)
+
+
+def create_tree(local: Path, store: Store, name: str) -> str:
+    """Publishes a finished local folder so that no other writer's files can mix with it.
+
+    Returns:
+      The name it is under; see `Store.create_tree`.
+
+    Raises:
+      FileExistsError: the name is taken.
+      StorageError: it cannot be written.
+    """
+    return store.create_tree(local, name)
 
 
 def _parse(uri: str) -> tuple[str, str, str]:

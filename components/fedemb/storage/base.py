@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from components.fedemb.artifacts import canonical_json, file_digest, parse_json
-from components.fedemb.errors import StorageError
+from components.fedemb.artifacts import (
+    canonical_json,
+    file_digest,
+    json_digest,
+    parse_json,
+    tree_digests,
+)
+from components.fedemb.errors import ArtifactError, StorageError
 
 TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8
@@ -16,6 +25,17 @@ PARALLEL_TRANSFERS = 8
 
 Progress = Callable[[int, int], None]
 """Called after each object with objects done and objects in all; from one thread at a time."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a store knows of an object without reading it."""
+
+    name: str
+    size: int
+    """Bytes."""
+    version: str
+    """Changes with the content: MD5 or generation (gs), ETag (s3); empty for a local file."""
 
 
 def check_name(name: str) -> str:
@@ -82,12 +102,42 @@ class Store(ABC):
         """Returns all names that begin with `prefix`, sorted."""
 
     @abstractmethod
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        """Yields all objects that begin with `prefix` in the order of their names, page by page."""
+
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Deletes an object; no error when it is gone already."""
 
     @abstractmethod
     def digest(self, name: str) -> str | None:
         """SHA-256 recorded at upload (remote) or computed (local); None: missing or unknown."""
+
+    def upload(self, local: Path, name: str) -> str:
+        """Writes or replaces an object with a local file, in pieces; returns its SHA-256.
+
+        Raises:
+          StorageError: the store cannot be written; nothing of the file is visible.
+        """
+        digest = file_digest(local)
+        self._upload(local, check_name(name), digest)
+        return digest
+
+    @contextmanager
+    def as_file(self, name: str) -> Iterator[Path]:
+        """Gives an object as a local file: itself, or a temporary copy of a remote one.
+
+        Raises:
+          FileNotFoundError: there is no such object.
+          StorageError: it cannot be read.
+        """
+        if self.local_root is not None:
+            yield self.local_root / name
+            return
+        with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
+            path = Path(folder, Path(name).name)
+            self._download(name, path)
+            yield path
 
     @abstractmethod
     def _upload(self, local: Path, name: str, digest: str) -> None: ...
@@ -126,6 +176,23 @@ class Store(ABC):
             self._write_index(prefix, digests)
         return digests
 
+    def create_tree(self, local: Path, prefix: str, *, progress: Progress | None = None) -> str:
+        """Publishes a tree so that no other writer's files can ever mix with it.
+
+        Object stores have no rename: the tree goes to a folder of its own below `prefix`, named by
+        what is in it, and counts once an object that was created exclusively points there.
+
+        Returns:
+          The name the tree is under.
+
+        Raises:
+          FileExistsError: the name is taken (folders only: there the tree is `prefix` itself).
+          StorageError: as `upload_tree`.
+        """
+        name = f"{prefix}/{json_digest(tree_digests(local))[:16]}"
+        self.upload_tree(local, name, progress=progress)
+        return name
+
     def download_tree(
         self, prefix: str, local: Path, *, progress: Progress | None = None
     ) -> dict[str, str]:
@@ -135,7 +202,8 @@ class Store(ABC):
           The digests by name.
 
         Raises:
-          StorageError: nothing there, a file of the index missing, or other content than recorded.
+          ArtifactError: a file of the index is missing, or has other content than recorded.
+          StorageError: nothing there, or it cannot be read.
         """
         check_name(prefix)
         expected = self._index(prefix)
@@ -154,13 +222,13 @@ class Store(ABC):
             try:
                 self._download(f"{prefix}/{name}", target)
             except FileNotFoundError as error:
-                raise StorageError(
+                raise ArtifactError(
                     f"a file of the tree {self.uri}/{prefix} is missing; publish it again"
                 ) from error
             digests[name] = file_digest(target)
             if expected is not None and digests[name] != expected[name]:
                 target.unlink()
-                raise StorageError(
+                raise ArtifactError(
                     f"a file of the tree {self.uri}/{prefix} is not what its index says; publish "
                     "it again from the run that made it"
                 )

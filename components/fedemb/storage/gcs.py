@@ -15,7 +15,7 @@ from typing import Any
 
 from components.fedemb.artifacts import sha256_hex
 from components.fedemb.errors import StorageError
-from components.fedemb.storage.base import PARALLEL_TRANSFERS, Store, check_name, visible
+from components.fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
 
 RETRY_SECONDS = 10.0
 """Transient failures are retried for this long."""
@@ -59,22 +59,34 @@ class GcsStore(Store):
                 raise FileExistsError(f"{name} exists already in {self.uri}") from error
 
     def exists(self, name: str) -> bool:
-        """Whether the object is there."""
-        with self._sentences("read"):
-            return self._blob(name).exists(retry=self._retry, timeout=TIMEOUT)
+        """Whether the object is there; metadata tell a missing bucket from a missing name."""
+        try:
+            self._metadata(name)
+        except FileNotFoundError:
+            return False
+        return True
 
     def list(self, prefix: str = "") -> list[str]:
         """Returns all visible names that begin with `prefix`, sorted."""
+        names = [blob.name.removeprefix(self._prefix) for blob in self._blobs(prefix, "name")]
+        return sorted(filter(visible, names))
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        """Yields visible objects; see `Store.entries`. The service lists in order of names."""
+        for blob in self._blobs(prefix, "name,size,md5Hash,generation"):
+            name = blob.name.removeprefix(self._prefix)
+            if visible(name):  # a composed object has no MD5
+                yield Entry(name, int(blob.size or 0), blob.md5_hash or f"#{blob.generation}")
+
+    def _blobs(self, prefix: str, fields: str) -> Iterator[Any]:
         with self._sentences("listed"):
-            blobs = self._bucket.client.list_blobs(
+            yield from self._bucket.client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
-                fields="items(name),nextPageToken",
+                fields=f"items({fields}),nextPageToken",
                 retry=self._retry,
                 timeout=TIMEOUT,
             )
-            names = [blob.name.removeprefix(self._prefix) for blob in blobs]
-        return sorted(filter(visible, names))
 
     def delete(self, name: str) -> None:
         """Deletes an object; no error when it is gone already."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.fedemb.artifacts import create_bytes, file_digest, write_bytes
-from components.fedemb.errors import StorageError
-from components.fedemb.storage.base import Progress, Store, check_name, visible
+from components.fedemb.errors import InputError, StorageError
+from components.fedemb.storage.base import Entry, Progress, Store, check_name, visible
 
 
 class LocalStore(Store):
@@ -59,6 +60,12 @@ class LocalStore(Store):
             ]
         return sorted(name for name in names if name.startswith(prefix) and visible(name))
 
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        """Yields visible files with their sizes; see `Store.entries`."""
+        with self._sentences("listed"):
+            for name in self.list(prefix):
+                yield Entry(name, self._path(name).stat().st_size, "")
+
     def delete(self, name: str) -> None:
         """Unlinks the file; no error when it is gone already."""
         with self._sentences("deleted"):
@@ -74,9 +81,20 @@ class LocalStore(Store):
         self, local: Path, prefix: str, *, progress: Progress | None = None
     ) -> dict[str, str]:
         """As `Store.upload_tree`, but a new tree appears in one rename and needs no index."""
+        if local.is_dir() and not self._path(prefix).exists():
+            with suppress(FileExistsError):  # made meanwhile by somebody else
+                return self._rename_in(local, prefix, progress)
+        return super().upload_tree(local, prefix, progress=progress)
+
+    def create_tree(self, local: Path, prefix: str, *, progress: Progress | None = None) -> str:
+        """As `Store.create_tree`: in one rename, to a name that must be free."""
+        if self._path(prefix).exists():
+            raise FileExistsError(f"{prefix} exists already in {self.uri}")
+        self._rename_in(local, prefix, progress)
+        return prefix
+
+    def _rename_in(self, local: Path, prefix: str, progress: Progress | None) -> dict[str, str]:
         target = self._path(prefix)
-        if target.exists() or not local.is_dir():
-            return super().upload_tree(local, prefix, progress=progress)
         with self._sentences("written"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
@@ -85,7 +103,12 @@ class LocalStore(Store):
                 staged = Path(temporary, "tree")
                 staged.mkdir()
                 digests = LocalStore(staged.parent).upload_tree(local, "tree", progress=progress)
-                staged.rename(target)
+                try:
+                    staged.rename(target)
+                except OSError as error:  # a folder that holds files is not replaced
+                    if error.errno == errno.ENOTEMPTY:
+                        raise FileExistsError(f"{prefix} exists in {self.uri}") from error
+                    raise
             _sync_folder(target.parent)
         return digests
 
@@ -126,7 +149,7 @@ class LocalStore(Store):
         except (IsADirectoryError, NotADirectoryError) as error:
             if what == "read":
                 raise FileNotFoundError(error.errno, "no such object in the store") from error
-            raise StorageError(
+            raise InputError(
                 f"the store {self.uri} has a file where a folder is needed, or the reverse; "
                 "clear the name"
             ) from error

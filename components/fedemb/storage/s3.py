@@ -11,7 +11,7 @@ from typing import Any
 
 from components.fedemb.artifacts import sha256_hex
 from components.fedemb.errors import StorageError
-from components.fedemb.storage.base import PARALLEL_TRANSFERS, Store, check_name, visible
+from components.fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
 
 CHUNK = 8 << 20
 """Bytes of one part; above twice this size uploads are multipart, each part retried alone."""
@@ -59,17 +59,21 @@ class S3Store(Store):
 
     def list(self, prefix: str = "") -> list[str]:
         """Returns all visible names that begin with `prefix`, sorted."""
-        names: list[str] = []
+        return sorted(entry.name for entry in self.entries(prefix))
+
+    def entries(self, prefix: str = "") -> Iterator[Entry]:
+        """Yields visible objects; see `Store.entries`. The service lists in order of names."""
         page: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
-        with self._sentences("listed"):
-            while True:
+        while True:
+            with self._sentences("listed"):
                 answer = self._fs.call_s3("list_objects_v2", **page)
-                names += [
-                    item["Key"].removeprefix(self._prefix) for item in answer.get("Contents", [])
-                ]
-                if not answer.get("IsTruncated"):
-                    return sorted(filter(visible, names))
-                page["ContinuationToken"] = answer["NextContinuationToken"]
+            for item in answer.get("Contents", []):
+                name = item["Key"].removeprefix(self._prefix)
+                if visible(name):
+                    yield Entry(name, int(item["Size"]), str(item["ETag"]).strip('"'))
+            if not answer.get("IsTruncated"):
+                return
+            page["ContinuationToken"] = answer["NextContinuationToken"]
 
     def delete(self, name: str) -> None:
         """Deletes an object; no error when it is gone already."""

@@ -156,6 +156,17 @@ resource "google_storage_bucket_iam_member" "private_input" {
   member = local.member[each.value.group]
 }
 
+resource "google_storage_bucket_iam_member" "private_input_names" {
+  for_each = {
+    for pair in setproduct(var.private_input_buckets, keys(local.groups)) :
+    "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
+    if local.groups[pair[1]].input == "names"
+  }
+  bucket = each.value.bucket
+  role   = google_project_iam_custom_role.list.name
+  member = local.member[each.value.group]
+}
+
 resource "google_storage_bucket_iam_member" "public_input" {
   for_each = {
     for pair in setproduct(var.public_input_buckets, keys(local.groups)) :

@@ -11,7 +11,7 @@ import pytest
 
 from components.fedemb.artifacts import file_digest
 from components.fedemb.config import BuiltinData, SourceConfig
-from components.fedemb.errors import StorageError
+from components.fedemb.errors import InputError
 from components.fedemb.sources import read_public_images
 from pipelines.builtin_data import PRIVATE, PUBLIC, Style, draw, write_builtin
 
@@ -69,7 +69,7 @@ def test_public_style_is_another() -> None:
 
 def test_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "private.parquet").mkdir()
-    with pytest.raises(StorageError, match=r"private\.parquet"):
+    with pytest.raises(InputError, match=r"private\.parquet"):
         write_builtin(SMALL, 28, tmp_path / "private.parquet", tmp_path / "public.parquet")
     assert not list(tmp_path.rglob("*.partial"))
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from partition_run import SIZE, Partitioner, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_run import SIZE, Partitioner, rows_of, write_index_files
 
+from components.fedemb.artifacts import write_json
 from components.fedemb.client_data import GroupIndex, UserStore, load_examples
 from components.fedemb.errors import ArtifactError
-from components.fedemb.group_index import write_groups
+from components.fedemb.group_index import encode_groups, split_groups
+from components.fedemb.user_layout import (
+    GROUPS_PER_FILE,
+    STORE_SCHEMA,
+    group_files,
+    groups_in_file,
+    groups_name,
+    shard_name,
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +98,6 @@ def test_images_of_another_size_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "another"])
 def test_damaged_shard_is_one_sentence(tmp_path: Path, folder: Path, damage: str) -> None:
-    import shutil
-
     copy = tmp_path / "users"
     shutil.copytree(folder, copy)
     shard, other = sorted(copy.glob("*.arrayrecord"))[:2]
@@ -117,30 +131,90 @@ def test_manifest_of_the_store_holds_what_readers_need(folder: Path) -> None:
     assert len(manifest["shards"]) == 3
 
 
+@given(
+    users=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2 * GROUPS_PER_FILE + 4)), max_size=40
+    ),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_groups_come_back_over_shards_and_files_in_any_order(
+    users: list[tuple[int, int]], seed: int
+) -> None:
+    clients = 2 * GROUPS_PER_FILE + 5
+    by_shard = [[group for shard, group in users if shard == number] for number in range(3)]
+    pieces = [
+        (part, piece)
+        for shard, groups in enumerate(by_shard)
+        for part, piece in split_groups(shard, np.array(groups, np.uint32))
+    ]
+    random.Random(seed).shuffle(pieces)
+    with tempfile.TemporaryDirectory() as folder:
+        for part in range(group_files(clients)):
+            mine = [piece for number, piece in pieces if number == part]
+            data = encode_groups(mine, groups_in_file(part, clients))
+            Path(folder, groups_name(0, part, clients)).write_bytes(data)
+        shards = [{"name": str(number), "users": len(some)} for number, some in enumerate(by_shard)]
+        manifest = {"virtual_clients": clients, "groupings": 1, "shards": shards}
+        write_json(Path(folder, "manifest.json"), STORE_SCHEMA, manifest)
+        index = GroupIndex.load(Path(folder))
+        every = [group for groups in by_shard for group in groups]
+        for group in {0, clients - 1, *every}:
+            expected = [row for row, one in enumerate(every) if one == group]
+            assert index.members(0, group).tolist() == expected
+        assert index.group_sizes(0).tolist() == np.bincount(every, minlength=clients).tolist()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "another"])
+def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str) -> None:
+    copy = tmp_path / "users"
+    shutil.copytree(folder, copy)
+    for path in (*copy.glob("*.arrow"), *copy.glob("*.parquet")):
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:90] if damage == "cut" else b"another thing")
+    index = GroupIndex.load(copy)
+    with pytest.raises(ArtifactError, match="run partition_users again"):
+        index.members(0, 0)
+    with pytest.raises(ArtifactError, match="run partition_users again"):
+        _ = index.user_keys
+
+
+def test_files_of_groups_stay_small_and_cover_all_groups() -> None:
+    for clients in (1, GROUPS_PER_FILE, GROUPS_PER_FILE + 1, 3_000_000):
+        sizes = [groups_in_file(part, clients) for part in range(group_files(clients))]
+        assert sum(sizes) == clients
+        assert 1 <= min(sizes) <= max(sizes) <= GROUPS_PER_FILE
+
+
 @pytest.mark.slow
 def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
     tmp_path: Path,
 ) -> None:
-    import subprocess
-    import sys
-
     users, groups = 5_000_000, 1_000_000
     chosen = np.random.default_rng(0).integers(0, groups, users, dtype=np.uint32)
-    write_groups(
-        tmp_path / "groups.parquet",
-        lambda _: chosen,
-        groupings=2,
-        virtual_clients=groups,
-        users=users,
+    nobody = np.empty((0,), np.uint64)
+    entries = write_index_files(
+        tmp_path,
+        shard_name("users", 0, 1),
+        keys=nobody,
+        images=nobody,
+        groups=np.stack([chosen, chosen]),
+        clients=groups,
     )
+    entries["shards"][0]["users"] = users
+    write_json(tmp_path / "manifest.json", STORE_SCHEMA, entries)
     code = f"""
 import time, pyarrow.parquet
 from components.fedemb.client_data import GroupIndex
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 before, started = resident(), time.process_time()
-index = GroupIndex.load({str(tmp_path / "groups.parquet")!r})
+index = GroupIndex.load({str(tmp_path)!r})
 members = index.members(1, 12345).tolist()
+for group in range(0, {groups}, 7):
+    index.members(1, group)
 print(time.process_time() - started, resident() - before, members)
 """
     started = time.monotonic()

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 from components.fedemb.config import ModelConfig
-from components.fedemb.embedding import build_backbone, check_backbone, embed, trainable_variables
+from components.fedemb.embedding import (
+    build_backbone,
+    check_backbone,
+    embed,
+    load_backbone,
+    save_backbone,
+    trainable_variables,
+)
+from components.fedemb.embedding.losses import penalized
+from components.fedemb.embedding.standardized import plain_form
 from components.fedemb.errors import ConfigError
 
 
@@ -18,7 +27,11 @@ def _count(variables):
         ("mobilenet_small", 64, 3, 159_296),
         ("mobilenet_small", 64, 1, 158_720),
         ("resnet50", 32, 3, 23_770_304),
+        ("resnet50_ws", 32, 3, 23_770_304),
         ("resnet8", 32, 3, 85_712),
+        ("resnet8_ws", 32, 3, 85_712),
+        ("resnet14", 32, 3, 182_928),
+        ("resnet14_ws", 32, 3, 182_928),
     ],
 )
 def test_backbone_has_the_published_number_of_parameters(name, size, channels, parameters):
@@ -36,6 +49,7 @@ def test_quickstart_backbone_is_small():
     ("name", "size", "channels", "group", "parameters"),
     [
         ("resnet50", 32, 3, "conv_frozen", 15_480_000),
+        ("resnet50_ws", 32, 3, "conv_frozen", 15_480_000),
         ("mobilenetv2", 32, 3, "conv_frozen", 198_080),
         ("mobilenet_small", 64, 3, "conv_frozen", 86_848),
         ("mobilenetv2", 32, 3, "norm_only", 34_112),
@@ -101,3 +115,47 @@ def test_embeddings_have_unit_length_and_ignore_their_neighbours():
     assert together.shape == (11, 128)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
     np.testing.assert_array_equal(together[:5], embed(backbone, images[:5], batch_size=4))
+
+
+def _standardized():
+    model = ModelConfig(backbone="resnet8_ws", image_size=16, embedding_dim=8)
+    return model, build_backbone(model, 3)
+
+
+def test_standardised_weights_ignore_mean_and_scale_of_a_kernel():
+    model, backbone = _standardized()
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 1), np.uint8)
+    before = embed(backbone, images)
+    kernel = backbone.get_layer("block2_1_conv1").kernel
+    kernel.assign(3.0 * kernel + 0.5)
+    np.testing.assert_allclose(embed(backbone, images), before, atol=1e-4)
+    plain = build_backbone(model.model_copy(update={"backbone": "resnet8"}), 3)
+    plain.set_weights(backbone.get_weights())
+    assert np.abs(embed(plain, images) - before).max() > 1e-2
+
+
+def test_standardised_backbone_is_released_in_ordinary_layers(tmp_path):
+    model, backbone = _standardized()
+    images = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 1), np.uint8)
+    released = plain_form(backbone)
+    kinds = {type(layer).__name__ for layer in released.layers}
+    assert "StandardizedConv2D" not in kinds
+    assert [v.path for v in released.weights] == [v.path for v in backbone.weights]
+    np.testing.assert_allclose(embed(released, images), embed(backbone, images), atol=1e-5)
+    save_backbone(backbone, tmp_path / "backbone.keras")
+    again = load_backbone(tmp_path / "backbone.keras", model)
+    np.testing.assert_array_equal(embed(again, images), embed(backbone, images))
+    ordinary = build_backbone(ModelConfig(backbone="tiny"), 0)
+    assert plain_form(ordinary) is ordinary
+
+
+def test_weight_decay_is_resnet50s_alone_and_enters_the_loss():
+    model = ModelConfig(backbone="resnet50", image_size=32, channels=3)
+    backbone = build_backbone(model, 0)
+    values = [v.value for v in backbone.trainable_variables]
+    decayed = [v for v in backbone.trainable_variables if not v.path.endswith(("gamma", "beta"))]
+    expected = 1.0 + 1e-4 * sum(float(np.sum(np.square(v.numpy()))) for v in decayed)
+    found = penalized(np.float32(1.0), backbone.trainable_variables, values)
+    np.testing.assert_allclose(float(found), expected, rtol=1e-5)
+    lenet = build_backbone(ModelConfig(backbone="lenet"), 0).trainable_variables
+    assert penalized(2.0, lenet, lenet) == 2.0

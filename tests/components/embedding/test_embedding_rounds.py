@@ -1,9 +1,12 @@
 """The round function against a straightforward reference, and what one user can change."""
 
+import doctest
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from components.fedemb import embedding
 from components.fedemb.config import (
     AugmentationConfig,
     LocalTrainingConfig,
@@ -272,3 +275,39 @@ def test_objective_shapes_name_the_update():
     backbone = build_backbone(MODEL, seed=1)
     objective = Objective(backbone, list(backbone.trainable_variables), LOCAL, 3)
     assert objective.shapes[-1] == (3, DIM)
+
+
+def test_example_of_the_public_interface_runs():
+    done = doctest.testmod(embedding)
+    assert done.attempted > 10
+    assert not done.failed
+
+
+def test_copies_of_an_image_are_averaged_inside_the_client():
+    still = {"rotation_degrees": 0, "scale": 0, "shear": 0, "translation": 0}
+    client = _clients()[3]
+    updates = [
+        _sum(
+            _function(
+                LOCAL.model_copy(
+                    update={"augmentation": AugmentationConfig(multiplicity=copies, **still)}
+                )
+            ),
+            [client],
+        )[0].astype(float)
+        for copies in (1, 3)
+    ]
+    # Three equal copies averaged are the image; summed they would move it three times as far.
+    assert np.linalg.norm(updates[1] - updates[0]) <= 1e-3 * np.linalg.norm(updates[0])
+
+
+def test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round():
+    function, clients = _function(), _clients()
+    before, _ = _sum(function, [clients[4]])
+    _sum(function, clients)
+    for worker in function._workers:  # what a client left behind is poison for whoever reads it
+        slots = [slot for each in worker.slots for slot in each]
+        for variable in [*worker.weights, worker.head, *slots]:
+            variable.assign(tf.fill(tf.shape(variable), np.nan))
+    np.testing.assert_array_equal(_sum(function, [clients[4]])[0], before)
+    assert not any("head" in v.path for v in function.objective.backbone.weights)

@@ -1,12 +1,15 @@
 """Each deny rule of dp.md 7 by itself, with its reason and remedy."""
 
+import dataclasses
 import json
+import math
 from datetime import UTC, datetime, timedelta
 
 import honest_run
+import ledger_kit
 import pytest
 
-from components.fedemb.artifacts import write_json
+from components.fedemb.artifacts import file_digest, write_json
 from components.fedemb.errors import (
     ArtifactError,
     BudgetExceeded,
@@ -18,6 +21,7 @@ from components.fedemb.evidence import read_document, read_evidence
 from components.fedemb.gate import privacy_rules
 from components.fedemb.gate.decide import RULES, WAIVABLE, decide
 from components.fedemb.privacy.ledger import read_reservation
+from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer, sign_document
 
 
@@ -80,14 +84,28 @@ def test_epsilon_above_the_cap_is_denied(tmp_path):
         run.do_reserve()
 
 
-def test_block_over_its_cap_is_denied(run, monkeypatch):
+def test_guarantee_of_a_report_is_that_of_its_fullest_block(tmp_path):
+    run = honest_run.start(tmp_path, **{"partition.blocks_per_cohort": 2})
+    run.do_plan()
+    run.do_reserve()
+    run.ledger().reserve(run_id="sunday", content=ledger_kit.content(blocks=["all/1"]))
+    for act in ("partition", "train", "measure", "account"):
+        getattr(run, f"do_{act}")()
+    ledger, cumulative = run.ledger(), json.loads(run.report.read_text())["cumulative"]
+    fullest = ledger.spent("all/1").epsilon
+    assert cumulative["max_block_epsilon"] == fullest > ledger.spent("all/0").epsilon
+    assert [row["runs"] for row in cumulative["blocks"]] == [1, 2]
+
+
+@pytest.mark.parametrize("epsilon", [9.0, math.nan, math.inf])
+def test_block_over_its_cap_is_denied(run, monkeypatch, epsilon):
     from components.fedemb.privacy import ledger_state
 
     honest = ledger_state.spent
     monkeypatch.setattr(
         ledger_state,
         "spent",
-        lambda terms, charges: type(honest(terms, charges))(9.0, 1e-5, "renyi_filter", 8.0, 1),
+        lambda terms, charges: type(honest(terms, charges))(epsilon, 1e-5, "renyi_filter", 8.0, 1),
     )
     assert "ledger_broken" in codes(verdict_of(run))
 
@@ -225,6 +243,96 @@ def test_run_that_was_not_committed_is_denied(tmp_path, monkeypatch):
         getattr(run, f"do_{act}")()
     with pytest.raises(Refused, match="expected committed"):
         run.do_account()
+
+
+def _cut_after(run, sequence):
+    """The ledger as it was after a record, without a trace of what came later."""
+    folder = run.policy_root / "ledger" / "weekly"
+    for path in [*folder.glob("*.json"), *folder.glob("heads/*.json")]:
+        if int(path.stem) > sequence:
+            path.unlink()
+
+
+def test_model_whose_trainer_was_killed_before_the_commit_is_denied(run):
+    """It is written before the commit, so it may lie there whole, under an open reservation."""
+    _cut_after(run, 2)
+    assert run.ledger().state.attempts["monday", 1].status == "bound"
+    assert run.ledger().state.attempts["monday", 1].charge.rounds_charged == 6
+    assert {"not_committed", "ledger_broken"} <= set(codes(verdict_of(run)))
+    run.ledger().bind(
+        read_reservation(run.reservation),
+        inputs_sha=run.inputs_sha(),
+        commitments=honest_run.COMMITMENTS,
+        private_root=honest_run.PRIVATE_ROOT,
+    )
+    run.do_commit()  # the trainer resumed
+    run.do_account()
+    assert verdict_of(run).allow
+
+
+@pytest.mark.parametrize("says", [2, 6])
+def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
+    """Whoever lowers the charge below what was started: whatever the model says of itself."""
+    _cut_after(run, 2)
+    run.ledger().commit(
+        read_reservation(run.reservation),
+        rounds_started=2,
+        round_log_sha=file_digest(run.model / "rounds.jsonl"),
+        signer=Signer.load_or_create(run.keys, "trainer"),
+    )
+    edit(run.model / "model.json", "fedemb/model/1", rounds_run=says)
+    wanted = "round_log_incomplete" if says == 2 else "more_rounds_than_reserved"
+    assert wanted in codes(verdict_of(run))
+    if says == 6:
+        with pytest.raises(PlanMismatch, match="rounds"):
+            run.do_account()
+
+
+def test_blocks_charged_around_admission_are_denied(run):
+    """A later record, well signed, that cuts the users into other blocks than the policy."""
+    ledger = run.ledger()
+    body = {**ledger.chain.records[1].body, "blocks": ["all/1"], "blocks_requested": ["all/1"]}
+    data = encode_record(
+        policy_id="weekly",
+        sequence=len(ledger.chain.records),
+        previous=ledger.head.sha,
+        kind="reserve",
+        run_id="tuesday",
+        attempt=1,
+        time="",
+        actor="",
+        body=body,
+        signer=Signer.load_or_create(run.keys, "ledger"),
+    )
+    folder = run.policy_root / "ledger" / "weekly"
+    (folder / f"{len(ledger.chain.records):08d}.json").write_bytes(data)
+    with pytest.raises(GateDenied, match="for life"):
+        run.do_gate()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy.renyi_order": 6.0},
+        {"data.source.columns.user_id": "account"},
+        {"partition.evaluation": {"by": "hash", "fraction": 0.2}},
+        {"data.source.label_scope": "global"},
+    ],
+    ids=str,
+)
+def test_run_with_other_terms_than_its_policy_is_refused_and_denied(tmp_path, run, changes):
+    later = honest_run.start(tmp_path / "later", "tuesday", run.policy_root, **changes)
+    later.do_plan()
+    name = next(iter(changes)).removesuffix("label_scope")
+    with pytest.raises(Refused, match=f"{name}.*for life.*another policy_id"):
+        later.do_reserve()
+    evidence = read_evidence(run.config, **run.evidence_paths())
+    bent = dataclasses.replace(evidence, config=run.config.updated(changes))
+    ledger, report = run.ledger(), read_document(run.report, "report").body
+    verdict = decide(bent, report, ledger, ledger.chain.trust)
+    reasons = [reason for reason in verdict.reasons if reason.code == "policy_differs"]
+    assert len(reasons) == 1
+    assert name in reasons[0].sentence
 
 
 def test_injected_key_is_denied(run):

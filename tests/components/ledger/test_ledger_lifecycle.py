@@ -2,20 +2,23 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import ledger_kit as kit_
 import pytest
 from dp_accounting import NeighboringRelation
 
-from components.fedemb.artifacts import canonical_json, json_digest
+from components.fedemb.artifacts import canonical_json, json_digest, sha256_hex
 from components.fedemb.errors import (
     BudgetExceeded,
+    FedEmbError,
     LedgerError,
     PlanMismatch,
     Refused,
     SignatureInvalid,
 )
+from components.fedemb.privacy import ledger_state
 from components.fedemb.privacy.accounting import price, rdp_of
 from components.fedemb.privacy.keys import reservation_key_name
 from components.fedemb.privacy.ledger import Anchor, Schedule
@@ -84,8 +87,14 @@ def test_run_that_would_cross_the_cap_is_refused_and_leaves_no_record(kit):
     ledger.verify()
 
 
-def test_full_block_drops_out_and_others_stay(kit):
-    ledger = kit.open()
+@pytest.fixture
+def months(tmp_path):
+    """A policy whose blocks are two buckets of each month of signing up."""
+    return kit_.make(tmp_path, users=kit_.users("month", 2))
+
+
+def test_full_block_drops_out_and_others_stay(months):
+    kit, ledger = months, months.open()
     ledger.reserve(run_id="big", content=kit_.content(blocks=["old/0"], rounds=160))
     asked = kit_.content(blocks=["new/0", "old/0"], rounds=160)
     reservation = ledger.reserve(run_id="next", content=asked)
@@ -94,31 +103,79 @@ def test_full_block_drops_out_and_others_stay(kit):
     assert kit.open().reserve(run_id="next", content=asked) == reservation
 
 
-def test_guarantee_of_disjoint_blocks_is_their_maximum_not_their_sum(kit):
-    ledger = kit.open()
+def test_guarantee_of_disjoint_blocks_is_their_maximum_not_their_sum(months):
+    ledger = months.open()
     ledger.reserve(run_id="a", content=kit_.content(blocks=["jan/0"]))
     ledger.reserve(run_id="b", content=kit_.content(blocks=["feb/0"]))
     assert ledger.spent("jan/0").epsilon == ledger.spent("feb/0").epsilon
     assert ledger.spent("jan/0").charges == 1
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        (["all/0"], ["all/0", "all/1"]),
-        (["jan/0", "jan/1"], ["feb/0"]),
-        (["all/0"], ["jan/0"]),
-        (["jan/0"], ["all/0"]),
-    ],
-)
-def test_blocks_that_cut_the_users_otherwise_are_refused(kit, before, now):
+CUTS = [
+    (None, 1, ["all/0", "all/1"]),
+    (None, 1, ["jan/0"]),
+    (None, 1, ["all/00"]),
+    (None, 1, ["0"]),
+    ("month", 2, ["jan/0", "jan/2"]),
+    ("month", 2, ["all/0"]),
+    ("month", 2, ["/1"]),
+]
+"""Cohort column and buckets of a policy, and blocks of users who are cut otherwise."""
+
+
+@pytest.mark.parametrize(("cohort", "buckets", "blocks"), CUTS)
+@pytest.mark.parametrize("purpose", ["release", "simulation"])
+def test_blocks_that_cut_the_users_otherwise_are_refused(
+    tmp_path, cohort, buckets, blocks, purpose
+):
     """Else half or all of the users would start with an empty account."""
-    ledger = kit.open()
-    ledger.reserve(run_id="a", content=kit_.content(blocks=before))
+    kit = kit_.make(tmp_path, users=kit_.users(cohort, buckets))
     with pytest.raises(Refused, match="for life"):
-        ledger.reserve(run_id="b", content=kit_.content(blocks=now))
-    ledger.reserve(run_id="look", content=kit_.content(blocks=now, purpose="simulation"))
-    ledger.reserve(run_id="c", content=kit_.content(blocks=before))
+        kit.open().reserve(run_id="b", content=kit_.content(blocks=blocks, purpose=purpose))
+    assert kit.open().head.sequence == 0
+
+
+@pytest.mark.parametrize(("cohort", "buckets", "blocks"), CUTS)
+def test_such_blocks_written_around_admission_are_found_by_every_reader(
+    tmp_path, cohort, buckets, blocks
+):
+    kit = kit_.make(tmp_path, users=kit_.users(cohort, buckets))
+    _write(kit, 1, "reserve", {**kit_.content(blocks=blocks), "blocks": blocks[-1:]})
+    with pytest.raises(LedgerError, match=r"00000001.*for life"):
+        kit.open().verify()
+
+
+def _write(kit, sequence, kind, body, run_id="monday"):
+    """Writes a record as somebody with the key, and without this package, could."""
+    data = encode_record(
+        policy_id="weekly",
+        sequence=sequence,
+        previous=sha256_hex(kit.path(sequence - 1).read_bytes()),
+        kind=kind,
+        run_id=run_id,
+        attempt=1,
+        time="",
+        actor="",
+        body=body,
+        signer=Signer.load_or_create(kit.keys, "ledger"),
+    )
+    kit.path(sequence).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"rounds": 0},
+        {"delta": 2e-5},
+        {"blocks": ["all/1"]},
+    ],
+    ids=str,
+)
+def test_reservation_written_around_admission_is_found(tmp_path, body):
+    kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
+    _write(kit, 1, "reserve", {**kit_.content(), "blocks": ["all/0"], **body})
+    with pytest.raises(LedgerError, match="00000001"):
+        kit.open().verify()
 
 
 def test_bind_repeats_for_the_same_inputs_and_refuses_others(kit):
@@ -156,17 +213,6 @@ def test_commit_of_other_rounds_than_reserved_is_refused(kit, rounds):
     kit_.bind(ledger, reservation)
     with pytest.raises(Refused):
         kit_.commit(kit, ledger, reservation, rounds)
-
-
-def test_commit_never_falls_below_rounds_that_announced_themselves(kit):
-    ledger = kit.open()
-    reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    kit_.bind(ledger, reservation)
-    for index in range(3):
-        ledger.start_round(reservation, index)
-    with pytest.raises(PlanMismatch, match="expected 3 to 20"):
-        kit_.commit(kit, ledger, reservation, 2)
-    kit_.commit(kit, ledger, reservation, 3)
 
 
 def test_commit_before_bind_and_bind_after_void_are_refused(kit):
@@ -380,26 +426,37 @@ def test_record_of_another_policy_or_place_is_refused(kit):
         kit.open()
 
 
-def test_charge_above_the_cap_in_a_well_signed_ledger_is_found_by_verify(kit):
-    ledger = kit.open()
-    for sequence in (1, 2):
-        body = {**kit_.content(rounds=160), "blocks": ["all/0"]}
-        data = encode_record(
-            policy_id="weekly",
-            sequence=sequence,
-            previous=ledger.head.sha,
-            kind="reserve",
-            run_id=f"run-{sequence}",
-            attempt=1,
-            time="",
-            actor="",
-            body=body,
-            signer=Signer.load_or_create(kit.keys, "ledger"),
-        )
-        kit.path(sequence).write_bytes(data)
-        ledger.refresh()
-    with pytest.raises(BudgetExceeded, match="above its cap"):
+def test_charge_above_the_cap_in_a_well_signed_ledger_is_found_by_verify(tmp_path):
+    """In whatever block it is, not only in the first."""
+    kit = kit_.make(tmp_path, users=kit_.users(buckets=2))
+    kit.open().reserve(run_id="small", content=kit_.content(blocks=["all/0"]))
+    for sequence in (2, 3):
+        body = {**kit_.content(rounds=160, blocks=["all/1"]), "blocks": ["all/1"]}
+        _write(kit, sequence, "reserve", body, run_id=f"run-{sequence}")
+    with pytest.raises(BudgetExceeded, match=r"block all/1 has .* above its cap"):
         kit.open().verify()
+
+
+def test_price_that_is_no_number_pays_for_nothing(kit, monkeypatch):
+    ledger = kit.open()
+    ledger.reserve(run_id="monday", content=kit_.content())
+    price_of = ledger_state.spent
+
+    def lost(terms, charges):
+        return dataclasses.replace(price_of(terms, charges), epsilon=math.nan)
+
+    monkeypatch.setattr(ledger_state, "spent", lost)
+    with pytest.raises(BudgetExceeded):
+        kit.open().reserve(run_id="tuesday", content=kit_.content())
+    with pytest.raises(BudgetExceeded):
+        kit.open().verify()
+
+
+@pytest.mark.parametrize("cap", [math.nan, math.inf, 0.0, -1.0, 4])
+def test_cap_that_is_no_bound_makes_no_policy(tmp_path, cap):
+    with pytest.raises(FedEmbError):
+        kit_.make(tmp_path, epsilon_cap=cap)
+    assert not kit_.Kit(str(tmp_path / "ledger"), str(tmp_path / "keys")).path(0).exists()
 
 
 def test_reader_cannot_write(kit):

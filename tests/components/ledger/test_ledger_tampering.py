@@ -1,10 +1,16 @@
 """Any byte of any record changed: denied, with the record named. The number tried is printed."""
 
+import dataclasses
+import json
+import shutil
+
 import ledger_kit as kit_
 import numpy as np
 import pytest
 
-from components.fedemb.errors import FedEmbError
+from components.fedemb.artifacts import canonical_json, sha256_hex
+from components.fedemb.errors import FedEmbError, SignatureInvalid
+from components.fedemb.privacy.ledger import open_ledger
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +96,24 @@ def test_records_swapped_or_replayed_are_denied(kit):
 def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
     other = kit_.make(tmp_path)
     other.open().reserve(run_id="monday", content=kit_.content())
-    from components.fedemb.privacy.ledger import open_ledger
-
     with pytest.raises(FedEmbError, match="does not believe"):
         open_ledger(other.ledger_uri, "weekly", trust=kit.trust)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
+def test_rewritten_chain_without_heads_is_denied_by_the_signatures(kit, tmp_path, first):
+    """Whoever may write the store, and has no key, changes a record and links the rest anew."""
+    shutil.copytree(kit.ledger_uri, tmp_path / "ledger")
+    forged = dataclasses.replace(kit, ledger_uri=str(tmp_path / "ledger"))
+    shutil.rmtree(forged.path(0).with_name("heads"))
+    previous = "0" * 64
+    for sequence in range(5):
+        record = json.loads(forged.path(sequence).read_bytes())
+        record["previous"] = previous
+        if sequence == first:
+            record["actor"] = "somebody else"
+        data = canonical_json(record)
+        forged.path(sequence).write_bytes(data)
+        previous = sha256_hex(data)
+    with pytest.raises(SignatureInvalid, match=f"{first:08d}"):
+        open_ledger(forged.ledger_uri, "weekly", trust=kit.trust)

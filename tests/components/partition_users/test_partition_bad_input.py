@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import struct
@@ -110,6 +111,44 @@ def test_user_ids_of_mixed_types_are_one_user() -> None:
     hasher = Hasher(KEY)
     assert came == {hasher.user_key("7"): 5, hasher.user_key("True"): 1}
     assert prepared.counts["user_id_missing"] == 4
+
+
+def test_user_ids_of_mixed_types_in_several_files_are_one_user(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    columns: list[list[Any]] = [[7, 8], [7.0, float("nan")], ["7", " 7 "], [b"7", b"\xff"]]
+    for number, ids in enumerate(columns):
+        rows = [
+            {"image": picture(10 * number + n), "user_id": user_id, "label": "a"}
+            for n, user_id in enumerate(ids)
+        ]
+        write_parquet(folder / f"{number}.parquet", rows)
+    result = partition(
+        str(folder),
+        data__source__format="parquet",
+        partition__evaluation={"by": "hash", "fraction": 1e-9},
+    )
+    sizes = {key: len(record.images) for key, record in result.records().items()}
+    assert sizes == {user_key("7"): 5, user_key("8"): 1}
+    assert result.counts["user_id_missing"] == 2
+
+
+def test_names_that_are_no_unicode_are_dropped_and_the_run_goes_on(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    good = tmp_path / "faces" / "user 1"
+    good.mkdir(parents=True)
+    (good / "1.png").write_bytes(picture(1))
+    odd = os.fsencode(good) + b"/\xff.png"
+    Path(os.fsdecode(odd)).write_bytes(picture(2))
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "faces") + b"/\xfe"))
+    folder.mkdir()
+    (folder / "1.png").write_bytes(picture(3))
+    result = partition(str(tmp_path / "faces"), data__source__columns={"label": None})
+    everyone = {**result.records(), **result.records("evaluation")}
+    assert {key: len(record.images) for key, record in everyone.items()} == {user_key("user 1"): 1}
 
 
 def test_duplicates_are_dropped_within_a_user_only(partition: Partitioner) -> None:
@@ -241,13 +280,23 @@ def test_artifact_of_another_schema_version_is_one_sentence(
     folder = partition(rows_of(5)).root / "users"
     monkeypatch.setattr("components.fedemb.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
     with pytest.raises(ArtifactError) as error:
-        GroupIndex.load(folder)
+        GroupIndex.load(folder).members(0, 0)
     assert "expected 'fedemb/groups/9'" in sentence(error)
     manifest = folder / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/1", b"user_store/9"))
-    with pytest.raises(ArtifactError) as error:
-        UserStore(folder)
-    assert "expected 'fedemb/user_store/1'" in sentence(error)
+    manifest.write_bytes(manifest.read_bytes().replace(b"user_store/2", b"user_store/9"))
+    for reader in (UserStore, GroupIndex):
+        with pytest.raises(ArtifactError) as error:
+            reader(folder)
+        assert "expected 'fedemb/user_store/2'" in sentence(error)
+
+
+@pytest.mark.parametrize("option", ["--runner=NoSuchRunner", "--direct_num_workers=many"])
+def test_options_that_beam_does_not_take_are_one_sentence(
+    partition: Partitioner, option: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"infra/beam\.md") as error:
+        partition(rows_of(1), options=[option])
+    sentence(error)
 
 
 def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitioner) -> None:
@@ -266,14 +315,17 @@ def reservation_for(path: Path, config: Any, **changes: Any) -> Path:
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
     from components.fedemb.artifacts import tree_digest
+    from components.fedemb.input_version import fingerprint_input
     from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
     from components.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
     keys = str(tmp_path / "keys")
+    key = commitment_key(open_key_store(keys), config.policy.policy_id)
+    bound = fingerprint_input(config.data.source.uri, key, "run-1")
     manifest = run(
         config,
-        reservation_path=reservation_for(tmp_path / "reservation.json", config),
+        reservation_path=reservation_for(tmp_path / "reservation.json", config, input=bound),
         private_root=str(tmp_path / "private"),
         run_id="run-1",
         keys_uri=keys,
@@ -284,7 +336,6 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
         *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
         *("blocks", "image_size", "channels", "commitments"),
     }
-    key = commitment_key(open_key_store(keys), config.policy.policy_id)
     for kind in ("users", "evaluation"):
         digest = tree_digest(tmp_path / "private" / "run-1" / kind)
         assert manifest["commitments"][kind] == commit_to(key, digest.encode())

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
+from dp_accounting import get_epsilon_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy_worlds import KINDS, make_plan
 
 from components.fedemb.errors import ArtifactError, UnsupportedAccounting
-from components.fedemb.privacy import accounting
-from components.fedemb.privacy.accounting import curve, delta_at, price, rdp_of, supports
+from components.fedemb.privacy import accounting, loss_grid, renyi
+from components.fedemb.privacy.accounting import (
+    curve,
+    delta_at,
+    price,
+    rdp_of,
+    supports,
+    upper_bound,
+)
 from components.fedemb.privacy.events import event_from_json, event_to_json
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.renyi import group_pair_rdp
@@ -200,11 +208,11 @@ def test_no_privacy_is_infinite_and_says_so():
 def test_worked_example():
     """dp.md 2.3: n = 1e5, 2048 users a round, T = 1000."""
     delta = 1e5**-1.1
-    for sigma, ours, renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
+    for sigma, ours, by_renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
         event = group_event(0.02048, sigma, 1000)
         assert price(event, Relation.REPLACE_ONE, delta).epsilon == pytest.approx(ours, rel=2e-3)
         assert price(event, Relation.REPLACE_ONE, delta, "rdp").epsilon == pytest.approx(
-            renyi, rel=3e-3
+            by_renyi, rel=3e-3
         )
         two = group_event(0.02048, sigma / 2, 1000)
         assert price(two, Relation.ADD_OR_REMOVE_ONE, delta).epsilon == pytest.approx(
@@ -216,7 +224,7 @@ def test_sampler_share_is_taken_out_of_delta():
     event, relation, delta = group_event(0.02, 2.0, 100), Relation.REPLACE_ONE, 1e-13
     guarantee = price(event, relation, delta)
     assert guarantee.delta == delta
-    assert guarantee.sampler_total_variation == pytest.approx(2.0**-47)
+    assert guarantee.sampler_total_variation == 2.0**-47
     assert guarantee.epsilon > price(event, relation, delta + 2.0**-47).epsilon
     with pytest.raises(ValueError, match="noise sampler"):
         price(event, relation, 2.0**-48)
@@ -360,7 +368,49 @@ def test_next_to_no_noise_is_priced_at_once_and_pessimistically(noise_multiplier
     assert price(event, Relation.REPLACE_ONE, 1e-5).epsilon > 500
 
 
+QUICK = [
+    (group_event(0.02, 1.0, 200), Relation.REPLACE_ONE),
+    (group_event(0.0003, 1.0, 200), Relation.REPLACE_ONE),
+    (group_event(0.02, 0.5, 200), Relation.ADD_OR_REMOVE_ONE),
+    (dpe.GaussianDpEvent(0.4), Relation.ADD_OR_REMOVE_ONE),
+    (dpe.ComposedDpEvent([group_event(0.05, 3.0, 40), POISSON]), Relation.REPLACE_ONE),
+]
+
+
+@pytest.mark.parametrize(("event", "relation"), QUICK, ids=range(len(QUICK)))
+def test_quick_bound_is_never_optimistic_and_close(event, relation):
+    exact, quick = price(event, relation, 1e-6).epsilon, upper_bound(event, relation, 1e-6)
+    # Each is an upper bound; the truth lies below the fine grid's by less than its own error.
+    assert exact * (1 - 1e-5) <= quick <= exact * (1 + loss_grid.QUICK_TOLERANCE)
+    if isinstance(event, dpe.GaussianDpEvent):
+        assert quick >= get_epsilon_gaussian(event.noise_multiplier, 1e-6)
+
+
+def test_quick_bound_keeps_the_dispatch_table_and_the_sampler_share():
+    with pytest.raises(UnsupportedAccounting):
+        upper_bound(dpe.LaplaceDpEvent(1.0), Relation.ADD_OR_REMOVE_ONE, 1e-6)
+    with pytest.raises(ValueError, match="sampler"):
+        upper_bound(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 2.0**-48)
+    assert math.isinf(upper_bound(dpe.NonPrivateDpEvent(), Relation.ADD_OR_REMOVE_ONE, 1e-6))
+    without = dpe.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN)
+    assert upper_bound(without, Relation.REPLACE_ONE, 1e-6) == pytest.approx(
+        price(without, Relation.REPLACE_ONE, 1e-6).epsilon
+    )
+
+
 def test_grid_is_the_fine_one_for_noise_that_protects():
     for noise_multiplier in (0.3, 1.0, 20.0):
         event = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(noise_multiplier), 1000)
-        assert accounting.discretisation(event) == accounting.DISCRETISATION
+        assert loss_grid.discretisation(event) == loss_grid.DISCRETISATION
+
+
+@pytest.mark.parametrize("order", [1.01, 1.5, 2.0, 20.0])
+@pytest.mark.parametrize("q", [1e-3, 0.2, 0.9])
+def test_almost_no_noise_has_the_divergence_of_the_quadrature(q, order, monkeypatch):
+    """At noise multiplier 0.003 the quadrature would take gigabytes; where both can, they agree."""
+    one_order = renyi._one_order.__wrapped__
+    closed = one_order(q, 0.02, order)
+    monkeypatch.setattr(renyi, "_NO_OVERLAP", 0.0)
+    assert closed == pytest.approx(one_order(q, 0.02, order), rel=1e-12)
+    monkeypatch.undo()
+    assert np.isfinite(group_pair_rdp(q, 0.003, np.array([order, 1024.0]))).all()

@@ -77,6 +77,10 @@ def test_more_refusals():
         make_plan(sampling_probability=1.5)
     with pytest.raises(ConfigError, match="overflow"):
         make_plan(virtual_clients=2**30)
+    with pytest.raises(ConfigError, match=r"count_noise_multiplier\) could overflow"):
+        make_plan(adaptive_clip=adaptive(count_noise_multiplier=1e9))
+    with pytest.raises(ConfigError, match="count_noise_multiplier=1e-200 must be a number above"):
+        make_plan(adaptive_clip=adaptive(count_noise_multiplier=1e-200))
     with pytest.raises(ConfigError, match="overflow"):
         make_plan(noise_multiplier=2.0**40)
     with pytest.raises(ConfigError, match="grid_bits"):
@@ -88,6 +92,29 @@ def test_more_refusals():
     with pytest.raises(ConfigError, match="sampling_probability"):
         # More users drawn than there surely are.
         make_plan("fixed_size", sampling_probability=1.2)
+
+
+@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+def test_correlated_noise_is_left_more_room_in_the_word(kind):
+    """Rows of it add up draws of many rounds, so what just fits otherwise is refused."""
+    loud = 2.0**23
+    assert make_plan(noise_multiplier=loud).private
+    with pytest.raises(ConfigError, match="overflow"):
+        make_plan(kind, noise_multiplier=loud)
+
+
+def test_fixed_size_is_priced_with_the_chance_of_a_user():
+    """Users drawn / users there surely are; not clients per round / virtual clients."""
+    config = run_config(
+        {
+            "kind": "fixed_size",
+            "rounds": 5,
+            "noise_multiplier": 4.0,
+            "clients_per_round": 10,
+            "users_per_client": 60,
+        }
+    )
+    assert plan_mechanism(config).sampling_probability == 10 * 60 / 30_000
 
 
 @pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
@@ -319,6 +346,9 @@ def test_searching_costs_more_than_one_run_and_less_than_all():
     ten = price(dpe.SelfComposedDpEvent(plan.event(), 10), plan.relation, 1e-6, "rdp").epsilon
     search = price_tuning(plan, 1e-6, 10, "logarithmic").epsilon
     assert one < search < ten
+    # Ten trials on average draw ten runs' worth of noise.
+    share = price_tuning(plan, 1e-6, 10, "geometric").sampler_total_variation
+    assert share == 10 * 2.0**-47
     assert len(conditions(10, "geometric")) == 5
     with pytest.raises(ConfigError, match="mean"):
         price_tuning(plan, 1e-6, 1.0, "geometric")

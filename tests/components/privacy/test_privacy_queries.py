@@ -129,6 +129,25 @@ def test_same_inputs_same_noise_and_any_difference_independent_noise():
         assert abs(np.corrcoef(base, other.mean)[0, 1]) < 5 / math.sqrt(dim)
 
 
+def test_the_count_of_an_adaptive_clip_is_bound_into_the_noise_of_the_update():
+    """Else two data sets that differ in the count alone would share the update's noise."""
+    plan, dim = make_plan(adaptive_clip=adaptive()), 4000
+    update = tf.zeros([dim], tf.int64)
+    one, two = (
+        mechanism(plan).aggregate(0, (update, tf.constant(half, tf.int64))).mean
+        for half in (2**31, -(2**31))
+    )
+    assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(dim)
+
+
+def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
+    m = mechanism()
+    monkeypatch.setattr("components.fedemb.privacy.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
+    m.aggregate(0, m.initial_sample_state(10))
+    with pytest.raises(PlanMismatch, match="normals"):
+        m.aggregate(1, m.initial_sample_state(11))
+
+
 def test_labels_of_the_key_cannot_be_shifted_into_each_other():
     keys = {
         noise.run_key(ROOT, "noise", *ids)
@@ -373,6 +392,15 @@ def test_a_query_that_declares_nothing_or_something_else_is_refused(name, value)
     setattr(query, name, value)
     with pytest.raises(Refused, match=name):
         queries.build_mechanism(make_plan(), ROOT, *IDS, query=query)
+
+
+@pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
+def test_a_third_party_query_cannot_stand_in_for_correlated_noise(kind):
+    """Its round event would be "unsupported" on both sides, and equal to the plan's."""
+    query, plan = Declared(), make_plan(kind)
+    query.round_event, query.neighboring_relation = plan.round_event, plan.relation
+    with pytest.raises(Refused, match="spans rounds"):
+        queries.build_mechanism(plan, ROOT, *IDS, query=query)
 
 
 def test_one_object_samples_clips_noises_and_prices():

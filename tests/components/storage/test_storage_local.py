@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.fedemb.errors import StorageError
+from components.fedemb.artifacts import write_bytes
+from components.fedemb.errors import InputError, StorageError
 from components.fedemb.storage import join, local_tree, open_store, put_tree
 
 
@@ -100,9 +101,9 @@ def test_a_folder_in_the_place_of_an_object_is_a_sentence(tmp_path):
     store.write("a/b", b"x")
     with pytest.raises(FileNotFoundError):
         store.read("a")
-    with pytest.raises(StorageError):
+    with pytest.raises(InputError):
         store.write("a", b"x")
-    with pytest.raises(StorageError):
+    with pytest.raises(InputError):
         store.write("a/b/c", b"x")
 
 
@@ -116,3 +117,40 @@ def test_local_tree_is_the_folder_itself(tmp_path):
 def test_missing_source_folder_is_a_sentence(tmp_path):
     with pytest.raises(StorageError, match="missing"):
         put_tree(tmp_path / "absent", tmp_path / "store" / "tree")
+
+
+def test_tree_that_appears_while_another_is_copied_is_not_mixed_with_it(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"mine")
+    store = open_store(tmp_path / "store")
+    rival = tmp_path / "store" / "tree"
+
+    def slow(done, total):
+        rival.mkdir(parents=True)
+        (rival / "b").write_bytes(b"theirs")
+
+    with pytest.raises(FileExistsError):
+        store._rename_in(source, "tree", slow)
+    assert store.list() == ["tree/b"]
+    with pytest.raises(FileExistsError):
+        store.create_tree(source, "tree")
+    assert store.list() == ["tree/b"]
+
+
+def test_wrong_path_is_bad_input_and_a_full_disk_is_not(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(InputError) as wrong:
+        write_bytes(tmp_path / "file" / "below", b"x")
+    assert wrong.value.exit_code == 2
+    with pytest.raises(InputError):
+        write_bytes(tmp_path / ("n" * 300), b"x")
+
+    def full_disk(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(StorageError) as full:
+        write_bytes(tmp_path / "other", b"x")
+    assert full.value.exit_code == 4
+    assert not (tmp_path / "other").exists()

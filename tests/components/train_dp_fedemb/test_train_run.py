@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from components.fedemb.artifacts import file_digest
-from components.fedemb.embedding import load_backbone
-from components.fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch
+from components.fedemb.client_data import UserStore, load_examples
+from components.fedemb.embedding import load_backbone, train_centralized
+from components.fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import connect, read_reservation
-from components.train_dp_fedemb import checkpoint, loop, train
+from components.train_dp_fedemb import centralized, checkpoint, loop, train
 from components.train_dp_fedemb.rounds import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
 
@@ -94,10 +95,10 @@ def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
 
 
 def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path):
-    again = _copy(finished, tmp_path / "run")
-    shutil.rmtree(again.root / "model")
-    again.train()
-    _same_model(again, finished)
+    before = _copy(finished, tmp_path / "run")
+    shutil.rmtree(finished.root / "model")
+    finished.train()
+    _same_model(before, finished)
 
 
 def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
@@ -213,7 +214,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
     _interrupted(ready, monkeypatch)
     changed = ready.config
     if what == "users":
-        index = ready.private / "users" / "index.parquet"
+        index = ready.private / "users" / "users-00000-of-00001.parquet"
         index.write_bytes(index.read_bytes() + b" ")
     elif what == "weights":
         from components.pretrain_public import pretrain
@@ -274,8 +275,10 @@ def test_progress_line_is_public(ready, caplog):
                        "clients_per_round": 4, "min_separation": 3, "max_participations": 2}},
         {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
         {"partition.groupings": 3, "training.mixed_precision": True},
+        {"mechanism": {"kind": "not_private", "rounds": 6, "sampling_probability": 0.5}},
+        {"model.backbone": "resnet8_ws", "partition.virtual_clients": 4},
     ],
-    ids=["tree", "fedavg", "groupings-bfloat16"],
+    ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised"],
 )  # fmt: skip
 def test_other_algorithms_run_and_resume(tmp_path, monkeypatch, changes):
     whole = prepare(tmp_path / "one", config(**changes))
@@ -298,5 +301,97 @@ def test_baselines_that_no_guarantee_covers_are_refused_in_a_release(prepared):
     release = {"purpose": "release", "policy.users_lower_bound": 100}
     with pytest.raises(ConfigError, match="purpose: simulation"):
         prepared.train(config(**release, **{"training.algorithm": "dp_fedavg"}))
-    with pytest.raises(ConfigError, match="centralized_baseline"):
-        prepared.train(config(**{"training.algorithm": "centralized"}))
+    for changes in (
+        {},
+        {"mechanism": {**BARE, "rounds": 2}},
+        {"mechanism": {**BARE}, "model.trainable": "dense_only"},
+    ):
+        with pytest.raises(ConfigError, match="centralized_baseline"):
+            prepared.train(config(**{"training.algorithm": "centralized"}, **changes))
+
+
+BARE = {"kind": "not_private", "rounds": 1, "sampling_probability": 0.5}
+
+
+def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeypatch):
+    settings = config(**{"training.algorithm": "centralized", "mechanism": {**BARE}})
+    whole = prepare(tmp_path / "one", settings)
+    broken = _copy(whole, tmp_path / "two")
+    card = whole.train()
+    assert card["rounds_run"] == 1
+    line = json.loads((whole.root / "model" / "rounds.jsonl").read_text())
+    assert line["event"]["type"] == "non_private"
+    backbone = load_backbone(whole.root / "pretrained" / "backbone.keras", settings.model)
+    store = UserStore(whole.private / "users")
+    images, labels = load_examples(
+        store, np.arange(len(store)), max_examples=1000, image_size=12, channels=1
+    )
+    train_centralized(
+        backbone, images, labels, settings.training, epochs=settings.evaluation.centralized_epochs
+    )
+    trained = load_backbone(whole.root / "model" / "backbone.keras", settings.model)
+    for one, two in zip(backbone.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
+    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    with pytest.raises(Killed):
+        broken.train()
+    monkeypatch.undo()
+    monkeypatch.setattr(centralized, "train_centralized", _raise_killed)  # it is on record
+    broken.train()
+    _same_model(whole, broken)
+
+
+@pytest.fixture
+def twin(ready):
+    """A second trainer of the same reservation, with a private root of its own."""
+    shutil.copytree(ready.root / "private", ready.root / "elsewhere")
+    arguments = ready.arguments | {"private_root": str(ready.root / "elsewhere")}
+    arguments["model_dir"] = ready.root / "model of the twin"
+    return lambda: train.run(ready.config, **arguments)
+
+
+def _beside(monkeypatch, act):
+    """Lets something happen while round 2 is being trained."""
+    original, happened = RoundLog.commit, []
+
+    def late(self, index, *rest):
+        if index == 2 and not happened:
+            happened.append(1)
+            act()
+        return original(self, index, *rest)
+
+    monkeypatch.setattr(RoundLog, "commit", late)
+
+
+def test_second_trainer_with_another_private_root_is_refused(ready, twin, finished, monkeypatch):
+    def meanwhile():
+        with pytest.raises(Refused, match="another private root"):
+            twin()
+
+    _beside(monkeypatch, meanwhile)
+    ready.train()
+    assert not (ready.root / "elsewhere" / RUN_ID / "train" / "attempt-1" / "rounds").exists()
+    assert not (ready.root / "model of the twin").exists()
+    with pytest.raises(Refused, match="another private root"):
+        twin()
+    _same_model(ready, finished)
+
+
+def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
+    _interrupted(ready, monkeypatch)
+    shutil.rmtree(ready.root / "elsewhere")
+    shutil.copytree(ready.root / "private", ready.root / "elsewhere")  # with its mark
+    with pytest.raises(Refused, match="another private root"):
+        twin()
+
+
+def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
+    """What the claim is for: one charge, and noise drawn twice for the same round."""
+    monkeypatch.setattr(checkpoint, "save", _raise_killed)
+    monkeypatch.setattr(train, "claim", lambda store, key: "0" * 64)
+    for trainer in (ready.train, twin):
+        with pytest.raises(Killed):
+            trainer()
+    for name in ("private", "elsewhere"):
+        record = ready.root / name / RUN_ID / "train" / "attempt-1" / "rounds" / "000000.record"
+        assert record.exists()

@@ -212,8 +212,14 @@ def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery)
     NeighboringRelation` and `round_event: DpEvent`.
 
     Raises:
-      Refused: an attribute is missing or differs from the plan.
+      Refused: an attribute is missing or differs from the plan, or the plan's noise is correlated
+        across rounds, which a query of single rounds cannot make.
     """
+    if plan.tracks_participation:
+        raise Refused(
+            f"the noise of {plan.kind} spans rounds, so no round of {type(query).__name__} has a "
+            "price of its own; plan a mechanism with fresh noise each round"
+        )
     wanted: dict[str, float | NeighboringRelation | dpe.DpEvent] = {
         "l2_sensitivity": plan.l2_norm_clip,
         "neighboring_relation": plan.relation,

@@ -1,0 +1,56 @@
+"""Files of a folder of users: the names and sizes that writers and readers share.
+
+    manifest.json                       schema `fedemb/user_store/2`, private counts, digests
+    users-00000-of-00004.arrayrecord    user records, sorted by user key over all shards
+    users-00000-of-00004.parquet        user_key, images: one line per record of the shard
+    groups-00003-00000-of-00062.arrow   `users/` only: a range of the groups of grouping 3
+
+No file grows with the number of users beyond what public constants say: `partition.shards` bounds a
+shard, `GROUPS_PER_FILE` a file of groups. Everything here is Raw.
+"""
+
+from __future__ import annotations
+
+STORE_SCHEMA = "fedemb/user_store/2"
+GROUPS_SCHEMA = "fedemb/groups/2"
+WRITER_OPTIONS = "group_size:1,uncompressed"
+"""One record per chunk: a random read touches nothing else. PNGs do not shrink further."""
+GROUPS_PER_FILE = 1 << 14
+"""Groups of one file: at 32 users a group it takes 3 MB."""
+
+
+def shard_name(kind: str, shard: int, shards: int) -> str:
+    """File name of a shard, e.g. `users-00000-of-00004.arrayrecord`."""
+    return f"{kind}-{shard:05d}-of-{shards:05d}.arrayrecord"
+
+
+def index_name(shard: str) -> str:
+    """Name of the index beside a shard, given the shard's.
+
+    >>> index_name("users-00000-of-00004.arrayrecord")
+    'users-00000-of-00004.parquet'
+    """
+    return shard.removesuffix(".arrayrecord") + ".parquet"
+
+
+def group_files(virtual_clients: int) -> int:
+    """Files of one grouping."""
+    return -(-virtual_clients // GROUPS_PER_FILE)
+
+
+def groups_name(grouping: int, part: int, virtual_clients: int) -> str:
+    """Name of a file of groups.
+
+    >>> groups_name(3, 0, 1_000_000)
+    'groups-00003-00000-of-00062.arrow'
+    """
+    return f"groups-{grouping:05d}-{part:05d}-of-{group_files(virtual_clients):05d}.arrow"
+
+
+def groups_in_file(part: int, virtual_clients: int) -> int:
+    """Groups of the file `part` of a grouping.
+
+    >>> groups_in_file(0, 1000), groups_in_file(61, 1_000_000)
+    (1000, 576)
+    """
+    return min(GROUPS_PER_FILE, virtual_clients - part * GROUPS_PER_FILE)

@@ -1,0 +1,69 @@
+"""Reading a source with Beam: the graph names files, and workers find what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import PCollection
+
+from components.fedemb.config import RunConfig, SourceConfig
+from components.fedemb.sources import Part, read_part, source_format, split_part
+from components.partition_users.hashing import KeyRef
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers know: configuration and addresses, no key and no data."""
+
+    config: RunConfig
+    keys: KeyRef
+    root: str
+    """Private address of the run."""
+    blocks: frozenset[str] | None
+    """Ledger blocks whose users may train; None: all."""
+    has_public_set: bool = False
+
+
+def columns_of(config: RunConfig) -> list[str]:
+    """Columns the private source must have, besides the image."""
+    columns = config.data.source.columns
+    named = [columns.user_id, columns.label, columns.cohort, columns.subgroup]
+    if config.partition.evaluation.by == "value":
+        named.append(config.partition.evaluation.column)
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def read_batches(
+    pipeline: beam.Pipeline, source: SourceConfig, parts: list[Part], columns: list[str], name: str
+) -> PCollection:
+    """Batches of a source, as `(images, columns)`, spread over the workers.
+
+    The graph names files; row groups and folders of users are found by workers.
+    """
+    listed = (
+        pipeline
+        | f"{name}Files" >> beam.Create(parts, reshuffle=False)
+        | f"{name}Split" >> beam.FlatMap(split_part)
+        | f"{name}Parts" >> beam.Reshuffle()
+    )
+    if source_format(source) == "tfrecord":
+        from components.partition_users.tfrecords import read_tfrecords
+
+        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
+    else:
+        batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
+    return batches | f"{name}Spread" >> beam.Reshuffle()
+
+
+class _Read(beam.DoFn):
+    """Part -> batches."""
+
+    def __init__(self, source: SourceConfig, columns: list[str]):
+        self._source, self._columns = source, columns
+
+    def process(self, part: Part) -> Iterator[tuple[list[Any], dict[str, list[Any]]]]:
+        for batch in read_part(self._source, part, self._columns):
+            yield batch.images, batch.columns

@@ -1,0 +1,174 @@
+"""Which rows there are, in the order of what they teach, and the recipes that selection chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from components.fedemb.config import RunConfig
+from pipelines.load_config import load_config, with_data
+from pipelines.study.rows import NOISE, Method, Row
+
+PRESET = "omniglot_identities"
+LOCAL: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 32,
+    "client_learning_rate": 0.05,
+    "head_learning_rate_scale": 25.0,
+    "head_init": "prototypes",
+    "loss": {"kind": "normalized_softmax", "scale": 16.0},
+    "augmentation": {},
+}
+SERVER: dict[str, Any] = {
+    "learning_rate": 1.0,
+    "momentum": 0.9,
+    "schedule": "cosine",
+    "ema_decay": 0.9,
+}
+
+
+def base_config(data: str) -> RunConfig:
+    """Data, model and public start of the preset, and a plain recipe that rows depart from."""
+    config = with_data(load_config(PRESET), data)
+    return config.updated(
+        {
+            "training": {"local": LOCAL, "server": SERVER},
+            "mechanism.rounds": 40,
+            "evaluation.centralized_epochs": 15,
+            "pretraining.epochs": 20,
+        }
+    )
+
+
+def _try(label: str, method: Method = "fedemb", **arguments: Any) -> Row:
+    return Row(**{"label": label, "method": method, "noise": 3e-3} | arguments)
+
+
+def selection_rows() -> list[Row]:
+    """What the recipes were chosen from, on validation people."""
+    rate, server = "training.local.client_learning_rate", "training.server.learning_rate"
+    head, rounds = "training.local.head_learning_rate_scale", "mechanism.rounds"
+    most = "training.local.max_examples_per_client"
+    large: dict[str, Any] = {"users_per_client": 128, "clients_per_round": 1}
+    return [
+        Row(label="20 epochs", method="public_only"),
+        Row(label="15 epochs", method="centralized"),
+        _try("32 users, 4 clients"),
+        _try("128 users, 1 client", **large),
+        _try("128 users, server .1", **large, settings={server: 0.1}),
+        _try("128 users, server .3", **large, settings={server: 0.3}),
+        _try("server .1", "fedavg", noise=1e-2, settings={server: 0.1}),
+        _try("32 users, server .1", settings={server: 0.1}),
+        _try("server .3", "fedavg", noise=1e-2, settings={server: 0.3}),
+        _try("128 users", noise=1e-3, **large),
+        _try("128 users, rate .02", noise=1e-3, **large, settings={rate: 0.02}),
+        _try("128 users, head x1", noise=1e-3, **large, settings={head: 1.0}),
+        _try(
+            "128 users, head x1, server .3", noise=1e-3, **large, settings={head: 1.0, server: 0.3}
+        ),
+        _try(
+            "128 users, head x1, server .3, 80 rounds",
+            noise=1e-3,
+            **large,
+            settings={head: 1.0, server: 0.3, rounds: 80},
+        ),
+        _try("head x1, server .1", "fedavg", noise=1e-2, settings={head: 1.0, server: 0.1}),
+        _try("32 users, 90 rounds", settings={rounds: 90}),
+        _try(
+            "128 users, head x1, 90 rounds",
+            **large,
+            settings={head: 1.0, rounds: 90, most: 4096},
+        ),
+    ]
+
+
+ROUNDS = 90
+"""Of all methods in the final stage: equal noise has an equal price only over equal rounds."""
+FEDEMB: dict[str, Any] = {
+    "users_per_client": 128,
+    "clients_per_round": 1,
+    "settings": {
+        "training.local.head_learning_rate_scale": 1.0,
+        "training.local.max_examples_per_client": 4096,
+        "mechanism.rounds": ROUNDS,
+    },
+}
+RECIPES: dict[Method, dict[str, Any]] = {
+    "untrained": {},
+    "public_only": {},
+    "centralized": {},
+    "fedemb": FEDEMB,
+    "ftrl": FEDEMB,
+    "fedavg": {"settings": {"training.server.learning_rate": 0.1, "mechanism.rounds": ROUNDS}},
+}
+"""What selection chose, per method."""
+NOISE_OF_ABLATIONS = 3e-3
+SEEDS = (0, 1, 2)
+
+
+def _final(method: Method, noise: float, seed: int) -> Row:
+    return Row(stage="final", method=method, noise=noise, seed=seed, **RECIPES[method])
+
+
+def final_rows() -> list[Row]:
+    """The rows of the table, seed by seed, first those that carry the comparison."""
+    first: list[tuple[Method, float]] = [
+        ("public_only", 0.0),
+        ("centralized", 0.0),
+        ("fedemb", 3e-3),
+        ("fedemb", 1e-2),
+        ("fedavg", 1e-2),
+        ("ftrl", 1e-2),
+    ]
+    every: list[tuple[Method, float]] = [
+        *first,
+        ("fedemb", 0.0),
+        ("untrained", 0.0),
+        *((method, noise) for noise in reversed(NOISE) for method in ("fedemb", "fedavg", "ftrl")),
+    ]
+    rest = [one for one in dict.fromkeys(every) if one not in first]
+    order = [(seed, one) for seed in SEEDS for one in first]
+    order += [(seed, one) for seed in SEEDS for one in rest]
+    return [_final(method, noise, seed) for seed, (method, noise) in order]
+
+
+def ablation_rows() -> list[Row]:
+    """One thing changed at a time, on validation people; the first row is the unchanged recipe."""
+    recipe = RECIPES["fedemb"]
+    users = recipe.get("users_per_client", Row.users_per_client)
+    clients = recipe.get("clients_per_round", Row.clients_per_round)
+    local, server = "training.local", "training.server"
+
+    def changed(label: str, settings: dict[str, Any], **cohort: int) -> Row:
+        merged = {**recipe.get("settings", {}), **settings}
+        return _try(label, **{**recipe, **cohort, "settings": merged}, noise=NOISE_OF_ABLATIONS)
+
+    def cohort(size: int) -> Row:
+        count = max(1, round(users * clients / size))
+        return changed(
+            f"{size} users per virtual client, {count} a round",
+            {},
+            users_per_client=size,
+            clients_per_round=count,
+        )
+
+    return [
+        changed("unchanged", {}),
+        *(cohort(size) for size in (8, 32, 64, 128) if size != users),
+        changed("no public pretraining", {"pretraining.kind": "none"}),
+        changed("self-supervised pretraining", {"pretraining.kind": "simclr"}),
+        changed("random head", {f"{local}.head_init": "glorot"}),
+        changed("head rate x1", {f"{local}.head_learning_rate_scale": 1.0}),
+        changed("head rate x100", {f"{local}.head_learning_rate_scale": 100.0}),
+        changed("head first, 8 steps", {f"{local}.reconstruction_steps": 8}),
+        changed("dense layer only", {"model.trainable": "dense_only"}),
+        changed("convolutions frozen", {"model.trainable": "conv_frozen"}),
+        changed("plain softmax", {f"{local}.loss": {"kind": "softmax"}}),
+        changed("ArcFace", {f"{local}.loss": {"kind": "arcface"}}),
+        changed("CosFace", {f"{local}.loss": {"kind": "cosface"}}),
+        changed("batch-hard triplets", {f"{local}.loss": {"kind": "triplet"}}),
+        changed("constant server rate", {f"{server}.schedule": "constant"}),
+        changed("no averaging of weights", {f"{server}.ema_decay": 0.0}),
+        changed("clip 0.3", {"mechanism.l2_norm_clip": 0.3}),
+        changed("clip 3", {"mechanism.l2_norm_clip": 3.0}),
+        changed("a new grouping each round", {"partition.groupings": 40}),
+    ]

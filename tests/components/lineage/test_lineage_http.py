@@ -1,0 +1,160 @@
+"""OpenLineage over HTTP: to a real receiver, to one that is down, broken, or never done."""
+
+import json
+import logging
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import honest_run
+import pytest
+
+from components.account_privacy import account
+from components.fedemb import lineage
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent, and answers as told."""
+
+    def __init__(self, status: int = 201, drip: float = 0.0):
+        received = self.received = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                received.append((self.path, dict(self.headers), body))
+                self.send_response(status)
+                self.send_header("Content-Length", "50" if drip else "0")
+                self.end_headers()
+                for _ in range(50 if drip else 0):
+                    time.sleep(drip)
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def receiving(monkeypatch):
+    """Starts a receiver and names it in the environment."""
+    started = []
+
+    def start(**behaviour):
+        receiver = Receiver(**behaviour)
+        started.append(receiver)
+        monkeypatch.setenv("OPENLINEAGE_URL", receiver.url)
+        return receiver
+
+    yield start
+    for receiver in started:
+        receiver.close()
+
+
+STEPS = [
+    lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
+    lineage.StepLineage("train_dp_fedemb", {"users": "c" * 64}, {"model": "d" * 64}),
+]
+
+
+def _emit(path):
+    lineage.emit(path, "run-1", STEPS, config_sha="a" * 64, code_sha="b" * 64)
+
+
+def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, caplog):
+    receiver = receiving()
+    monkeypatch.setenv("OPENLINEAGE_API_KEY", "a key")
+    _emit(tmp_path / "lineage.jsonl")
+    written = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
+    assert [json.loads(body) for _, _, body in receiver.received] == written
+    assert {path for path, _, _ in receiver.received} == {"/api/v1/lineage"}
+    assert {headers["Authorization"] for _, headers, _ in receiver.received} == {"Bearer a key"}
+    assert [event["job"]["name"] for event in written] == ["partition_users", "train_dp_fedemb"]
+    assert caplog.messages == []
+
+
+def _sentence(caplog) -> str:
+    (message,) = [item.getMessage() for item in caplog.records if item.levelno >= logging.WARNING]
+    assert "the run goes on" in message
+    return message
+
+
+def test_receiver_that_is_down_is_a_sentence_and_the_file_is_whole(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    started = time.monotonic()
+    _emit(tmp_path / "lineage.jsonl")
+    assert time.monotonic() - started < 10
+    assert "ConnectionError" in _sentence(caplog)
+    assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS)
+
+
+def test_receiver_that_refuses_is_asked_once(receiving, tmp_path, caplog):
+    receiver = receiving(status=403)
+    _emit(tmp_path / "lineage.jsonl")
+    assert len(receiver.received) == 1
+    assert "HTTP 403" in _sentence(caplog)
+
+
+def test_receiver_that_answers_byte_by_byte_does_not_hold_the_run(
+    receiving, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(lineage, "SEND_SECONDS_IN_ALL", 1.0)
+    receiving(drip=0.2)
+    started = time.monotonic()
+    _emit(tmp_path / "lineage.jsonl")
+    assert time.monotonic() - started < 5
+    assert "did not answer in time" in _sentence(caplog)
+    assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS)
+
+
+def test_url_that_is_none_is_a_sentence(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OPENLINEAGE_URL", "nowhere")
+    _emit(tmp_path / "lineage.jsonl")
+    assert "ValueError" in _sentence(caplog)
+
+
+def test_run_sends_no_raw_fact(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    run.do_release()
+    events = [json.loads(body) for _, _, body in receiver.received]
+    assert {event["job"]["name"] for event in events} == {
+        *("plan_privacy", "reserve_budget", "pretrain_public", "partition_users"),
+        *("train_dp_fedemb", "evaluate_embeddings", "audit_privacy", "account_privacy"),
+        *("gate_release", "release_model"),
+    }
+    sent = b"".join(body for _, _, body in receiver.received).decode()
+    # Neither where the images are, nor whose machine it is: names of artifacts and digests alone.
+    for raw in ("private.parquet", str(tmp_path), "evaluation/", "hostname"):
+        assert raw not in sent
+    for event in events:
+        assert set(event["run"]["facets"]) == {"parent", "tags"}
+        for dataset in (*event["inputs"], *event["outputs"]):
+            assert set(dataset.get("facets", {})) <= {"version"}
+    versions = {
+        dataset["name"].rpartition("/")[2]: dataset["facets"]["version"]["datasetVersion"]
+        for event in events
+        for dataset in (*event["inputs"], *event["outputs"])
+        if dataset.get("facets")
+    }
+    assert versions["users"] == honest_run.COMMITMENTS["users"]  # keyed, never a plain digest
+    assert "raw_images" not in versions
+
+
+def test_account_goes_on_without_its_receiver(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    run = honest_run.start(tmp_path / "run").until_gate()
+    assert run.report.exists()
+    assert (run.root / lineage.FILE_NAME).exists()
+    assert "ConnectionError" in _sentence(caplog)
+    assert account.FILE_NAME == lineage.FILE_NAME

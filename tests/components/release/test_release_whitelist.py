@@ -1,0 +1,216 @@
+"""What hides in a model beside its tensors: constants, settings, attributes, swapped values."""
+
+import io
+import json
+import zipfile
+
+import h5py
+import honest_run
+import numpy as np
+import pytest
+
+from components.fedemb.config import ModelConfig
+from components.fedemb.errors import ArtifactError
+from components.fedemb.model_files import stored_tensors
+
+MODEL = ModelConfig(backbone="lenet", embedding_dim=8, image_size=8, channels=1)
+HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A backbone, and its SavedModel."""
+    from components.fedemb.embedding import build_backbone
+    from components.fedemb.embedding.loading import save_backbone
+    from components.release_model.serving import save_for_serving
+
+    folder = tmp_path_factory.mktemp("saved")
+    backbone = build_backbone(MODEL, seed=0)
+    save_backbone(backbone, folder / "backbone.keras")
+    save_for_serving(backbone, MODEL, folder / "saved_model")
+    return folder, backbone
+
+
+def _problem(folder, graph=None, backbone="backbone.keras"):
+    from components.release_model.serving import serving_problem
+
+    path = folder / "saved_model" / "saved_model.pb"
+    original = path.read_bytes()
+    try:
+        if graph is not None:
+            path.write_bytes(graph.SerializeToString())
+        return serving_problem(folder / "saved_model", folder / backbone)
+    finally:
+        path.write_bytes(original)
+
+
+def _graph(folder):
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    model = saved_model_pb2.SavedModel()
+    model.ParseFromString((folder / "saved_model" / "saved_model.pb").read_bytes())
+    return model
+
+
+def _constant(nodes, value, name="preprocess/Const"):
+    import tensorflow as tf
+
+    node = nodes.add(name=name, op="Const")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+
+
+def test_honest_model_passes(saved):
+    assert _problem(saved[0]) is None
+
+
+def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    from components.fedemb import embedding
+    from components.release_model.serving import save_for_serving
+
+    folder, backbone = saved
+    honest = embedding.preprocess
+    scale = np.random.default_rng(0).normal(size=(8, 8, 1)).astype(np.float32)
+    monkeypatch.setattr(embedding, "preprocess", lambda images: honest(images) * tf.constant(scale))
+    save_for_serving(backbone, MODEL, tmp_path / "saved_model")
+    (tmp_path / "backbone.keras").write_bytes((folder / "backbone.keras").read_bytes())
+    assert "holds 64 numbers that are no weight" in _problem(tmp_path)
+
+
+def _in_graph(graph):
+    _constant(graph.meta_graphs[0].graph_def.node, HEAD)
+
+
+def _in_function(graph):
+    _constant(graph.meta_graphs[0].graph_def.library.function[0].node_def, HEAD)
+
+
+def _in_attribute_of_function(graph):
+    import tensorflow as tf
+
+    function = graph.meta_graphs[0].graph_def.library.function[0]
+    function.attr["api"].tensor.CopyFrom(tf.make_tensor_proto(HEAD))
+
+
+def _in_list(graph):
+    node = graph.meta_graphs[0].graph_def.node.add(name="list", op="NoOp")
+    node.attr["head"].list.f.extend(HEAD.ravel().tolist())
+
+
+def _in_integers(graph):
+    _constant(graph.meta_graphs[0].graph_def.node, HEAD.view(np.int32))
+
+
+def _in_bytes(graph):
+    node = graph.meta_graphs[0].graph_def.node.add(name="text", op="NoOp")
+    node.attr["head"].s = np.tile(HEAD.ravel(), 20).tobytes()
+
+
+def _in_text_constant(graph):
+    _constant(graph.meta_graphs[0].graph_def.node, [np.tile(HEAD.ravel(), 20).tobytes()])
+
+
+def _in_pieces(graph):
+    for number, piece in enumerate(HEAD.reshape(-1, 8)):
+        _constant(graph.meta_graphs[0].graph_def.node, piece, f"piece_{number}")
+
+
+def _in_a_second_graph(graph):
+    graph.meta_graphs.add()
+
+
+def _in_a_collection(graph):
+    graph.meta_graphs[0].collection_def["head"].float_list.value.extend(HEAD.ravel().tolist())
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _in_graph,
+        _in_function,
+        _in_attribute_of_function,
+        _in_list,
+        _in_integers,
+        _in_bytes,
+        _in_text_constant,
+        _in_pieces,
+        _in_a_second_graph,
+        _in_a_collection,
+    ],
+)
+def test_planted_head_is_found_wherever_it_hides(saved, plant):
+    folder, _ = saved
+    graph = _graph(folder)
+    plant(graph)
+    assert _problem(folder, graph) is not None
+
+
+def test_constant_that_is_a_weight_is_no_secret(saved):
+    folder, backbone = saved
+    graph = _graph(folder)
+    kernel = max((np.asarray(weight) for weight in backbone.weights), key=lambda value: value.size)
+    _constant(graph.meta_graphs[0].graph_def.node, kernel)
+    assert _problem(folder, graph) is None
+
+
+def test_other_values_in_the_same_shapes_are_refused(saved):
+    from components.fedemb.embedding.loading import save_backbone
+
+    folder, backbone = saved
+    first = backbone.weights[0]
+    before = np.asarray(first)
+    first.assign(before + 1e-3)  # an update that was never noised, say
+    save_backbone(backbone, folder / "other.keras")
+    first.assign(before)
+    assert "other values" in _problem(folder, backbone="other.keras")
+
+
+# ---- the .keras file ----------------------------------------------------------------------------
+
+
+def _changed(path, config=None, visit=None, members=()):
+    """Writes the file again with other settings, other weights or further members."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    if config is not None:
+        content["config.json"] = json.dumps(config).encode()
+    if visit is not None:
+        buffer = io.BytesIO(content["model.weights.h5"])
+        with h5py.File(buffer, "r+") as file:
+            visit(file)
+        content["model.weights.h5"] = buffer.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in (*content.items(), *members):
+            archive.writestr(name, data)
+
+
+def _on_dataset(file):
+    file["layers/conv2d_0/vars/0"].attrs["head"] = HEAD
+
+
+def _on_root(file):
+    file.attrs["head"] = HEAD
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": {"class_name": "Lambda", "config": {"function": "code"}}}, "Lambda"),
+        ({"config": {"layers": [{"config": {"function": {"class_name": "__lambda__"}}}]}}, "code"),
+        ({"config": {"mean": HEAD.ravel().tolist()}}, "80 numbers"),
+        ({"config": {"initializer": {"value": HEAD.tolist()}}}, "80 numbers"),
+        ({"config": {"name": "x" * 2000}}, "2000 characters"),
+        ({"config": {"compile_config": {"optimizer": "adam"}}}, "compile settings"),
+        ({"visit": _on_dataset}, "numbers beside its tensors"),
+        ({"visit": _on_root}, "numbers beside its tensors"),
+        ({"members": [("head.npy", b"x")]}, "head.npy"),
+    ],
+)
+def test_keras_file_holds_tensors_and_nothing_else(tmp_path, change, words):
+    path = tmp_path / "backbone.keras"
+    honest_run.write_model_file(path)
+    assert len(stored_tensors(path)) == len(honest_run.TENSORS)
+    _changed(path, **change)
+    with pytest.raises(ArtifactError, match=words):
+        stored_tensors(path)

@@ -1,0 +1,149 @@
+"""Every Beam engine gives the bytes of the one in this process.
+
+Job services, engines and workers are processes of their own, started here and stopped by their
+process id. Engines that are no Python package are named by the environment; `make test-flink`
+fetches them: FEDEMB_FLINK_JOB_SERVER and FEDEMB_SPARK_JOB_SERVER (jars of Beam's job servers),
+FEDEMB_PRISM (Beam's engine in Go).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from partition_run import Partitioner, Result, picture, rows_of
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+JAVA_17 = [
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.lang", "java.util", "java.nio", "java.net", "sun.nio.ch")
+]
+"""What Flink and Spark reach into."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def server(command: list[str], port: int, log: Path, seconds: float = 400.0) -> Iterator[None]:
+    """Runs a server until the end of the block, from when its port answers."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # workers: `python`
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, cwd=ROOT, env=environment)
+        try:
+            end = time.monotonic() + seconds
+            while True:
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < end, log.read_text()[-3000:]
+                try:
+                    socket.create_connection(("localhost", port), 1).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def python_service(port: int) -> list[str]:
+    module = "apache_beam.runners.portability.local_job_service_main"
+    return [sys.executable, "-m", module, f"--port={port}"]
+
+
+def given(variable: str, what: str) -> str:
+    """The path that an environment variable names, or a skip in a sentence."""
+    path = os.environ.get(variable, "")
+    if not path:
+        pytest.skip(f"no {what} on this machine; `make test-flink` fetches it or says why not")
+    return path
+
+
+def prism(port: int) -> list[str]:
+    binary = given("FEDEMB_PRISM", "Prism, Beam's engine in Go")
+    return [binary, f"--job_port={port}", "--serve_http=false", "--log_level=warn"]
+
+
+def flink(port: int) -> list[str]:
+    jar = given("FEDEMB_FLINK_JOB_SERVER", "job server of Flink")
+    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
+    return ["java", *JAVA_17, "-jar", jar, "--flink-master=[local]", *ports]
+
+
+def spark(port: int) -> list[str]:
+    jar = given("FEDEMB_SPARK_JOB_SERVER", "job server of Spark")
+    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
+    return ["java", *JAVA_17, "-jar", jar, "--spark-master-url=local[2]", *ports]
+
+
+@pytest.mark.parametrize("engine", [python_service, prism, flink, spark])
+def test_engine_with_external_workers_gives_the_bytes_of_this_process(
+    engine: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    job_port, worker_port = free_port(), free_port()
+    command = engine(job_port)
+    pool = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
+    with (
+        server([*pool, f"--service_port={worker_port}"], worker_port, tmp_path / "workers.log"),
+        server(command, job_port, tmp_path / "engine.log"),
+    ):
+        same_bytes(
+            tmp_path,
+            [
+                "--runner=PortableRunner",
+                f"--job_endpoint=localhost:{job_port}",
+                "--environment_type=EXTERNAL",
+                f"--environment_config=localhost:{worker_port}",
+                "--parallelism=2",
+            ],
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+        ["--runner=DirectRunner", "--direct_running_mode=multi_threading"],
+        ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"],
+    ],
+)
+def test_runner_of_the_package_gives_the_bytes_of_this_process(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    same_bytes(tmp_path, options)
+
+
+def same_bytes(folder: Path, options: list[str]) -> None:
+    """Partitions good and bad rows on the engine and here, with many shards and files of groups."""
+    partition = Partitioner(folder)
+    rows = [*rows_of(25), *rows_of(3)]
+    rows += [
+        {"image": image, "user_id": "user 3", "label": "1"} for image in (b"x", b"", picture(9))
+    ]
+    settings: dict[str, Any] = {"partition__shards": 5, "partition__virtual_clients": 40_000}
+    here: Result = partition(rows, **settings)
+    there: Result = partition(rows, options=options, **settings)
+    assert there.counts == here.counts
+    assert there.counts["duplicate"] == 9
+    assert there.files == here.files
+    assert len([name for name in here.files if name.endswith(".arrow")]) == 6

@@ -1,0 +1,81 @@
+"""What of the images can be checked without building them: one Dockerfile, four locks, one bake."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLAVOURS = ["cpu", "gpu", "light", "tpu"]
+DOCKERFILE = (ROOT / "images" / "Dockerfile").read_text()
+
+
+def _bake() -> dict:
+    hcl2 = pytest.importorskip("hcl2", reason="the package python-hcl2 is not installed")
+    return hcl2.loads((ROOT / "images" / "docker-bake.hcl").read_text())
+
+
+def _words(value) -> list[str]:
+    return sorted(str(item).strip('"') for item in value)
+
+
+def test_bake_builds_every_flavour_that_has_a_lock():
+    (target,) = (body for named in _bake()["target"] for body in named.values())
+    assert _words(target["matrix"]["flavour"]) == FLAVOURS
+    for flavour in FLAVOURS:
+        assert (ROOT / "requirements" / f"{flavour}.txt").is_file()
+
+
+def test_bake_passes_arguments_the_dockerfile_knows_and_the_version_of_the_package():
+    (target,) = (body for named in _bake()["target"] for body in named.values())
+    known = set(re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE))
+    assert set(_words(target["args"])) <= known
+    variables = {
+        name.strip('"'): body for named in _bake()["variable"] for name, body in named.items()
+    }
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert str(variables["VERSION"]["default"]).strip('"') == version
+
+
+def test_image_ends_as_an_unprivileged_user_without_entrypoint():
+    runtime = DOCKERFILE.rpartition("AS runtime")[2]
+    assert re.findall(r"^USER (.*)", runtime, re.MULTILINE) == ["65532:65532"]
+    assert not re.search(r"^ENTRYPOINT", DOCKERFILE, re.MULTILINE)
+    assert "--require-hashes" in DOCKERFILE
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_lock_pins_every_package_with_a_hash_and_names_no_index(flavour):
+    lines = (ROOT / "requirements" / f"{flavour}.txt").read_text().splitlines()
+    packages = [line for line in lines if re.match(r"[\w.\[\]-]+==", line)]
+    assert len(packages) > 50
+    assert sum("--hash=sha256:" in line for line in lines) >= len(packages)
+    assert not [line for line in lines if re.match(r"\s*(--.*index|--find-links|-e |git\+)", line)]
+
+
+def test_tpu_image_holds_one_tensorflow():
+    lock = (ROOT / "requirements" / "tpu.txt").read_text()
+    assert re.search(r"^tensorflow-tpu==", lock, re.MULTILINE)
+    assert not re.search(r"^tensorflow==[^;]*$", lock, re.MULTILINE), "both own one folder"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("flavour", ["gpu", "tpu"])
+def test_lock_of_an_image_that_is_not_built_here_installs_on_paper(flavour, tmp_path):
+    """The installer finds every package with its hash for this Python; nothing is downloaded."""
+    uv = str(Path(sys.executable).parent / "uv")
+    subprocess.run([uv, "venv", "-q", "-p", sys.executable, str(tmp_path / "venv")], check=True)
+    command = [uv, "pip", "install", "--dry-run", "--no-deps", "--require-hashes"]
+    command += ["--python", str(tmp_path / "venv/bin/python")]
+    result = subprocess.run(
+        [*command, "-r", str(ROOT / "requirements" / f"{flavour}.txt")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "tensorflow" in result.stderr

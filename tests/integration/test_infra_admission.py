@@ -1,0 +1,94 @@
+"""The admission policies, their expressions evaluated: who gets which account, who is refused.
+
+The API server evaluates the same language (CEL) with its own library; here it is cel-python's.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+celpy = pytest.importorskip("celpy", reason="the package cel-python is not installed")
+
+INFRA = Path(__file__).parents[2] / "infra"
+GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
+ACCOUNTS = {
+    step.replace("_", "-"): f"fedemb-{group}"
+    for group, rights in GROUPS.items()
+    for step in rights["steps"]
+}
+CONTROLLER = "system:serviceaccount:kubeflow:argo"
+POLICIES = list(yaml.safe_load_all((INFRA / "kustomize/base/step_accounts.yaml").read_text()))
+MUTATING, _, VALIDATING, _ = (policy["spec"] for policy in POLICIES)
+
+
+def _evaluate(expression: str, **names):
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(expression))
+    return program.evaluate({name: celpy.json_to_cel(value) for name, value in names.items()})
+
+
+def _pod(step: str | None, account: str) -> dict:
+    labels = {"labels": {"fedemb.dev/step": step}} if step else {}
+    return {"metadata": {"name": "pod", **labels}, "spec": {"serviceAccountName": account}}
+
+
+def _admitted(pod: dict, user: str, validations=VALIDATING["validations"]) -> bool:
+    """As the API server: an expression that cannot be evaluated refuses (failurePolicy: Fail)."""
+    names = {
+        "object": pod,
+        "request": {"userInfo": {"username": user}},
+        "variables": {"accounts": ACCOUNTS},
+    }
+    try:
+        return all(bool(_evaluate(rule["expression"], **names)) for rule in validations)
+    except celpy.CELEvalError:
+        return False
+
+
+def test_both_policies_hold_the_same_map_of_steps_to_accounts():
+    for policy in (MUTATING, VALIDATING):
+        (variable,) = policy["variables"]
+        assert dict(_evaluate(variable["expression"])) == ACCOUNTS
+        assert policy["failurePolicy"] == "Fail"
+
+
+@pytest.mark.parametrize("step", ACCOUNTS)
+def test_a_step_gets_the_account_of_its_group_and_is_then_admitted(step):
+    pod = _pod(step, "fedemb-run")
+    assert _evaluate(MUTATING["matchConditions"][0]["expression"], object=pod)
+    assert not _admitted(pod, CONTROLLER), "without the first policy nothing runs"
+    patch = MUTATING["mutations"][0]["jsonPatch"]["expression"]
+    value = re.search(r"value:\s*(.*)\}\]", patch, re.DOTALL).group(1)
+    account = _evaluate(value, object=pod, variables={"accounts": ACCOUNTS})
+    assert account == ACCOUNTS[step]
+    assert _admitted(_pod(step, account), CONTROLLER)
+
+
+REFUSED = {
+    "a step on another group's account": (_pod("evaluate-embeddings", "fedemb-train"), CONTROLLER),
+    "a step nobody knows": (_pod("look-at-users", "fedemb-train"), CONTROLLER),
+    "a pod without label on a group's account": (_pod(None, "fedemb-train"), CONTROLLER),
+    "a step made by hand": (_pod("train-dp-fedemb", "fedemb-train"), "alice@example.org"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_a_step_on_its_account_is_refused(case):
+    assert not _admitted(*REFUSED[case])
+
+
+def test_each_rule_is_needed():
+    rules = VALIDATING["validations"]
+    for rule in rules:
+        others = [other for other in rules if other is not rule]
+        assert any(_admitted(pod, user, others) for pod, user in REFUSED.values()), rule["message"]
+
+
+def test_drivers_and_other_pods_run_as_before():
+    assert _admitted(_pod(None, "fedemb-run"), CONTROLLER)
+    assert _admitted(_pod(None, "default-editor"), "system:serviceaccount:kube-system:replicaset")
+    assert not _evaluate(
+        MUTATING["matchConditions"][0]["expression"], object=_pod(None, "fedemb-run")
+    )

@@ -1,0 +1,118 @@
+"""What a reservation binds of the input, on a folder and in buckets; a change since is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from partition_run import make_config, rows_of, write_parquet
+
+from components.fedemb.errors import PlanMismatch
+from components.fedemb.input_version import fingerprint_input
+from components.fedemb.privacy.keys import commitment_key, open_key_store
+from components.fedemb.storage import join, open_store
+from components.partition_users.partition import run as partition
+from components.plan_privacy import plan
+from components.reserve_budget import reserve
+
+KEY = b"k" * 32
+
+
+def _bound(uri: str, run_id: str = "monday") -> str:
+    return fingerprint_input(uri, KEY, run_id)
+
+
+def test_version_of_the_input_follows_its_objects_and_nothing_else(store_uri):
+    store = open_store(store_uri)
+    uri = join(store_uri, "in", "photos")
+    assert _bound(uri) == uri  # nothing there: partition_users says so
+    for name in ("in/photos/a.parquet", "in/photos/b/c.parquet", "in/photos-2/d", "in/other"):
+        store.write(name, b"four")
+    first = _bound(uri)
+    assert first.startswith(f"{uri}#")
+    assert len(first.rpartition("#")[2]) == 64
+    assert _bound(uri) == first
+    assert _bound(uri, "tuesday") != first
+    assert fingerprint_input(uri, b"x" * 32, "monday") != first
+    store.write("in/photos-2/d", b"not of this input")
+    assert _bound(uri) == first
+    store.write("in/photos/z", b"one more")
+    assert _bound(uri) != first
+    store.delete("in/photos/z")
+    assert _bound(uri) == first
+    if store.local_root is None:  # same size, other content: the version of the object
+        store.write("in/photos/a.parquet", b"FOUR")
+        assert _bound(uri) != first
+        store.write("in/photos/a.parquet", b"four")
+        assert _bound(uri) == first
+
+
+def test_file_and_glob_bind_what_they_name(store_uri):
+    store = open_store(store_uri)
+    for name in ("day=1/a.parquet", "day=2/a.parquet", "day=2/notes.txt"):
+        store.write(name, b"rows")
+    one, all_ = join(store_uri, "day=1/a.parquet"), join(store_uri, "day=*/*.parquet")
+    before = _bound(one), _bound(all_)
+    assert before[0] != one
+    assert before[1] != all_
+    store.write("day=2/notes.txt", b"more of them")
+    assert (_bound(one), _bound(all_)) == before
+    store.write("day=2/a.parquet", b"rows and rows")
+    assert _bound(one) == before[0]
+    assert _bound(all_) != before[1]
+
+
+def test_version_of_composed_and_multipart_objects_is_known(s3_store_uri, gcs_store_uri, tmp_path):
+    shard = tmp_path / "shard"
+    shard.write_bytes(b"x" * (20 << 20))
+    for uri in (s3_store_uri, gcs_store_uri):
+        store = open_store(uri)
+        store._upload(shard, "in/shard", "0" * 64)
+        (entry,) = store.entries("in/")
+        assert (entry.name, entry.size) == ("in/shard", 20 << 20)
+        assert entry.version
+
+
+@pytest.mark.parametrize("kind", ["gcs", "s3"])
+@pytest.mark.parametrize("change", ["replaced", "added", "removed"])
+def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_path, request):
+    uri = request.getfixturevalue(f"{kind}_store_uri")
+    store = open_store(uri)
+    rows = Path(write_parquet(tmp_path / "rows.parquet", rows_of(6))).read_bytes()
+    for name in ("a", "b"):
+        store.write(f"in/{name}.parquet", rows)
+    config = make_config(join(uri, "in"), data__source__format="parquet")
+    plan.run(config, tmp_path / "plan.json")
+    keys = str(tmp_path / "keys")
+    document = reserve.run(
+        config,
+        plan_path=tmp_path / "plan.json",
+        run_id="monday",
+        ledger_uri=str(tmp_path / "ledger"),
+        keys_uri=keys,
+        reservation_path=tmp_path / "reservation.json",
+    )
+    key = commitment_key(open_key_store(keys), config.policy.policy_id)
+    assert document["input"] == fingerprint_input(join(uri, "in"), key, "monday")
+    record = open_store(tmp_path / "ledger").read("default/00000001.json").decode()
+    (entry, _) = store.entries("in/")
+    assert entry.version not in record  # keyed, or it would tell which of two data sets it was
+    assert json.loads(record)["body"]["input"] == document["input"]
+    if change == "replaced":  # one user's pixels, every size the same
+        changed = bytearray(rows)
+        changed[len(rows) // 2] ^= 1
+        store.write("in/b.parquet", bytes(changed))
+    elif change == "added":
+        store.write("in/c.parquet", rows)
+    else:
+        store.delete("in/b.parquet")
+    with pytest.raises(PlanMismatch, match="added, removed or replaced"):
+        partition(
+            config,
+            reservation_path=tmp_path / "reservation.json",
+            private_root=str(tmp_path / "private"),
+            run_id="monday",
+            keys_uri=keys,
+            manifest_path=tmp_path / "manifest.json",
+        )
+    assert not (tmp_path / "private").exists()
+    assert not (tmp_path / "manifest.json").exists()

@@ -1,0 +1,96 @@
+"""`fedemb run --artifact-store`: the whole pipeline with input, ledger and releases in a bucket."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_whole_pipeline import SMALL
+
+from components.fedemb.artifacts import tree_digest
+from components.fedemb.storage import join, local_tree, open_store
+from pipelines.artifact_store import OUTPUTS
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = [part for item in (*SMALL, "mechanism.rounds=2") for part in ("--set", item)]
+
+
+def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["gcs", "s3"])
+def test_whole_run_in_a_bucket(kind, tmp_path, request):
+    uri: str = request.getfixturevalue(f"{kind}_store_uri")
+    keys, trust = str(tmp_path / "keys"), str(tmp_path / "trust.json")
+    drawn = _fedemb(
+        *("make-data", str(tmp_path / "data"), "--users", "400", "--images-per-user", "3")
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    photos = join(uri, "input", "private.parquet")
+    open_store(uri).write(
+        "input/private.parquet", next((tmp_path / "data").rglob("private*.parquet")).read_bytes()
+    )
+    run = (
+        *("run", "--runs", str(tmp_path / "runs"), "--run-id", "first", "--data", photos),
+        *("--artifact-store", uri, "--keys", keys, *SETTINGS),
+    )
+    refused = _fedemb(*run)
+    assert refused.returncode == 3, refused.stdout + refused.stderr
+    assert "fedemb ledger init" in refused.stderr
+    assert not (tmp_path / "runs" / "first").exists()
+
+    made = _fedemb(
+        *("ledger", "init", "--config", "quickstart", "--ledger", join(uri, "ledger")),
+        *("--keys", keys, "--trust-output", trust, *SETTINGS),
+    )
+    assert made.returncode == 0, made.stderr
+    done = _fedemb(*run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert lines["release"].startswith(f"{uri}/releases/embedding/first/")
+    assert lines["artifacts"] == f"14 at {uri}/public/first"
+
+    # Nothing lasting and nothing Raw on this machine but the keys; every kind in its own place.
+    local = tmp_path / "runs" / "first"
+    assert not list((local / "private").iterdir())
+    assert not (local / "policy").exists()
+    assert not (local / "releases").exists()
+    names = open_store(uri).list()
+    assert {name.split("/")[0] for name in names} == {
+        *("input", "ledger", "private", "public", "releases"),
+    }
+    raw = [name for name in names if name.split("/")[-1].startswith(("users-", "evaluation-"))]
+    assert raw
+    assert all(name.startswith("private/first/") for name in raw)
+    secrets = [path.read_bytes() for path in Path(keys).rglob("*") if path.is_file()]
+    for name in names:
+        content = open_store(uri).read(name)
+        assert not any(secret and secret in content for secret in secrets), name
+        assert not any(secret and secret.hex().encode() in content for secret in secrets), name
+
+    manifest = json.loads(open_store(uri).read("public/first/run.json"))
+    assert manifest["exit_code"] == 0
+    assert {(row["step"], row["name"]) for row in manifest["artifacts"]} == {
+        (step, name) for step in OUTPUTS for name in OUTPUTS[step]
+    }
+    (model,) = [row for row in manifest["artifacts"] if row["name"] == "model"]
+    with local_tree(f"{uri}/public/first/train_dp_fedemb/model") as folder:
+        assert tree_digest(folder) == model["sha256"]
+
+    for address in (f"{uri}/releases/embedding/first", lines["release"]):
+        checked = _fedemb("verify", address, "--trust", trust, "--ledger", f"{uri}/ledger")
+        assert checked.returncode == 0, checked.stderr
+        assert checked.stdout.startswith("verified: embedding first, of run first")
+    tree = _fedemb("lineage", f"{uri}/releases/embedding/first")
+    assert tree.stdout.startswith("release  <- release_model"), tree.stderr
+
+    before = {entry.name: entry.version for entry in open_store(uri).entries()}
+    again = _fedemb("run", "--resume", str(local))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "is not run again" in again.stdout
+    assert {entry.name: entry.version for entry in open_store(uri).entries()} == before

@@ -1,0 +1,162 @@
+"""Releases in buckets: of many writers one wins, nothing mixes, and `fedemb verify` reads them."""
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import honest_run
+import pytest
+
+from components.fedemb.errors import FedEmbError, InputError, Refused
+from components.fedemb.privacy.keys import open_key_store
+from components.fedemb.privacy.signatures import trust_of
+from components.fedemb.storage import join, open_store
+from components.release_model import release
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    """A run right before its release."""
+    run = honest_run.start(tmp_path_factory.mktemp("gated") / "run").until_gate()
+    run.do_gate()
+    return run
+
+
+@pytest.fixture(params=["gcs", "s3"])
+def releases(request) -> str:
+    """A fresh store of releases."""
+    return join(request.getfixturevalue(f"{request.param}_store_uri"), "releases")
+
+
+@pytest.fixture
+def run(gated, tmp_path):
+    """A copy of the run."""
+    shutil.copytree(gated.root, tmp_path / "run")
+    return honest_run.at(tmp_path / "run")
+
+
+def _release(run, releases, document="release.json"):
+    with honest_run.stand_in_for_serving():
+        return release.run(
+            run.config,
+            **run.evidence_paths(),
+            verdict_path=run.verdict,
+            report_path=run.report,
+            pretrained_dir=run.root / "pretrained",
+            ledger_uri=run.ledger_uri,
+            keys_uri=run.keys_uri,
+            releases_uri=releases,
+            release_path=run.root / document,
+        )
+
+
+def _problems(run, uri):
+    with honest_run.stand_in_for_serving():
+        return release.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
+
+
+def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, releases):
+    document = _release(run, releases)
+    assert document["uri"].startswith(f"{releases}/glyphs/1.0/")
+    assert _problems(run, f"{releases}/glyphs/1.0") == []
+    assert _problems(run, document["uri"]) == []
+    assert _release(run, releases) == document
+    assert len(run.ledger().state.attempts["monday", 1].releases) == 1
+
+
+def test_nothing_is_released_before_the_marker(run, releases, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    store = type(open_store(releases))
+    create = store.create
+    monkeypatch.setattr(store, "create", killed)
+    with pytest.raises(KeyboardInterrupt):
+        _release(run, releases)
+    monkeypatch.setattr(store, "create", create)
+    assert "glyphs/1.0.json" not in open_store(releases).list()
+    with pytest.raises(InputError, match="neither a marker nor a bundle"):
+        _problems(run, f"{releases}/glyphs/1.0")
+    _release(run, releases)
+    assert _problems(run, f"{releases}/glyphs/1.0") == []
+
+
+def test_tampered_or_incomplete_release_in_a_bucket_is_named(run, releases):
+    document = _release(run, releases)
+    store = open_store(document["uri"])
+    report = store.read("privacy_report.json")
+    store.write("privacy_report.json", report.replace(b"monday", b"sunday"))
+    assert any("not what its index says" in item for item in _problems(run, document["uri"]))
+    open_store(f"{releases}/glyphs/1.0").delete(f"{document['uri'].rpartition('/')[2]}.tree")
+    assert any("model.sig" in item for item in _problems(run, document["uri"]))
+    store.write("privacy_report.json", report)
+    assert _problems(run, f"{releases}/glyphs/1.0") == []
+    store.delete("ledger.jsonl")
+    assert any("ledger.jsonl" in item for item in _problems(run, document["uri"]))
+
+
+def test_marker_that_names_another_bundle_is_found(run, releases):
+    _release(run, releases)
+    store = open_store(releases)
+    marker = json.loads(store.read("glyphs/1.0.json"))
+    store.write("glyphs/1.0.json", json.dumps({**marker, "bundle_sha": "0" * 64}).encode())
+    assert _problems(run, f"{releases}/glyphs/1.0") == [
+        "the release marker names another bundle than lies there"
+    ]
+    store.write("glyphs/1.0.json", b"{")
+    with pytest.raises(FedEmbError, match=r"marker 1\.0\.json is damaged"):
+        _problems(run, f"{releases}/glyphs/1.0")
+
+
+def test_resumed_run_that_priced_itself_anew_takes_over_what_it_had_published(run, releases):
+    document = _release(run, releases)
+    report = json.loads(run.report.read_text())
+    run.do_account()
+    assert json.loads(run.report.read_text())["signature"] != report["signature"] or (
+        json.loads(run.report.read_text())["time"] == report["time"]
+    )
+    run.do_gate()
+    assert _release(run, releases) == document
+    assert _problems(run, f"{releases}/glyphs/1.0") == []
+
+
+def _racer(root, releases, barrier, answers, number):
+    run = honest_run.at(Path(root), f"run-{number}")
+    barrier.wait(300)
+    try:
+        _release(run, releases)
+        answers.put((number, "released"))
+    except Refused as error:
+        answers.put((number, str(error)))
+
+
+def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releases):
+    """Two runs of one policy, each with its own model, and the same name and version."""
+    policy = tmp_path / "policy"
+    trust_of(open_key_store(str(policy / "keys")))
+    for number in range(2):
+        run = honest_run.start(tmp_path / f"{number}", f"run-{number}", policy).until_gate()
+        run.do_gate()
+        shutil.copytree(policy, tmp_path / f"{number}" / "policy", dirs_exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    barrier, answers = context.Barrier(2), context.Queue()
+    racers = [
+        context.Process(
+            target=_racer, args=(tmp_path / f"{number}", releases, barrier, answers, number)
+        )
+        for number in range(2)
+    ]
+    for racer in racers:
+        racer.start()
+    found = dict(answers.get(timeout=400) for _ in racers)
+    for racer in racers:
+        racer.join(60)
+    winners = [number for number, answer in found.items() if answer == "released"]
+    assert len(winners) == 1, found
+    (lost,) = [answer for answer in found.values() if answer != "released"]
+    assert "another release.version" in lost or "at the same time" in lost
+    marker = json.loads(open_store(releases).read("glyphs/1.0.json"))
+    assert marker["run_id"] == f"run-{winners[0]}"
+    winner = honest_run.at(tmp_path / f"{winners[0]}", marker["run_id"])
+    assert _problems(winner, f"{releases}/glyphs/1.0") == []  # whole: no file of the loser's

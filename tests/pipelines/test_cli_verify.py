@@ -1,0 +1,111 @@
+"""`fedemb verify` and `fedemb lineage` as a user meets them: what they print, and exit codes."""
+
+import json
+import shutil
+
+import honest_run
+import pytest
+
+from pipelines import cli
+
+
+def call(capsys, *words):
+    """Exit code, output and errors of a command."""
+    try:
+        cli.main([str(word) for word in words])
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code or 0
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A released run, its SavedModel a stand-in."""
+    made = honest_run.start(tmp_path_factory.mktemp("released") / "run").until_gate()
+    made.do_gate()
+    made.do_release()
+    return made
+
+
+@pytest.fixture
+def bundle(run, tmp_path):
+    """A copy of the bundle, somewhere else and under another folder name."""
+    shutil.copytree(run.root / "releases" / "glyphs" / "1.0", tmp_path / "anywhere")
+    with honest_run.stand_in_for_serving():
+        yield tmp_path / "anywhere"
+
+
+def _trust(run):
+    return ("--trust", f"{run.ledger_uri}/trust.json")
+
+
+def test_good_bundle_is_called_by_its_name_wherever_it_lies(capsys, run, bundle):
+    code, out, _ = call(capsys, "verify", bundle, *_trust(run), "--ledger", run.ledger_uri)
+    assert code == 0
+    assert out.startswith("verified: glyphs 1.0, of run monday\nguarantee: (")
+    code, out, _ = call(capsys, "verify", bundle, *_trust(run), "--json")
+    found = json.loads(out)
+    assert (code, found["verified"], found["problems"]) == (0, True, [])
+    assert found["version"] == "1.0"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "privacy_report.json", "ledger.jsonl", "attestation.json", "model.sig",
+     "backbone.keras", "verdict.json", "config.json", "saved_model/saved_model.pb"],
+)  # fmt: skip
+@pytest.mark.parametrize("left", [0.5, 0.0, None], ids=["half", "empty", "gone"])
+def test_truncated_bundle_is_refused_in_sentences(capsys, run, bundle, name, left):
+    path = bundle / name
+    data = path.read_bytes()
+    path.unlink() if left is None else path.write_bytes(data[: int(len(data) * left)])
+    code, out, error = call(capsys, "verify", bundle, *_trust(run))
+    assert code == 3
+    assert error.startswith("Refused: not verified: ")
+    assert "Traceback" not in error + out
+    assert "verified" not in out
+
+
+def test_empty_folder_is_refused_in_sentences(capsys, run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, error = call(capsys, "verify", tmp_path / "empty", *_trust(run))
+    assert code == 3
+    assert "Traceback" not in error
+
+
+def test_address_or_trust_that_is_not_there_is_bad_input(capsys, run, bundle, tmp_path):
+    code, _, error = call(capsys, "verify", tmp_path / "none", *_trust(run))
+    assert (code, "no release folder" in error) == (2, True)
+    code, _, error = call(capsys, "verify", bundle, "--trust", tmp_path / "none")
+    assert (code, "trust store" in error) == (2, True)
+
+
+def test_verify_without_tensorflow_says_so_and_does_not_pass(capsys, run, monkeypatch, tmp_path):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "components.release_model.serving", raising=False)
+    bundle = run.root / "releases" / "glyphs" / "1.0"
+    code, _, error = call(capsys, "verify", bundle, *_trust(run))
+    assert code == 3
+    assert "without tensorflow" in error
+
+
+def test_lineage_leads_from_the_release_back_to_the_raw_images(capsys, run, bundle):
+    code, out, _ = call(capsys, "lineage", run.root)
+    assert code == 0
+    assert out.startswith("release  <- release_model")
+    for word in ("verdict", "gate_release", "raw_images", "train_dp_fedemb", "partition_users"):
+        assert word in out
+    assert call(capsys, "lineage", bundle)[1] == out
+    code, out, _ = call(capsys, "lineage", run.root, "--artifact", "model")
+    assert out.startswith("model  ")
+    assert "gate_release" not in out
+
+
+def test_lineage_that_is_none_is_a_sentence(capsys, tmp_path):
+    (tmp_path / "lineage.jsonl").write_text('{"job": 3}\n')
+    code, _, error = call(capsys, "lineage", tmp_path)
+    assert (code, "holds no lineage that can be read" in error) == (2, True)

@@ -1,0 +1,84 @@
+"""What a run shows while it runs, on a terminal and in a log."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from components.fedemb.artifacts import Public
+from components.step import EVENT_PREFIX
+from pipelines import artifact_store, run_command
+from pipelines.local import Outcome, PlainView, _follow
+from pipelines.run_command import LiveView
+
+
+class _Child:
+    pid: int | None = None
+
+
+LINES = [
+    EVENT_PREFIX + json.dumps({"kind": "step_started", "step": "account_privacy", "pid": 1}),
+    "INFO components.fedemb.lineage: nothing to see",
+    "13:00 WARNING components.fedemb.lineage: lineage was not sent (ConnectionError)",
+    "WARNING other.package: noise of a library",
+    EVENT_PREFIX + json.dumps({"kind": "step_finished", "step": "account_privacy", "seconds": 2}),
+]
+
+
+def _shown(view, render):
+    for line in LINES:
+        _follow(line, Outcome(), view, _Child())  # pyright: ignore[reportArgumentType]
+    return render()
+
+
+def test_warning_of_a_step_is_shown_and_the_noise_of_libraries_is_not():
+    written: list[str] = []
+    plain = _shown(PlainView(written.append), lambda: "\n".join(written))
+    live = LiveView()
+    console = Console(file=io.StringIO(), width=120)
+    terminal = _shown(live, lambda: (console.print(live), console.file.getvalue())[1])
+    for text in (plain, terminal):
+        assert "lineage was not sent (ConnectionError)" in text
+        assert "noise" not in text
+        assert "nothing to see" not in text
+
+
+def test_publishing_shows_a_bar_on_a_terminal_and_a_line_elsewhere(tmp_path, capsys, monkeypatch):
+    class Slow:
+        uri = "gs://team/public/one"
+
+        def finish(self, state, progress):
+            for done in range(1, 4):
+                progress(done, 3)
+            return 3
+
+    def publish(terminal: bool) -> str:
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=80)
+        assert run_command._publish(Slow(), {"exit_code": 0}, console) == 0
+        return file.getvalue()
+
+    assert "publishing artifacts" in publish(terminal=True)
+    assert publish(terminal=False) == ""
+    assert capsys.readouterr().out == "artifacts: 3 at gs://team/public/one\n" * 2
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 4), (3, 0)])
+def test_failure_to_publish_changes_only_a_good_end(ended, code, capsys):
+    from components.fedemb.errors import StorageError
+
+    class Broken:
+        uri = "gs://team/public/one"
+
+        def finish(self, state, progress):
+            raise StorageError("the store is gone")
+
+    assert run_command._publish(Broken(), {"exit_code": ended}, Console()) == code
+    assert "not all published: the store is gone" in capsys.readouterr().out
+
+
+def test_outputs_are_published_by_type():
+    kinds = {kind for outputs in artifact_store.OUTPUTS.values() for kind in outputs.values()}
+    assert Public in kinds
+    assert {kind.__name__ for kind in kinds} == {"Public", "Noised"}
