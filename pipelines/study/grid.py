@@ -78,6 +78,26 @@ def selection_rows() -> list[Row]:
             **large,
             settings={head: 1.0, rounds: 90, most: 4096},
         ),
+        # The server's rate at each end of the noise, and FedAvg with FedEmb's cohort and rounds.
+        *(
+            _try(
+                f"128 users, head x1, 90 rounds, server {rate_}",
+                method,
+                noise=noise,
+                **large,
+                settings={head: 1.0, rounds: 90, most: 4096, server: rate_},
+            )
+            for method, noise, rate_ in (
+                ("fedemb", 1e-2, 0.3),
+                ("fedavg", 3e-3, 1.0),
+                ("fedavg", 1e-2, 0.1),
+                ("fedavg", 3e-3, 0.3),
+                ("ftrl", 1e-2, 0.3),
+                ("fedemb", 1e-2, 0.1),
+                ("fedemb", 1e-2, 1.0),
+                ("ftrl", 1e-2, 0.1),
+            )
+        ),
     ]
 
 

@@ -45,8 +45,10 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         spent = price(candidate.event(), candidate.relation, delta, accountant).epsilon
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
-    # RDP is quick and never below PLD, so what it asks for is enough, and only a little too much.
+    # RDP is quick and, but for targets below PLD's grid of losses, asks for a little too much.
     high = _bracket(lambda log_noise: excess(log_noise, "rdp"), target_epsilon, delta)
+    while excess(high, "auto") > 0:
+        high = _doubled(high, target_epsilon, delta)
     low = high
     while excess(low, "auto") <= 0 and low > math.log(_LEAST):
         low, high = low - 0.1, low
@@ -67,12 +69,7 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
     """A log-noise within 0.02 of the root of `excess`, on its far side."""
     low = high = 0.0
     while excess(high) > 0:
-        low, high = high, high + math.log(2)
-        if high > math.log(_MOST):
-            raise ConfigError(
-                f"no noise_multiplier up to {_MOST:g} reaches epsilon {target_epsilon:g} at delta "
-                f"{delta:g}; raise delta, lower rounds or the sampling probability"
-            )
+        low, high = high, _doubled(high, target_epsilon, delta)
     while low == high:
         low -= math.log(2)
         if low <= math.log(_LEAST):
@@ -80,3 +77,13 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
         if excess(low) <= 0:
             high = low
     return cast("float", brentq(excess, low, high, xtol=0.01)) + 0.02
+
+
+def _doubled(log_noise: float, target_epsilon: float, delta: float) -> float:
+    doubled = log_noise + math.log(2)
+    if doubled > math.log(_MOST):
+        raise ConfigError(
+            f"no noise_multiplier up to {_MOST:g} reaches epsilon {target_epsilon:g} at delta "
+            f"{delta:g}; raise delta, lower rounds or the sampling probability"
+        )
+    return doubled

@@ -340,6 +340,14 @@ def test_calibration_hits_the_target_from_below():
         with_target_epsilon(make_plan("not_private"), 2.0, 1e-6)
 
 
+def test_calibration_ends_below_the_grid_of_losses():
+    plan = make_plan(rounds=20, sampling_probability=0.02)
+    found = with_target_epsilon(plan, 1e-4, 1e-6)
+    assert price(found.event(), found.relation, 1e-6).epsilon <= 1e-4
+    with pytest.raises(ConfigError, match="no noise_multiplier up to"):
+        with_target_epsilon(make_plan(rounds=10_000), 1e-6, 1e-9)
+
+
 def test_searching_costs_more_than_one_run_and_less_than_all():
     plan = make_plan(rounds=100, sampling_probability=0.02, noise_multiplier=2.0)
     one = price(plan.event(), plan.relation, 1e-6, "rdp").epsilon
