@@ -28,12 +28,18 @@ def study(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from components.fedemb.embedding.threads import available_cores
     from pipelines.study.execute import Study, execute
-    from pipelines.study.grid import ablation_rows, base_config, final_rows, selection_rows
+    from pipelines.study.grid import (
+        ablation_rows,
+        base_config,
+        final_rows,
+        rows_in_order,
+        selection_rows,
+    )
     from pipelines.study.protocol import OMNIGLOT
     from pipelines.study.write import write_report
 
     work = Study(base_config(str(data)), OMNIGLOT, cache)
-    rows = [*(selection_rows() if selection else []), *final_rows(), *ablation_rows()]
+    rows = [*(selection_rows() if selection else []), *rows_in_order()]
     execute(work, rows, budget=3600 * budget, jobs=jobs or available_cores(), say=typer.echo)
     for line in write_report(work, final_rows(), ablation_rows()):
         typer.echo(line)

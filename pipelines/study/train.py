@@ -36,6 +36,7 @@ from components.fedemb.embedding import (
     train_centralized,
     trainable_variables,
 )
+from components.fedemb.embedding.backbones import with_bfloat16
 from components.fedemb.privacy.extrapolation import at_equal_utility
 from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
 from components.fedemb.provenance import code_digest
@@ -161,13 +162,13 @@ def train_rounds(config: RunConfig, noise: float, backbone: Any, users: Images) 
     # A fresh key each time: repeats differ in coins and noise as real runs do.
     mechanism = build_mechanism(plan, secrets.token_bytes(32), "study", 1, json_digest({}))
     index = Grouping(users.identities, plan.virtual_clients, plan.groupings, training.seed)
-    variables = trainable_variables(backbone, config.model.trainable)
+    trained = with_bfloat16(backbone) if training.mixed_precision else backbone
     shared = users.identities if training.algorithm == "dp_fedavg" else 0
     function = RoundFunction(
-        backbone,
+        trained,
         mechanism,
         training.local,
-        variables=variables,
+        variables=trainable_variables(trained, config.model.trainable),
         seed=training.seed,
         shared_head_rows=shared,
     )
@@ -183,6 +184,7 @@ def train_rounds(config: RunConfig, noise: float, backbone: Any, users: Images) 
         output = mechanism.aggregate(round_index, sums.sample_state)
         state = server_step(training.server, state, output.mean, rounds=plan.rounds)
         last.append(sums.clients)
+    variables = trainable_variables(backbone, config.model.trainable)
     assign_weights(variables, released_weights(training.server, state))
     rows = np.concatenate(last[-LAST_ROUNDS:])
     empty = not len(rows)

@@ -122,6 +122,7 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
         replace(row, users_per_client=8),
         replace(row, settings={"mechanism.l2_norm_clip": 2.0}),
         replace(row, settings={"pretraining.epochs": 2}),
+        replace(row, settings={"training.mixed_precision": True}),
         replace(row, settings={"partition.groupings": 2}),
         replace(row, settings={"model.trainable": "dense_only"}),
     ]
