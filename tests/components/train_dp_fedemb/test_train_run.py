@@ -11,8 +11,15 @@ import pytest
 
 from components.fedemb.artifacts import file_digest
 from components.fedemb.client_data import UserStore, load_examples
-from components.fedemb.embedding import load_backbone, train_centralized
-from components.fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
+from components.fedemb.embedding import RoundFunction, load_backbone, train_centralized
+from components.fedemb.errors import (
+    ConfigError,
+    Interrupted,
+    LedgerError,
+    PlanMismatch,
+    Refused,
+    StorageError,
+)
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import connect, read_reservation
 from components.train_dp_fedemb import centralized, checkpoint, loop, train
@@ -339,6 +346,25 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
     monkeypatch.setattr(centralized, "train_centralized", _raise_killed)  # it is on record
     broken.train()
     _same_model(whole, broken)
+
+
+def test_a_lost_host_asks_to_try_again_and_loses_nothing(ready, finished, monkeypatch):
+    import tensorflow as tf
+
+    original, calls = RoundFunction.run, []
+
+    def run(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise tf.errors.UnavailableError(None, None, "connection reset by peer")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(RoundFunction, "run", run)
+    with pytest.raises(StorageError, match="lost in round 3") as lost:
+        ready.train()
+    assert lost.value.exit_code == 4
+    ready.train()
+    _same_model(ready, finished)
 
 
 @pytest.fixture
