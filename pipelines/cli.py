@@ -157,10 +157,11 @@ def compile_(
     ] = None,
 ) -> None:
     """Compile the pipeline for a cluster and check the result."""
+    from components.fedemb.artifacts import file_digest
     from pipelines.cluster import compile_pipeline, parse_images
 
     compile_pipeline(output, profile=profile or ["cpu"], images=parse_images(image or []))
-    typer.echo(f"wrote {output}")
+    typer.echo(f"wrote {output}, sha256 {file_digest(output)}")
 
 
 @config_app.command(name="schema")

@@ -29,6 +29,12 @@ def forget(
     policy: Annotated[
         Path | None, typer.Option(help="Folder of a lasting policy, as of `fedemb run --policy`.")
     ] = None,
+    lost: Annotated[
+        bool,
+        typer.Option(
+            "--lost", help="The store lost tombstones, and this user's was one: write it again."
+        ),
+    ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
     ] = None,
@@ -43,7 +49,7 @@ def forget(
     from components.fedemb.records import canonical_user_id
     from components.fedemb.storage import open_store
     from components.partition_users.hashing import Hasher
-    from components.partition_users.tombstones import bury, check_store
+    from components.partition_users.tombstones import bury
     from pipelines.load_config import load_config, policy_overrides
 
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
@@ -58,10 +64,10 @@ def forget(
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(open_store(storage.ledger)))
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     keys = open_key_store(storage.keys)
-    check_store(storage.tombstones, keys, policy_id)
     hasher = Hasher(partition_key(keys, policy_id))
     user_key = hasher.user_key(user_id)
-    fresh = bury(storage.tombstones, hasher, user_key)
+    mark = hasher.tombstone(user_key)
+    fresh = bury(storage.tombstones, keys, policy_id, mark, lost=lost)
     typer.echo("forgotten from the next partition on" if fresh else "was forgotten before")
     terms = ledger.terms
     found, open_runs = _trained(ledger, hasher.bucket(user_key, terms.users.blocks_per_cohort))
@@ -78,10 +84,22 @@ def forget(
 
 
 def _read_id() -> str:
-    """The id from standard input; typed at a terminal, it is not shown."""
+    """The id from standard input; typed at a terminal, it is not shown.
+
+    Raises:
+      InputError: more than one line, of which all but the first would be taken for forgotten.
+    """
+    from components.fedemb.errors import InputError
+
     if sys.stdin.isatty():
         return getpass("user id (not shown): ")
-    return sys.stdin.readline().rstrip("\n")
+    first, *more = sys.stdin.read().rstrip().split("\n")
+    if more:
+        raise InputError(
+            f"standard input holds {1 + len(more)} lines, and one user is forgotten at a time; "
+            "nobody was: call this command once for each"
+        )
+    return first
 
 
 def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from components.fedemb.errors import InputError, Refused
-from pipelines.cli_ledger_write import LedgerOption, PolicyOption, void, waive
+from components.fedemb.errors import InputError
+from pipelines.cli_ledger_write import LedgerOption, PolicyOption, rotate, void, waive
+
+if TYPE_CHECKING:
+    from components.fedemb.privacy.ledger import Ledger
 
 app = typer.Typer(
     help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
 )
-app.command(name="void")(void)
-app.command(name="waive")(waive)
 
 TrustOption = Annotated[
     Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
@@ -30,7 +31,7 @@ SetOption = Annotated[
 
 
 def _trust(path: Path | None) -> Any:
-    from components.fedemb.privacy.signatures import TrustStore
+    from components.fedemb.privacy.trust import TrustStore
 
     return None if path is None else TrustStore.load(path)
 
@@ -47,38 +48,37 @@ def init(
 ) -> None:
     """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
     from components.fedemb.privacy.keys import open_key_store
-    from components.fedemb.privacy.ledger import ensure_trust, open_ledger, schedule_of, terms_of
+    from components.fedemb.privacy.ledger import (
+        begin_policy,
+        ensure_trust,
+        open_ledger,
+        schedule_of,
+        terms_of,
+    )
     from components.fedemb.privacy.mechanism import plan_mechanism
-    from components.fedemb.privacy.signatures import Signer
     from components.fedemb.storage import open_store
     from components.reserve_budget.reserve import refuse_lost
+    from pipelines.ledger_summary import composition, content_of, fitting
     from pipelines.load_config import load_config
 
     settings = load_config(config, set_ or [])
     schedule = schedule_of(settings, plan_mechanism(settings))
     key_store = open_key_store(keys)
     trust = ensure_trust(open_store(ledger), key_store)
-    opened = open_ledger(
-        ledger,
-        settings.policy.policy_id,
-        signer=Signer.load_or_create(key_store, "ledger"),
-        trust=trust,
-    )
+    opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, schedule)
-    owner = Signer.load_or_create(key_store, "policy")
-    if owner.trusted() not in trust.keys:
-        raise Refused(
-            f"{ledger}/trust.json does not believe the keys of {keys}; name the key store this "
-            "ledger was made with, or another ledger"
-        )
     refuse_lost(opened, key_store)
-    opened.create_policy(terms, owner)
+    begin_policy(opened, terms, key_store)
     if trust_output is not None:
         trust.save(trust_output)
     typer.echo(
         f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
-        f"delta {terms.delta:g}, {terms.composition}; pin {trust_output or ledger + '/trust.json'}"
+        f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
     )
+    if terms.schedule is not None and settings.purpose == "release":
+        fit = fitting(opened, content_of(settings))
+        if fit < terms.schedule.runs:
+            typer.echo(f"note: of the {terms.schedule.runs} planned runs only {fit} fit the cap")
 
 
 @app.command()
@@ -91,7 +91,6 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show what was spent by whom and what is left; with --config, how many more runs fit."""
-    from components.fedemb.privacy.ledger_history import history, worst_block
     from pipelines import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
@@ -107,34 +106,56 @@ def show(
     terms = opened.terms
     typer.echo(
         f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
-        f"{terms.delta:g}, {terms.composition}; {opened.head.sequence + 1} records"
+        f"{terms.delta:g}, {text.composition(terms)}; "
+        f"{text.counted(opened.head.sequence + 1, 'record')}"
     )
+    if not found["runs"]:
+        typer.echo("\nno run has reserved anything yet")
+    else:
+        _show_runs(opened, found)
+    for row in found["waivers"]:
+        typer.echo(
+            f"\nwaived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
+            f"{row['reason']}"
+        )
+    for row in found["rotations"]:
+        typer.echo(
+            f"\nrecord {row['sequence']}, by {row['actor']}: new signing keys of "
+            f"{', '.join(row['roles'])}: {row['reason']}"
+        )
+    if "more_runs_that_fit" in found:
+        typer.echo(f"\nmore runs of this plan that fit: {found['more_runs_that_fit']}")
+
+
+def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
+    from components.fedemb.privacy.ledger_history import history, worst_block
+    from pipelines import ledger_summary as text
+
     typer.echo("\nblocks, the fullest first")
     fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
     for row in fullest[: text.RUNS_SHOWN]:
         typer.echo(
             f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
-            f"{row['runs']} runs"
+            f"{text.counted(row['runs'], 'run')}"
         )
     typer.echo(
         f"\nruns, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}"
     )
     for row in found["runs"][-text.RUNS_SHOWN :]:
         typer.echo(
-            f"  {row['time'][:16]}  {row['run_id']:<24} {row['status']:<10} charged "
-            f"{row['rounds_charged']} of {row['rounds_reserved']} rounds  {row['actor']}"
+            f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
+            f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
+            f"rounds  {row['actor']}"
         )
     block = worst_block(opened)
     if block is not None:
         typer.echo(f"\nepsilon of block {block} over time; | is the cap")
         points = [
-            (f"{item.time[:10]} {item.run_id[:16]}", item.epsilon)
+            (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
             for item in history(opened, block)
         ]
-        for line in text.bars(points[-30:], terms.epsilon_cap):
+        for line in text.bars(points[-30:], opened.terms.epsilon_cap):
             typer.echo("  " + line)
-    if "more_runs_that_fit" in found:
-        typer.echo(f"\nmore runs of this plan that fit: {found['more_runs_that_fit']}")
 
 
 @app.command()
@@ -165,7 +186,8 @@ def verify(
         typer.echo(json.dumps({"verified": True, "sequence": head.sequence, "sha": head.sha}))
         return
     typer.echo(
-        f"verified: {head.sequence + 1} records of policy {opened.policy_id}, head {head.sha}"
+        f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
+        f"head {head.sha}"
     )
 
 
@@ -200,3 +222,7 @@ def explain(
             typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
     if run_id is None and config is None:
         raise InputError("name a run, or a configuration with --config")
+
+
+for act, name in ((void, "void"), (waive, "waive"), (rotate, "rotate-keys")):
+    app.command(name=name)(act)

@@ -1,4 +1,4 @@
-"""`fedemb ledger void` and `fedemb ledger waive`: the two acts of people on a ledger."""
+"""`fedemb ledger void`, `waive` and `rotate-keys`: the acts of people on a ledger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.fedemb.errors import InputError, LedgerError, Refused
+from components.fedemb.errors import InputError, Refused
 
 if TYPE_CHECKING:
     from components.fedemb.privacy.keys import KeyStore
@@ -33,7 +33,8 @@ def void(
     """Give back the reservation of a run that will not train; refused once training was bound."""
     from components.fedemb.privacy.reservation import Reservation
 
-    opened, _ = _open(ledger, keys, policy, role="ledger")
+    opened, key_store = _open(ledger, keys, policy)
+    opened.unlock(key_store)
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
         raise InputError(
@@ -67,8 +68,8 @@ def waive(
             f"{' and '.join(WAIVABLE)} can"
         )
     weights = _weights_sha(model)
-    opened, key_store = _open(ledger, keys, policy, role="policy")
-    owner = Signer.load_or_create(key_store, "policy")
+    opened, key_store = _open(ledger, keys, policy)
+    owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
         if (record.body["code"], record.body["model_sha"]) == (code, weights):
             typer.echo(f"{code} is waived for this model already, by record {record.sequence}")
@@ -77,27 +78,41 @@ def waive(
     typer.echo(f"{code} is waived for model {weights[:12]} as record {record.sequence}")
 
 
-def _open(ledger: str, keys: str, policy: str | None, *, role: str) -> tuple[Ledger, KeyStore]:
-    """The verified ledger, to be written with a key that exists and is believed in its role."""
+def rotate(
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
+    ] = None,
+) -> None:
+    """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
+
+    What a retired key signed before stays believed; what it signs from now on does not.
+    """
+    from components.fedemb.privacy.key_rotation import rotate_keys
     from components.fedemb.privacy.keys import open_key_store
-    from components.fedemb.privacy.ledger import open_ledger
-    from components.fedemb.privacy.signatures import Signer
+    from components.fedemb.privacy.signatures import ROLES
+
+    unknown = sorted(set(role or ()) - set(ROLES))
+    if unknown:
+        raise InputError(f"--role {unknown[0]!r} is none of {', '.join(ROLES)}")
+    written = rotate_keys(ledger, open_key_store(keys), _text(reason), role or ROLES)
+    for record in written:
+        names = ", ".join(key["role"] for key in record.body["keys"])
+        typer.echo(
+            f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
+        )
+    typer.echo("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
+    typer.echo("a step that was running meanwhile ends with exit code 4; resume its run")
+
+
+def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
+    """The ledger with all signatures verified, and the key store beside it."""
+    from components.fedemb.privacy.keys import open_key_store
     from pipelines.ledger_summary import load
 
-    found = load(ledger, policy, None, signatures=True)
-    key_store = open_key_store(keys)
-    if not key_store.exists(f"signing/{role}"):
-        raise LedgerError(f"{keys} holds no key signing/{role}; name the key store of this ledger")
-    signer = Signer.load_or_create(key_store, role)
-    if signer.trusted() not in found.chain.trust.keys:
-        raise Refused(
-            f"the ledger does not believe key signing/{role} of {keys}; name the key store it was "
-            "made with"
-        )
-    if role == "policy":
-        return found, key_store
-    opened = open_ledger(ledger, found.policy_id, signer=signer, trust=found.chain.trust)
-    return opened, key_store
+    return load(ledger, policy, None, signatures=True), open_key_store(keys)
 
 
 def _text(reason: str) -> str:

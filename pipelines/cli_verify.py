@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +27,7 @@ def verify_release(
     json_: JsonOption = False,
 ) -> None:
     """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _load_tensorflow()
     from components.release_model.verify import verify_release as look
 
     found = look(bundle, trust, ledger)
@@ -33,12 +35,34 @@ def verify_release(
         answer = {"verified": not found.problems, "problems": found.problems, **found.facts}
         typer.echo(json.dumps(answer, indent=1))
     if found.problems:
-        raise Refused("not verified: " + "; ".join(found.problems))
+        raise Refused("not verified: " + _listed(found.problems))
     if not json_:
         typer.echo("verified: {name} {version}, of run {run_id}".format(**found.facts))
         typer.echo("guarantee: {guarantee}".format(**found.facts))
+        if "all_runs" in found.facts:
+            typer.echo(f"  {found.facts['all_runs']}")
         if ledger is None:
             typer.echo("ledger: the copy inside; --ledger compares with the live one")
+
+
+def _listed(problems: tuple[str, ...]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "".join([f"{len(problems)} problems", *(f"\n  - {problem}" for problem in problems)])
+
+
+def _load_tensorflow() -> None:
+    """Loads TensorFlow without its greeting, which it writes whatever its log level says."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        with suppress(ImportError):  # verify says what it could not look into without it
+            import tensorflow  # noqa: F401
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def lineage(

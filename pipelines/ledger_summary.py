@@ -7,7 +7,14 @@ from typing import Any
 
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import InputError, LedgerError, Refused
-from components.fedemb.privacy.ledger import Charge, Ledger, TrustStore, read_trust
+from components.fedemb.privacy.ledger import (
+    Charge,
+    Ledger,
+    PolicyTerms,
+    TrustStore,
+    policies,
+    read_trust,
+)
 from components.fedemb.privacy.ledger_chain import Chain
 from components.fedemb.storage import Store, open_store
 
@@ -39,7 +46,7 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
 
 
 def _only_policy(store: Store) -> str:
-    names = sorted({name.split("/")[0] for name in store.list() if name.endswith("/00000000.json")})
+    names = policies(store)
     if len(names) == 1:
         return names[0]
     if not names:
@@ -84,7 +91,24 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         ],
         "runs": runs,
         "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
+        "rotations": [
+            {
+                "sequence": record.sequence,
+                "roles": [key["role"] for key in record.body["keys"]],
+                "reason": record.body["reason"],
+                "actor": record.actor,
+            }
+            for record in state.rotations
+        ],
     }
+
+
+def composition(terms: PolicyTerms) -> str:
+    """How the runs of a policy add up, in words."""
+    if terms.schedule is None:
+        return f"composed by a Rényi filter of order {terms.renyi_order:g}"
+    runs = terms.schedule.runs
+    return f"a planned series of {runs} runs" if runs > 1 else "one planned run"
 
 
 def content_of(config: RunConfig) -> dict[str, Any]:
@@ -150,7 +174,7 @@ def would_admit(
         ledger.check_terms(terms_of(config, ledger.terms.schedule))
         return admit(ledger.state, ledger.policy_id, "this run", content), None
     except Refused as error:
-        return [], str(error)
+        return [], str(error).replace("run 'this run'", "such a run")
 
 
 def explain_run(ledger: Ledger, run_id: str) -> list[str]:
@@ -201,6 +225,11 @@ def _standing(status: str, charged: bool, charge: Charge) -> str:
     if status in ("committed", "released"):
         return f"{status}: charged for the {charge.rounds_charged} rounds that were started"
     return f"{status} and not committed: charged in full, {charge.rounds} rounds, until it commits"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words that fit it."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def bars(points: list[tuple[str, float]], cap: float, width: int = 48) -> list[str]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import FedEmbError
+from components.fedemb.privacy_report_words import all_runs
 from pipelines.run_directory import RunDirectory
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
@@ -207,7 +208,8 @@ def _guarantee(run: RunDirectory) -> str:
     report = run.document("account_privacy", "privacy_report")
     plan = run.document("plan_privacy", "privacy_plan")
     if report is not None and run.config().purpose == "release":
-        return report["guarantee"]["sentence"]
+        words = (report["guarantee"]["sentence"], all_runs(report))
+        return "; ".join(text for text in words if text)
     if plan is None:
         return "none (nothing was planned)"
     if run.config().purpose == "simulation":

@@ -123,7 +123,10 @@ def load_schedules(folder: Path) -> list[Loaded]:
     """
     files = sorted(folder.glob("*.yaml"))
     if not files:
-        raise ConfigError(f"no schedule (*.yaml) in {folder}; name the folder that holds them")
+        raise ConfigError(
+            f"no schedule (*.yaml) in {folder}; name the folder that holds them, and to stop the "
+            "last one keep its file with `enabled: false`"
+        )
     schedules = [load_schedule(file) for file in files]
     check_together(schedules)
     return schedules

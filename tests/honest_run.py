@@ -233,11 +233,12 @@ class HonestRun:
     def do_commit(self):
         reservation = read_reservation(self.reservation)
         rounds = len((self.model / "rounds.jsonl").read_text().splitlines())
-        self.ledger().commit(
+        ledger = self.ledger()
+        ledger.commit(
             reservation,
             rounds_started=rounds,
             round_log_sha=file_digest(self.model / "rounds.jsonl"),
-            signer=Signer.load_or_create(self.keys, "trainer"),
+            signer=Signer.current(self.keys, "trainer", ledger.chain.trust),
             keys=self.keys,
         )
 

@@ -93,8 +93,9 @@ class Kit:
         return Signer.load_or_create(self.keys, "policy")
 
     def open(self) -> Ledger:
-        signer = Signer.load_or_create(self.keys, "ledger")
-        return open_ledger(self.ledger_uri, self.policy_id, signer=signer, trust=self.trust)
+        ledger = self.reader()
+        ledger.unlock(self.keys)
+        return ledger
 
     def reader(self) -> Ledger:
         return open_ledger(self.ledger_uri, self.policy_id, trust=self.trust)

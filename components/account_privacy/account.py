@@ -69,8 +69,8 @@ def run(
     """
     plan, plan_document = read_plan(plan_path, config)
     trust = read_trust(open_store(ledger_uri))
-    reservation = read_reservation(reservation_path, trust)
-    ledger = open_ledger(ledger_uri, reservation.policy_id, trust=trust)
+    ledger = open_ledger(ledger_uri, config.policy.policy_id, trust=trust)
+    reservation = read_reservation(reservation_path, ledger.chain.trust)
     ledger.verify([reservation.anchor])
     evidence = read_evidence(
         config,
@@ -90,7 +90,7 @@ def run(
     )
     _same_run(evidence, report)
     check_schema(report)
-    signer = Signer.load_or_create(open_key_store(keys_uri), "report")
+    signer = Signer.current(open_key_store(keys_uri), "report", ledger.chain.trust)
     signed = sign_document(report, signer)
     write_json(report_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
     steps = steps_of(evidence, file_digest(report_path))

@@ -21,6 +21,7 @@ from components.fedemb.gate.decide import decide
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_trust
 from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.provenance import config_digest
 from components.fedemb.storage import open_store
 
@@ -67,6 +68,7 @@ def run(
       StorageError: a store cannot be reached; run again.
     """
     model_sha = report_sha = ""
+    trust: TrustStore | None = None
     try:
         report = read_document(report_path, "report")
         evidence = read_evidence(
@@ -84,7 +86,8 @@ def run(
         else:
             trust = read_trust(open_store(ledger_uri))
             ledger = open_ledger(ledger_uri, config.policy.policy_id, trust=trust)
-            verdict = decide(evidence, report.body, ledger, trust)
+            trust = ledger.chain.trust
+            verdict = decide(evidence, report.body, ledger)
     except StorageError:
         raise
     except Exception as error:  # fails closed: what cannot be read denies
@@ -93,7 +96,10 @@ def run(
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
     document = _document(config, verdict, model_sha, report_sha)
-    signed = sign_document(document, Signer.load_or_create(open_key_store(keys_uri), "gate"))
+    keys = open_key_store(keys_uri)
+    # Nobody has to believe a denial, so it is signed even where the ledger cannot be read.
+    signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
+    signed = sign_document(document, signer)
     write_json(verdict_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
     if not verdict.allow and not verdict.simulation:
         raise GateDenied(explain(verdict.reasons))

@@ -2,6 +2,10 @@
 
 A tombstone is the keyed hash of a user key, so whoever lists the store learns how many there are
 and nothing about whom. There are few compared with users: each worker reads them all.
+
+The key store knows how many there are at least: with the n-th a key of this number is created and
+destroyed at once, and a name is used once. So a single tombstone that was lost is noticed, and a
+store restored from an old backup, but not one that was exchanged for another.
 """
 
 from __future__ import annotations
@@ -11,20 +15,20 @@ from contextlib import suppress
 from components.fedemb.errors import StorageError
 from components.fedemb.privacy.keys import KeyStore, derive, partition_key
 from components.fedemb.storage import open_store
-from components.partition_users.hashing import Hasher
 
 _MARK = "tombstones.mark"
 """Says whose tombstones these are; a folder that was lost, or not mounted, has none."""
 
 
 def check_store(uri: str | None, keys: KeyStore, policy_id: str) -> None:
-    """Refuses a store of tombstones that is not the policy's own; marks it at its first use.
+    """Refuses a store of tombstones that is not the policy's own, or not whole; marks a new one.
 
     An empty folder looks like a world in which nobody asked to be forgotten. Once a policy has a
     store of tombstones, its key store remembers so.
 
     Raises:
-      StorageError: the store is missing, another one, or not named although the policy has one.
+      StorageError: the store is missing, another one, lacks a tombstone, or is not named although
+        the policy has one.
     """
     known = f"tombstones/{policy_id}"
     if uri is None:
@@ -46,19 +50,48 @@ def check_store(uri: str | None, keys: KeyStore, policy_id: str) -> None:
         )
     with suppress(FileExistsError):
         keys.create(known)
+    found = len(read_tombstones(uri))
+    if keys.used(_count(policy_id, found + 1)):
+        raise StorageError(
+            f"{store.uri} holds {found} tombstones of policy {policy_id!r}, and there were more: "
+            "users who asked to be forgotten would train again; restore it from its backup, or "
+            "forget whom it lost again with `fedemb forget --lost`"
+        )
 
 
-def bury(uri: str, hasher: Hasher, user_key: bytes) -> bool:
-    """Writes the tombstone of a user; returns whether it is new.
+def bury(uri: str, keys: KeyStore, policy_id: str, tombstone: str, *, lost: bool = False) -> bool:
+    """Writes a tombstone, see `Hasher.tombstone`; returns whether it is new.
+
+    First the tombstone, then its number: killed in between, the next one makes up for it.
+
+    Args:
+      uri: the store.
+      keys: key store of the policy.
+      policy_id: whose store.
+      tombstone: its name.
+      lost: the store is known to lack tombstones and this is one of them.
 
     Raises:
-      StorageError: the store cannot be written.
+      StorageError: the store cannot be written, is another one, or lacks tombstones unawares.
     """
+    if not lost:
+        check_store(uri, keys, policy_id)
+    fresh = True
     try:
-        open_store(uri).create(hasher.tombstone(user_key), b"")
+        open_store(uri).create(tombstone, b"")
     except FileExistsError:
-        return False
-    return True
+        fresh = False
+    number = len(read_tombstones(uri))
+    while number and not keys.used(_count(policy_id, number)):
+        with suppress(FileExistsError):  # another process counts at this moment
+            keys.create(_count(policy_id, number))
+        keys.destroy(_count(policy_id, number))
+        number -= 1
+    return fresh
+
+
+def _count(policy_id: str, number: int) -> str:
+    return f"tombstones/{policy_id}+{number}"
 
 
 def read_tombstones(uri: str | None) -> frozenset[str]:

@@ -5,7 +5,7 @@ from kfp import dsl
 from components.step import step
 
 
-@step("light")
+@step("cpu")
 def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from pathlib import Path

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -35,8 +36,8 @@ from components.fedemb.artifacts import (
     write_json,
 )
 from components.fedemb.errors import ArtifactError, SignatureInvalid
-from components.fedemb.privacy.keys import KeyStore
-from components.fedemb.privacy.signatures import Signer, TrustStore, bundle_signing_key
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.privacy.trust import TrustStore
 
 MANIFEST_SCHEMA = "fedemb/bundle/1"
 PREDICATE_TYPE = "urn:fedemb:verdict:1"
@@ -153,17 +154,17 @@ def _pae(payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def sign_bundle(bundle: Path, keys: KeyStore) -> None:
-    """Signs every file of the bundle with OpenSSF model_signing and the key `signing/bundle`."""
+def sign_bundle(bundle: Path, key: EllipticCurvePrivateKey) -> None:
+    """Signs every file of the bundle with OpenSSF model_signing."""
     from model_signing import hashing, signing
 
-    pem = bundle_signing_key(keys).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder, "key.pem")
-        descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        path = Path(folder, "key.pem")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
-        config = signing.Config().use_elliptic_key_signer(private_key=key)
+        config = signing.Config().use_elliptic_key_signer(private_key=path)
         config.set_hashing_config(_hashing(hashing))
         config.sign(bundle, bundle / SIGNATURE)
 
@@ -176,8 +177,8 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
     """
     from model_signing import hashing, verifying
 
-    failure: Exception | None = None
-    for public in trust.bundle_keys():
+    keys, failure = trust.bundle_keys(), None
+    for public in keys:
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         with tempfile.TemporaryDirectory() as folder:
             key = Path(folder, "key.pub")
@@ -191,7 +192,7 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
                 failure = error
     raise SignatureInvalid(
         "model.sig is not a signature of these files by a key of the trust store"
-        + (f" ({type(failure).__name__})" if failure else "; it pins no key of role bundle")
+        + ("" if keys else ", which pins none of the role bundle")
         + "; fetch the bundle again from who released it"
     ) from failure
 

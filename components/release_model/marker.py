@@ -15,7 +15,7 @@ from typing import Any
 from components.fedemb.artifacts import canonical_json, file_digest
 from components.fedemb.errors import ArtifactError, InputError, Refused
 from components.fedemb.evidence import read_document
-from components.fedemb.privacy.signatures import TrustStore
+from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.storage import Store, create_tree, join, local_tree, open_store
 from components.release_model import bundle as parts
 

@@ -60,6 +60,11 @@ def model_card(config: RunConfig, report: dict[str, Any], name: str, version: st
         *(f"- {line}" for line in report["limitations"]),
         "",
         f"Audit: {report['audit']['sentence']}",
+        *(
+            line
+            for item in report["approvals"]
+            for line in ("", f"Waived by {item['actor']}: `{item['code']}`, {item['reason']}")
+        ),
         "",
         "## Utility",
         "",

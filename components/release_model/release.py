@@ -28,7 +28,8 @@ from components.fedemb.gate.decide import decide
 from components.fedemb.lineage import emit, steps_of, tree_lines
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import Ledger, connect, read_reservation
-from components.fedemb.privacy.signatures import Signer, verify_document
+from components.fedemb.privacy.signatures import Signer, current_bundle_key
+from components.fedemb.privacy.trust import verify_document
 from components.fedemb.privacy_report_page import report_page
 from components.fedemb.storage import open_store
 from components.release_model import bundle as parts
@@ -135,9 +136,9 @@ def run(
                 parts.place(artifact, tree, file)
             _complete(tree, config, evidence, ledger, start=pretrained_dir / "backbone.keras")
             parts.write_manifest(tree, {"name": name, "version": version})
-            signer = Signer.load_or_create(keys, "release")
+            signer = Signer.current(keys, "release", ledger.chain.trust)
             parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
-            parts.sign_bundle(tree, keys)
+            parts.sign_bundle(tree, current_bundle_key(keys, ledger.chain.trust))
             published = marker.publish(tree, identity)
     ledger.release(
         reservation,
@@ -159,14 +160,15 @@ def _allowed(
     """The gate's verdict, which must allow this model, and the rules asked again."""
     verdict = read_json(verdict_path, VERDICT_SCHEMA)
     trust = ledger.chain.trust
-    verify_document(verdict, trust, "gate")
     report = read_document(report_path, "report")
+    made_at = report.body["cumulative"]["ledger_sequence"]
+    verify_document(verdict, trust, "gate", at=made_at)
     named = (verdict["model_sha"], verdict["report_sha"])
     if verdict["allow"] is not True or named != (evidence.model.body["weights_sha"], report.sha):
         raise GateDenied(
             "the verdict does not allow this model with this report; run gate_release on them"
         )
-    again = decide(evidence, report.body, ledger, trust)
+    again = decide(evidence, report.body, ledger)
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
@@ -196,10 +198,8 @@ def _complete(
     card = model_card(config, dict(report.body), config.release.name, version)
     write_bytes(tree / "MODEL_CARD.md", card.encode())
     write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
-    records = [
-        ledger.chain.store.read(record.name)
-        for record in ledger.chain.records[: report.body["cumulative"]["ledger_sequence"] + 1]
-    ]
+    # To its end: it leads from the pinned keys to those that sign this bundle.
+    records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
     steps = steps_of(evidence, report.sha)
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.

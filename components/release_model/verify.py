@@ -33,7 +33,8 @@ from components.fedemb.gate.decide import decide
 from components.fedemb.model_files import stored_tensors
 from components.fedemb.privacy.ledger import Anchor, Ledger, open_ledger
 from components.fedemb.privacy.ledger_chain import Chain
-from components.fedemb.privacy.signatures import TrustStore, verify_document
+from components.fedemb.privacy.trust import TrustStore, verify_document
+from components.fedemb.privacy_report_words import all_runs
 from components.fedemb.storage import LocalStore, local_tree
 from components.release_model import bundle as parts
 from components.release_model.marker import bundle_address
@@ -46,7 +47,8 @@ class Verification:
     problems: tuple[str, ...]
     """A sentence each; empty if the bundle is verified."""
     facts: Mapping[str, str]
-    """Name, version, run and guarantee as the bundle states them; empty if it cannot be read."""
+    """Name, version, run, guarantee and what all runs cost, as the bundle states them; empty if it
+    cannot be read."""
 
 
 def verify_bundle(bundle_uri: str, trust_path: Path, ledger_uri: str | None = None) -> list[str]:
@@ -88,9 +90,15 @@ def verify_release(
 
 
 def _problems(
-    bundle: Path, trust: TrustStore, ledger_uri: str | None, marked: str | None
+    bundle: Path, pinned: TrustStore, ledger_uri: str | None, marked: str | None
 ) -> list[str]:
     problems: list[str] = []
+    copy, trust = None, pinned
+    try:
+        copy = _ledger_copy(bundle, pinned)
+        trust = copy.chain.trust  # leads on from the pinned keys, where they were rotated
+    except Exception as error:  # fails closed
+        problems.append(f"the ledger inside the bundle does not hold: {sentence_of(error)}")
     checks: list[Callable[[], Any]] = [
         lambda: parts.check_signature(bundle, trust),
         lambda: _check_files(bundle),
@@ -103,8 +111,12 @@ def _problems(
             check()
         except Exception as error:  # fails closed: what cannot be checked is wrong
             problems.append(sentence_of(error))
+    if copy is None:
+        return problems
     try:
-        problems += _decide_again(bundle, trust, ledger_uri)
+        problems += _decide_again(bundle, copy)
+        if ledger_uri is not None:
+            problems += _live(ledger_uri, copy, pinned, bundle)
     except Exception as error:  # fails closed
         problems.append(sentence_of(error))
     return problems
@@ -118,6 +130,7 @@ def _facts(bundle: Path) -> dict[str, str]:
         "version": str(manifest["version"]),
         "run_id": str(report["run_id"]),
         "guarantee": str(report["guarantee"]["sentence"]),
+        **({"all_runs": words} if (words := all_runs(report)) else {}),
     }
 
 
@@ -154,7 +167,8 @@ def _check_name(bundle: Path, marked: str | None) -> None:
 def _check_attestation(bundle: Path, trust: TrustStore) -> None:
     statement = parts.read_attestation(bundle, trust)
     verdict = json.loads((bundle / "verdict.json").read_bytes())
-    verify_document(verdict, trust, "gate")
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
+    verify_document(verdict, trust, "gate", at=report["cumulative"]["ledger_sequence"])
     digests = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
     manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
     title = f"{manifest['name']}/{manifest['version']}"
@@ -186,7 +200,7 @@ def _check_serving(bundle: Path) -> None:
         raise SignatureInvalid(problem)
 
 
-def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> list[str]:
+def _decide_again(bundle: Path, copy: Ledger) -> list[str]:
     written = json.loads((bundle / "config.json").read_bytes())
     config = RunConfig.model_validate(written)
     documents: dict[str, Document] = {
@@ -204,23 +218,20 @@ def _decide_again(bundle: Path, trust: TrustStore, ledger_uri: str | None) -> li
         tensors=tuple(stored_tensors(bundle / "backbone.keras")),
         **documents,
     )
-    copy = _ledger_copy(bundle, config.policy.policy_id, trust)
     # The clock rule compares with the report's own time: a bundle does not age.
     now = datetime.fromisoformat(str(report["time"])) + timedelta(seconds=1)
-    verdict = decide(evidence, report, copy, trust, now=now, same_environment=False)
+    verdict = decide(evidence, report, copy, now=now, same_environment=False)
     problems = [reason.sentence for reason in verdict.reasons]
     if verdict.simulation:
         problems.append("this is a simulation, which is never released")
-    if ledger_uri is not None:
-        problems += _live(ledger_uri, copy, trust, bundle)
     return problems
 
 
-def _live(ledger_uri: str, copy: Ledger, trust: TrustStore, bundle: Path) -> list[str]:
+def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle: Path) -> list[str]:
     """Compares with the live ledger: it holds the same records, and this release."""
     head = copy.head
     try:
-        live = open_ledger(ledger_uri, copy.policy_id, trust=trust)
+        live = open_ledger(ledger_uri, copy.policy_id, trust=pinned)
         live.verify([Anchor(head.sequence, head.sha, "the bundle")])
     except FedEmbError as error:
         return [str(error)]
@@ -233,8 +244,9 @@ def _live(ledger_uri: str, copy: Ledger, trust: TrustStore, bundle: Path) -> lis
     return [] if sha in released else ["the ledger has no record of this release"]
 
 
-def _ledger_copy(bundle: Path, policy_id: str, trust: TrustStore) -> Ledger:
+def _ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
     """The ledger inside the bundle; its store is a folder that does not exist."""
-    chain = Chain(LocalStore(bundle / "no_store"), policy_id, trust)
+    policy_id = json.loads((bundle / "config.json").read_bytes())["policy"]["policy_id"]
+    chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
     chain.extend((bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1])
     return Ledger(chain)

@@ -24,6 +24,7 @@ from components.fedemb.privacy.keys import (
 )
 from components.fedemb.privacy.ledger import (
     Ledger,
+    begin_policy,
     blocks_of,
     ensure_trust,
     open_ledger,
@@ -112,7 +113,8 @@ def run(
     if ledger.attempt(reservation).commit is None:
         with suppress(FileExistsError):
             keys.create(reservation_key_name(run_id, reservation.attempt))
-    signed = write_reservation(reservation_path, reservation, Signer.load_or_create(keys, "ledger"))
+    signer = Signer.current(keys, "ledger", ledger.chain.trust)
+    signed = write_reservation(reservation_path, reservation, signer)
     _log.info(
         "reserved %d rounds for run %s, attempt %d, as record %d of policy %s",
         reservation.rounds,
@@ -136,10 +138,10 @@ def open_or_create(
     store = open_store(ledger_uri)
     local = store.local_root is not None
     trust = ensure_trust(store, keys) if local else read_trust(store)
-    signer = Signer.load_or_create(keys, "ledger")
     policy_id = config.policy.policy_id
-    ledger = open_ledger(ledger_uri, policy_id, signer=signer, trust=trust)
+    ledger = open_ledger(ledger_uri, policy_id, trust=trust)
     refuse_lost(ledger, keys)
+    ledger.unlock(keys)
     if not ledger.chain.records and not local:
         raise LedgerError(
             f"{store.uri} holds no ledger of policy {policy_id!r}; name the right store, or let "
@@ -148,8 +150,7 @@ def open_or_create(
     if ledger.chain.records:
         ledger.check_terms(terms_of(config, ledger.terms.schedule))
     else:
-        terms = terms_of(config, schedule_of(config, plan))
-        ledger.create_policy(terms, Signer.load_or_create(keys, "policy"))
+        begin_policy(ledger, terms_of(config, schedule_of(config, plan)), keys)
     return ledger
 
 

@@ -162,7 +162,7 @@ def run(
         reservation,
         rounds_started=state.rounds,
         round_log_sha=sha256_hex(lines),
-        signer=Signer.load_or_create(keys, "trainer"),
+        signer=Signer.current(keys, "trainer", ledger.chain.trust),
         keys=keys,
     )
     return {"schema": SCHEMA, **card}

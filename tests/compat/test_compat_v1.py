@@ -6,7 +6,7 @@ import pytest
 
 from components.fedemb.evidence import read_document
 from components.fedemb.privacy.ledger import TrustStore, open_ledger
-from components.fedemb.privacy.signatures import verify_document
+from components.fedemb.privacy.trust import verify_document
 from components.release_model.verify import verify_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"

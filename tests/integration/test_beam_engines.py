@@ -2,7 +2,7 @@
 
 Job services, engines and workers are processes of their own, started here and stopped by their
 process id. Engines that are no Python package are named by the environment; `make test-flink`
-fetches them: FEDEMB_FLINK_JOB_SERVER and FEDEMB_SPARK_JOB_SERVER (jars of Beam's job servers),
+fetches them: FEDEMB_FLINK_JOB_SERVER, FEDEMB_SPARK_JOB_SERVER (class paths of job servers of Beam),
 FEDEMB_PRISM (Beam's engine in Go).
 """
 
@@ -77,21 +77,25 @@ def given(variable: str, what: str) -> str:
     return path
 
 
+def ports_of(port: int) -> list[str]:
+    return [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
+
+
 def prism(port: int) -> list[str]:
     binary = given("FEDEMB_PRISM", "Prism, Beam's engine in Go")
     return [binary, f"--job_port={port}", "--serve_http=false", "--log_level=warn"]
 
 
 def flink(port: int) -> list[str]:
-    jar = given("FEDEMB_FLINK_JOB_SERVER", "job server of Flink")
-    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
-    return ["java", *JAVA_17, "-jar", jar, "--flink-master=[local]", *ports]
+    jars = given("FEDEMB_FLINK_JOB_SERVER", "job server of Flink")
+    driver = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+    return ["java", *JAVA_17, "-cp", jars, driver, "--flink-master=[local]", *ports_of(port)]
 
 
 def spark(port: int) -> list[str]:
-    jar = given("FEDEMB_SPARK_JOB_SERVER", "job server of Spark")
-    ports = [f"--job-port={port}", "--artifact-port=0", "--expansion-port=0"]
-    return ["java", *JAVA_17, "-jar", jar, "--spark-master-url=local[2]", *ports]
+    jars = given("FEDEMB_SPARK_JOB_SERVER", "job server of Spark")
+    driver = "org.apache.beam.runners.spark.SparkJobServerDriver"
+    return ["java", *JAVA_17, "-cp", jars, driver, "--spark-master-url=local[2]", *ports_of(port)]
 
 
 @pytest.mark.parametrize("engine", [python_service, prism, flink, spark])

@@ -10,7 +10,7 @@ import pytest
 
 from components.fedemb.errors import FedEmbError, InputError, Refused
 from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.signatures import trust_of
+from components.fedemb.privacy.trust import trust_of
 from components.fedemb.storage import join, open_store
 from components.release_model import release
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from components.fedemb.errors import FedEmbError, InputError, LedgerError
 from pipelines import cli_ledger, ledger_summary
+from tests import ledger_kit
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,22 @@ def test_init_makes_a_ledger_whose_keys_can_be_pinned(tmp_path):
     again = call("init", "--config", "quickstart", *words)
     assert "policy quickstart" in again
     call("verify", "--ledger", str(tmp_path / "ledger"), "--trust", str(pinned))
+
+
+def test_rotate_keys_says_what_it_did_and_show_keeps_it_in_sight(tmp_path):
+    kit = ledger_kit.make(tmp_path)
+    stores = ("--ledger", kit.ledger_uri, "--keys", kit.keys_uri)
+    with pytest.raises(InputError, match="--reason is empty"):
+        call("rotate-keys", *stores, "--reason", " ")
+    with pytest.raises(InputError, match=r"--role 'king' is none of policy, ledger"):
+        call("rotate-keys", *stores, "--reason", "x", "--role", "king")
+    assert kit.reader().head.sequence == 0
+    text = call("rotate-keys", *stores, "--reason", "a laptop was lost", "--role", "report")
+    assert "policy weekly: record 1 names new signing keys of report" in text
+    assert "exit code 4" in text
+    shown = call("show", "--ledger", kit.ledger_uri)
+    assert "new signing keys of report: a laptop was lost" in shown
+    assert call("verify", "--ledger", kit.ledger_uri).startswith("verified: 2 records")
 
 
 def test_sub_app_imports_nothing_heavy_at_the_top():

@@ -16,8 +16,10 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
     partition = Partitioner(tmp_path)
     rows, hasher = rows_of(12), Hasher(KEY)
     tombstones = str(tmp_path / "tombstones")
-    assert bury(tombstones, hasher, hasher.user_key("user 3"))
-    assert not bury(tombstones, hasher, hasher.user_key("user 3"))
+    keys = open_key_store(str(tmp_path / "keys of tombstones"))
+    mark = hasher.tombstone(hasher.user_key("user 3"))
+    assert bury(tombstones, keys, "weekly", mark)
+    assert not bury(tombstones, keys, "weekly", mark)
     forgot = partition(rows, storage__tombstones=tombstones)
     never = partition([row for row in rows if row["user_id"] != "user 3"])
     assert forgot.records() == never.records()
@@ -29,8 +31,9 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
 
 def test_tombstone_tells_nothing_about_whom(tmp_path):
     hasher = Hasher(KEY)
-    bury(str(tmp_path), hasher, hasher.user_key("user 3"))
-    (name,) = read_tombstones(str(tmp_path))
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
+    bury(uri, keys, "weekly", hasher.tombstone(hasher.user_key("user 3")))
+    (name,) = read_tombstones(uri)
     assert hasher.user_key("user 3").hex() not in name
 
 
@@ -39,7 +42,7 @@ def test_store_of_tombstones_that_is_gone_is_refused_not_taken_for_empty(tmp_pat
     there, uri = tmp_path / "tombstones", str(tmp_path / "tombstones")
     check_store(None, keys, "weekly")  # a policy that never had one
     check_store(uri, keys, "weekly")
-    bury(uri, hasher := Hasher(KEY), hasher.user_key("user 3"))
+    bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"3"))
     check_store(uri, keys, "weekly")
     assert len(read_tombstones(uri)) == 1
     there.rename(tmp_path / "elsewhere")
@@ -53,6 +56,57 @@ def test_store_of_tombstones_that_is_gone_is_refused_not_taken_for_empty(tmp_pat
         check_store(str(tmp_path / "elsewhere"), other, "weekly")  # of another policy
     (tmp_path / "elsewhere").rename(there)
     check_store(uri, keys, "weekly")
+
+
+@pytest.fixture
+def five(tmp_path):
+    """A store of five tombstones: its keys, its address and their files."""
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
+    marks = [Hasher(KEY).tombstone(bytes([number])) for number in range(5)]
+    for mark in marks:
+        assert bury(uri, keys, "weekly", mark)
+    return keys, uri, [tmp_path / "tombstones" / mark for mark in marks]
+
+
+@pytest.mark.parametrize("lost", [(0,), (2,), (4,), (3, 4), (0, 1, 2, 3, 4)])
+def test_tombstone_that_was_lost_is_noticed_and_can_be_made_good(five, lost):
+    keys, uri, files = five
+    for number in lost:
+        files[number].unlink()
+    with pytest.raises(StorageError, match=rf"holds {5 - len(lost)} tombstones.*there were more"):
+        check_store(uri, keys, "weekly")
+    with pytest.raises(StorageError, match="there were more"):  # nor does the next one hide it
+        bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
+    for number in lost:
+        assert bury(uri, keys, "weekly", files[number].name, lost=True)
+    check_store(uri, keys, "weekly")
+    assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
+
+
+def test_planted_key_store_that_does_not_count_overlooks_the_loss(five, monkeypatch):
+    """The fault the test above is for."""
+    keys, uri, files = five
+    files[2].unlink()
+    monkeypatch.setattr(LocalKeyStore, "used", lambda *_: False)
+    check_store(uri, keys, "weekly")
+
+
+@pytest.mark.parametrize("act", ["create", "destroy"])
+def test_killed_while_a_tombstone_is_counted_goes_on_and_still_notices(five, monkeypatch, act):
+    keys, uri, files = five
+
+    def killed(self, name):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalKeyStore, act, killed)
+        with pytest.raises(KeyboardInterrupt):
+            bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
+    check_store(uri, keys, "weekly")
+    assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"seven"))
+    files[0].unlink()
+    with pytest.raises(StorageError, match="there were more"):
+        check_store(uri, keys, "weekly")
 
 
 def test_killed_while_the_store_of_tombstones_is_marked_goes_on(tmp_path, monkeypatch):
@@ -80,6 +134,14 @@ def test_command_without_a_policy_says_what_is_missing():
     done = CliRunner().invoke(app, ["forget", "--config", "quickstart"], input="someone\n")
     assert done.exit_code != 0
     assert "storage.tombstones must be set" in str(done.exception)
+
+
+def test_command_takes_no_list_of_which_it_would_forget_the_first_alone(tmp_path):
+    command = ["forget", "--config", "quickstart", "--policy", str(tmp_path)]
+    done = CliRunner().invoke(app, command, input="someone\nsomebody else\n")
+    assert "holds 2 lines" in str(done.exception)
+    assert "some" not in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobody_else(tmp_path):

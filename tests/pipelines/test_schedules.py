@@ -308,6 +308,19 @@ def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder
     ]
 
 
+def test_the_last_schedule_is_stopped_by_its_file_never_by_an_empty_folder(folder, kfp):
+    """An empty folder is more likely the wrong one than a wish to stop everything."""
+    cluster = _cluster(kfp)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    stopped = _change(folder, "weekly", enabled=False)
+    cluster.apply(cluster.plan(load_schedules(folder)))
+    assert [run["mode"] for run in kfp.recurring.values()] == ["DISABLE"]
+    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    stopped.unlink()
+    with pytest.raises(ConfigError, match="enabled: false"):
+        load_schedules(folder)
+
+
 def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(folder, kfp):
     cluster = _cluster(kfp)
     cluster.apply(cluster.plan(load_schedules(folder)))

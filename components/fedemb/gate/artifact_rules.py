@@ -14,15 +14,15 @@ from components.fedemb.gate.differences import (
 )
 from components.fedemb.model_files import tensor_problem
 from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.signatures import verify_document
+from components.fedemb.privacy.trust import verify_document
 from components.fedemb.privacy_report import build_report
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
 
 
 def report_signature(case: Case) -> Iterator[Reason]:
-    """The report is signed by a key believed to sign reports."""
-    verify_document(case.report, case.trust, "report")
+    """The report is signed by a key believed to sign reports when it was made."""
+    verify_document(case.report, case.ledger.chain.trust, "report", at=case.head)
     yield from ()
 
 
@@ -190,7 +190,8 @@ def pretraining(case: Case) -> Iterator[Reason]:
         yield Reason(
             "pretraining_overlap_unchecked",
             "nobody checked that the imported backbone never saw private images",
-            "pretrain from public images, or let the policy owner sign a waiver",
+            "pretrain from public images, or let the policy owner sign `fedemb ledger waive "
+            "pretraining_overlap_unchecked` and resume the run",
         )
 
 

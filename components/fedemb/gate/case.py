@@ -12,7 +12,6 @@ from components.fedemb.privacy.ledger import Ledger, Reservation
 from components.fedemb.privacy.ledger_state import Attempt
 from components.fedemb.privacy.mechanism import MechanismPlan
 from components.fedemb.privacy.plan_document import check_plan
-from components.fedemb.privacy.signatures import TrustStore
 
 RERUN = "run account_privacy again on the artifacts of this run"
 """The remedy where the report alone is at fault."""
@@ -44,7 +43,6 @@ class Case:
     evidence: Evidence
     report: Mapping[str, Any]
     ledger: Ledger
-    trust: TrustStore
     now: datetime
     same_environment: bool = True
     """False when a bundle is verified later: the accounting library may be a newer one."""

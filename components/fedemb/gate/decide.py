@@ -19,7 +19,6 @@ from components.fedemb.gate import artifact_rules as artifacts
 from components.fedemb.gate import privacy_rules as privacy
 from components.fedemb.gate.case import RERUN, Case, Reason, Verdict
 from components.fedemb.privacy.ledger import Ledger
-from components.fedemb.privacy.signatures import TrustStore
 
 WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
 """Rules the policy owner may waive for one model; all others are arithmetic or integrity."""
@@ -47,7 +46,6 @@ def decide(
     evidence: Evidence,
     report: Mapping[str, Any],
     ledger: Ledger,
-    trust: TrustStore,
     *,
     now: datetime | None = None,
     same_environment: bool = True,
@@ -57,8 +55,7 @@ def decide(
     Args:
       evidence: documents of the run.
       report: signed privacy report.
-      ledger: ledger of the run's policy, refreshed.
-      trust: keys believed.
+      ledger: ledger of the run's policy, refreshed; it knows the keys that are believed.
       now: current time, for the clock rule.
       same_environment: False when a bundle is verified later, perhaps with a newer accounting
         library: its version may differ, and recomputed figures by one percent.
@@ -67,7 +64,7 @@ def decide(
       The verdict: every reason, in the order of importance. It allows only if all rules could be
       evaluated and none has a reason that is not waived.
     """
-    case = Case(evidence, report, ledger, trust, now or datetime.now(UTC), same_environment)
+    case = Case(evidence, report, ledger, now or datetime.now(UTC), same_environment)
     reasons: list[Reason] = []
     for code, rule in RULES:
         try:
@@ -81,13 +78,13 @@ def decide(
 
 
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
-    """Codes that the policy owner waived for this model, by a signed record."""
+    """Codes that the policy owner waived for this model, by a signed record the report states."""
     try:
         model = case.evidence.model.body["weights_sha"]
         signed = {
             record.body["code"]
             for record in case.ledger.state.waivers
-            if record.body["model_sha"] == model
+            if record.body["model_sha"] == model and record.sequence <= case.head
         }
     except Exception:  # fails closed: no waiver
         return set()

@@ -9,7 +9,7 @@ from components.fedemb.gate.case import RERUN, Case, Reason
 from components.fedemb.privacy import accounting
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.ledger import Anchor, terms_of
-from components.fedemb.privacy.signatures import verify_document
+from components.fedemb.privacy.trust import verify_document
 from components.fedemb.privacy_report import block_table, epsilon_rdp, priced
 
 RDP_TOLERANCE = 0.02
@@ -55,8 +55,8 @@ def ledger(case: Case) -> Iterator[Reason]:
 
 def reservation(case: Case) -> Iterator[Reason]:
     """The reservation is signed, stands in the ledger, is committed and for release."""
-    body = case.evidence.reservation.body
-    verify_document(body, case.trust, "ledger")
+    body, sequence = case.evidence.reservation.body, case.reservation.sequence
+    verify_document(body, case.ledger.chain.trust, "ledger", at=sequence)
     attempt, config = case.attempt, case.evidence.config
     if attempt.void or attempt.bind is None or attempt.commit is None:
         yield Reason(
@@ -137,7 +137,8 @@ def epsilon(case: Case) -> Iterator[Reason]:
         yield Reason(
             "delta_above_customary",
             f"delta={policy.delta:g} is above users_lower_bound**-1.1={customary:.3g}",
-            "lower policy.delta, or let the policy owner sign a waiver",
+            "start another policy with a lower policy.delta, or let the policy owner sign `fedemb "
+            "ledger waive delta_above_customary` and resume the run",
         )
     renyi = epsilon_rdp(plan, policy.delta)
     upper = math.inf if renyi is None else renyi

@@ -3,9 +3,10 @@
 Every secret is 32 bytes of operating-system entropy under a name that says what it is for:
 `policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
 `reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
-commit, `signing/<role>` signs, `tombstones/<policy_id>` says that the policy has tombstones. A name
-is used once: a destroyed key leaves a tombstone, so that the same reservation can never get a
-second root, and with it a second, independent noise.
+commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation), `tombstones/<policy_id>`
+says that the policy has tombstones, `tombstones/<policy_id>+<n>` that it has n. A name is used
+once: a destroyed key leaves a tombstone, so that the same reservation can never get a second root,
+and with it a second, independent noise.
 
 Specification: dp.md 5 (misuse-resistant key) and 3.2.
 """
@@ -27,7 +28,10 @@ from components.fedemb.artifacts import create_bytes
 from components.fedemb.errors import LedgerError, Refused, StorageError
 
 KEY_BYTES = 32
-_NAME = re.compile(r"(policy|reservation|signing|tombstones)/[A-Za-z0-9][A-Za-z0-9._-]{0,190}")
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
+_NAME = re.compile(
+    rf"(policy|reservation)/{_WORD}|signing/{_WORD}(@[1-9][0-9]*)?|tombstones/{_WORD}(\+[1-9][0-9]*)?"
+)
 _DESTROYED = ".destroyed"
 
 
@@ -39,6 +43,11 @@ def checked_name(name: str) -> str:
             "in letters, digits, dot, dash and underscore; choose another run id or policy id"
         )
     return name
+
+
+def generation_name(name: str, generation: int) -> str:
+    """Name of a generation of a signing key; the first has none."""
+    return name if generation == 1 else f"{name}@{generation}"
 
 
 class KeyStore(ABC):
@@ -72,12 +81,27 @@ class KeyStore(ABC):
     def exists(self, name: str) -> bool:
         """Whether `fetch` would find the key."""
 
+    @abstractmethod
+    def used(self, name: str) -> bool:
+        """Whether the name was ever used, by a key that may be destroyed since."""
+
+    @abstractmethod
+    def newest(self, name: str) -> int:
+        """Number of the newest generation of a signing key; 0 if there is none."""
+
+    @abstractmethod
+    def renew(self, name: str) -> int:
+        """Creates a further generation beside the earlier ones and returns its number."""
+
     def load_or_create(self, name: str) -> bytes:
-        """Returns the key, created first if the name was never used."""
-        try:
-            return self.create(name)
-        except FileExistsError:
-            return self.fetch(name)
+        """Returns the key, created first if the name was never used.
+
+        Looks before it creates: most steps may read their keys and create none.
+        """
+        if not self.exists(name):
+            with contextlib.suppress(FileExistsError):  # destroyed, or made at this moment
+                return self.create(name)
+        return self.fetch(name)
 
 
 class LocalKeyStore(KeyStore):
@@ -141,6 +165,25 @@ class LocalKeyStore(KeyStore):
     def exists(self, name: str) -> bool:
         path = self._path(name)
         return path.is_file() and not self._tombstone(path).exists()
+
+    @override
+    def used(self, name: str) -> bool:
+        path = self._path(name)
+        return path.exists() or self._tombstone(path).exists()
+
+    @override
+    def newest(self, name: str) -> int:
+        path = self._path(name)
+        later = (item.name.rpartition("@")[2] for item in path.parent.glob(f"{path.name}@*"))
+        return max([int(path.exists()), *(int(number) for number in later if number.isdigit())])
+
+    @override
+    def renew(self, name: str) -> int:
+        while True:
+            number = self.newest(name) + 1
+            with contextlib.suppress(FileExistsError):  # somebody else renewed it at this moment
+                self.create(generation_name(name, number))
+                return number
 
     def _path(self, name: str) -> Path:
         return self.root / checked_name(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from components.fedemb.artifacts import canonical_json
 from components.fedemb.config import PartitionConfig
-from components.fedemb.errors import LedgerError
+from components.fedemb.errors import LedgerError, Refused
 from components.fedemb.privacy.keys import KeyStore, open_key_store
 from components.fedemb.privacy.ledger_budget import Charge, Spent
 from components.fedemb.privacy.ledger_chain import Anchor, Chain
@@ -26,7 +26,8 @@ from components.fedemb.privacy.ledger_terms import (
 )
 from components.fedemb.privacy.ledger_writer import Ledger
 from components.fedemb.privacy.reservation import Reservation, read_reservation, write_reservation
-from components.fedemb.privacy.signatures import TRUST_SCHEMA, Signer, TrustStore, trust_of
+from components.fedemb.privacy.signatures import ROLES, Signer
+from components.fedemb.privacy.trust import TRUST_SCHEMA, TrustStore, trust_of
 from components.fedemb.storage import Store, open_store
 
 __all__ = [
@@ -38,10 +39,12 @@ __all__ = [
     "Schedule",
     "Spent",
     "UserTerms",
+    "begin_policy",
     "blocks_of",
     "connect",
     "ensure_trust",
     "open_ledger",
+    "policies",
     "read_reservation",
     "read_trust",
     "schedule_of",
@@ -76,11 +79,12 @@ def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
     """Opens a ledger for writing, with the key of the key store and the trust file beside it.
 
     Raises:
-      LedgerError: there is no trust file (no ledger was ever made there), or it is broken.
+      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
+        key store is that of another ledger.
     """
-    store = open_store(ledger_uri)
-    signer = Signer.load_or_create(open_key_store(keys_uri), "ledger")
-    return open_ledger(ledger_uri, policy_id, signer=signer, trust=read_trust(store))
+    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+    ledger.unlock(open_key_store(keys_uri))
+    return ledger
 
 
 def read_trust(store: Store) -> TrustStore:
@@ -99,8 +103,41 @@ def read_trust(store: Store) -> TrustStore:
     return TrustStore.parse(data, TRUST_NAME)
 
 
+def policies(store: Store) -> list[str]:
+    """The policies whose ledgers lie in a store."""
+    first = "/00000000.json"
+    if store.local_root is not None:  # without a look at each of ten thousand records
+        return sorted(path.parent.name for path in store.local_root.glob(f"*{first}"))
+    return sorted(
+        name.removesuffix(first)
+        for name in store.list()
+        if name.endswith(first) and name.count("/") == 1
+    )
+
+
+def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
+    """Writes record 0 with the owner's key; the same terms again change nothing.
+
+    Raises:
+      LedgerError: the key store is that of another ledger.
+      Refused: the policy exists with other terms, or keys were rotated since the trust file was
+        made: it believes the old ones in a new policy, for ever.
+    """
+    trust = ledger.chain.trust
+    if not ledger.chain.records:
+        newest = {role: keys.newest(f"signing/{role}") for role in ROLES}
+        old = [role for role in ROLES if newest[role] > trust.current(role).generation]
+        if old:
+            raise Refused(
+                f"the signing keys {', '.join(old)} of {keys.uri} were rotated, and {TRUST_NAME} "
+                f"of {ledger.chain.store.uri} would believe the retired ones in a new policy; "
+                "give the new policy a ledger root of its own"
+            )
+    ledger.create_policy(terms, Signer.current(keys, "policy", trust))
+
+
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
-    """Reads the trust file beside the ledgers, made of one's own keys at first use."""
+    """Reads the trust file beside the ledgers, made of one's own newest keys at first use."""
     try:
         return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
     except FileNotFoundError:

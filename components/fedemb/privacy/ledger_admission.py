@@ -9,6 +9,7 @@ from components.fedemb.artifacts import canonical_json
 from components.fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.ledger_budget import Charge, on_schedule
 from components.fedemb.privacy.ledger_state import LedgerState
+from components.fedemb.privacy.ledger_terms import PolicyTerms
 
 
 def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str, Any]) -> list[str]:
@@ -63,20 +64,33 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
                 "with composition: renyi"
             )
         if any(len(state.charges(block)) >= terms.schedule.runs for block in blocks):
+            runs = terms.schedule.runs
+            planned = f"all {runs} runs" if runs > 1 else "the one run"
             raise BudgetExceeded(
-                f"the series of {terms.schedule.runs} runs that policy {policy_id!r} planned is "
-                "complete; rounds given back are not spent again, start another policy"
+                f"{planned} that policy {policy_id!r} planned took place, and rounds given "
+                "back are not spent again; start another policy.policy_id, plan its runs at once "
+                "with policy.planned_runs, and add up the epsilons of both"
             )
     trials = {block: state.spent(block, [charge]) for block in blocks}
     # Written so that NaN drops a block out.
     paying = [block for block in blocks if trials[block].epsilon <= terms.epsilon_cap]
     if not paying:
         block = min(blocks, key=lambda name: trials[name].epsilon)
-        before = state.spent(block)
+        before, after = state.spent(block), trials[block]
+        series = after.method == "planned_series"
         raise BudgetExceeded(
             f"run {run_id!r} would bring block {block!r} from epsilon={before.epsilon:.4g} to "
-            f"{trials[block].epsilon:.4g} at delta={terms.delta:g} ({trials[block].method}), above "
-            f"the cap {terms.epsilon_cap:g} of policy {policy_id!r}; raise noise_multiplier, lower "
-            "rounds, or use users of other blocks"
+            f"{after.epsilon:.4g} at delta={terms.delta:g} "
+            f"({'as a planned series' if series else 'by the Rényi filter'}), above the cap "
+            f"{terms.epsilon_cap:g} of policy {policy_id!r}; {_remedy(terms)}"
         )
     return paying
+
+
+def _remedy(terms: PolicyTerms) -> str:
+    if terms.schedule is not None and terms.off_schedule == "refuse":
+        return (
+            "no more runs of its series fit: use users of other blocks, or start another "
+            "policy_id, with more noise or fewer rounds, and add up the epsilons of both"
+        )
+    return "raise noise_multiplier, lower rounds, or use users of other blocks"

@@ -29,7 +29,8 @@ from components.fedemb.privacy.ledger_records import (
     encode_record,
     record_name,
 )
-from components.fedemb.privacy.signatures import Signer, TrustStore
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.storage import Store
 
 HEAD_SCHEMA = "fedemb/ledger_head/1"
@@ -56,6 +57,7 @@ class Chain:
         self.store = store
         self.policy_id = policy_id
         self.trust = trust
+        """Keys believed; with every `keys` record that is read, those it names as well."""
         self.records: list[Record] = []
 
     @property
@@ -76,22 +78,21 @@ class Chain:
         """Reads and verifies the records that were added since.
 
         Args:
-          signatures: False checks the last signature only: the hash chain carries it to all
-            records before. For display.
+          signatures: False checks the last signature, and those that name new keys, only: the
+            hash chain carries the last one to all records before. For display.
 
         Raises:
           LedgerError: a record is missing or broken, or the chain does not hold.
           SignatureInvalid: a record was changed, or signed by an unknown key.
         """
-        known = len(self.records)
-        head = self._signed_head()
-        last = max((head.sequence if head else -1, self._listed(), known - 1))
+        known, heads = len(self.records), self._highest(f"{self.policy_id}/{HEADS}")
+        last = max(heads, self._highest(self.policy_id), known - 1)
         fresh = self._read(range(known, last + 1))
         while (data := self._read_one(known + len(fresh))) is not None:
             fresh.append(data)
         self.extend(fresh, signatures=signatures)
-        if head:
-            self.check_anchors([head])
+        if heads >= 0:  # by now it is known whose signature counts
+            self.check_anchors([self._signed_head(heads)])
 
     def extend(self, fresh: Iterable[bytes], *, signatures: bool = True) -> None:
         """Verifies the next records' bytes and takes them in.
@@ -111,9 +112,13 @@ class Chain:
                 )
             previous = record.sha
             added.append(record)
-        for record in added if signatures else added[-1:]:
-            record.verify(self.trust)
+        trust = self.trust
+        for record in added:
+            if signatures or record is added[-1] or record.kind == "keys":
+                record.verify(trust)
+            trust = _believed_after(record, trust)
         self.records += added
+        self.trust = trust
 
     def check_anchors(self, anchors: Iterable[Anchor]) -> None:
         """Compares with digests written down elsewhere.
@@ -160,6 +165,7 @@ class Chain:
             if isinstance(decision, Record):
                 return decision
             sequence = len(self.records)
+            self.trust.require(signer.trusted())
             data = encode_record(
                 policy_id=self.policy_id,
                 sequence=sequence,
@@ -180,17 +186,14 @@ class Chain:
                 clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
                 continue
             self.records.append(record)
+            self.trust = _believed_after(record, self.trust)
             if signer.role == "ledger":
-                self._write_head(record, signer)
+                self.write_head(record, signer)
             return record
         raise StorageError(
             f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
             "was written; run again"
         )
-
-    def _listed(self) -> int:
-        """Highest number the listing shows, -1 if none."""
-        return self._highest(self.policy_id)
 
     def _highest(self, folder: str) -> int:
         """Highest numbered object directly in a folder, -1 if none."""
@@ -231,11 +234,8 @@ class Chain:
     def _head_name(self, sequence: int) -> str:
         return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
 
-    def _signed_head(self) -> Anchor | None:
+    def _signed_head(self, newest: int) -> Anchor:
         """The newest head that the listing shows; an older one is true as well."""
-        newest = self._highest(f"{self.policy_id}/{HEADS}")
-        if newest < 0:
-            return None
         name = self._head_name(newest)
         try:
             data = self.store.read(name)
@@ -245,12 +245,12 @@ class Chain:
             ) from error
         head = parse_json(data, HEAD_SCHEMA, name)
         body = {key: value for key, value in head.items() if key != "signature"}
-        self.trust.verify(body, head.get("signature"), "ledger", name)
+        self.trust.verify(body, head.get("signature"), "ledger", name, at=newest)
         if body.get("policy_id") != self.policy_id or body.get("sequence") != newest:
             raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
         return Anchor(newest, str(body["sha"]), "the signed head")
 
-    def _write_head(self, record: Record, signer: Signer) -> None:
+    def write_head(self, record: Record, signer: Signer) -> None:
         """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
         body = {
             "schema": HEAD_SCHEMA,
@@ -261,3 +261,10 @@ class Chain:
         data = canonical_json({**body, "signature": signer.sign(body)})
         with suppress(FileExistsError):
             self.store.create(self._head_name(record.sequence), data)
+
+
+def _believed_after(record: Record, trust: TrustStore) -> TrustStore:
+    """The keys believed for the records after this one."""
+    if record.kind != "keys":
+        return trust
+    return trust.rotated(record.body["keys"], record.sequence)

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from components.fedemb.artifacts import canonical_json, parse_json, sha256_hex
 from components.fedemb.errors import ArtifactError, LedgerError
-from components.fedemb.privacy.signatures import Signer, TrustStore
+from components.fedemb.privacy.signatures import Signer
+from components.fedemb.privacy.trust import TrustStore
 
 SCHEMA = "fedemb/ledger_record/1"
 GENESIS = "0" * 64
@@ -72,9 +73,18 @@ def _is_digests(value: object) -> bool:
     return all(map(_is_digest, cast("dict[str, object]", value).values()))
 
 
+def _is_keys(value: object) -> bool:
+    """The public halves of new signing keys; `TrustStore.rotated` looks closer."""
+    if not isinstance(value, list):
+        return False
+    keys = cast("list[object]", value)
+    return bool(keys) and all(map(_is_dict, keys))
+
+
 _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
     "policy": {"terms": _is_dict},
     "waiver": {"code": _is_str, "model_sha": _is_digest, "reason": _is_str},
+    "keys": {"keys": _is_keys, "reason": _is_str},
     "reserve": {
         "purpose": lambda value: value in ("release", "simulation"),
         "blocks": _is_names,
@@ -105,7 +115,7 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
         "version": _is_str,
     },
 }
-"""Kinds and their fields. `policy` and `waiver` are signed by the policy owner."""
+"""Kinds and their fields. `policy`, `waiver` and `keys` are signed by the policy owner."""
 
 KINDS = tuple(_BODIES)
 
@@ -120,7 +130,7 @@ class Record:
     """SHA-256 of the bytes of the record before."""
     kind: str
     run_id: str
-    """Empty for policy and waiver records."""
+    """Empty for what the policy owner signs."""
     attempt: int
     time: str
     """UTC, for people; the order is that of `sequence` alone."""
@@ -161,7 +171,8 @@ class Record:
         Raises:
           SignatureInvalid: by an unknown key, or not of this content.
         """
-        trust.verify(self.unsigned(), dict(self.signature), signing_role(self.kind), self.name)
+        role = signing_role(self.kind)
+        trust.verify(self.unsigned(), dict(self.signature), role, self.name, at=self.sequence)
 
 
 def record_name(policy_id: str, sequence: int) -> str:
@@ -171,7 +182,7 @@ def record_name(policy_id: str, sequence: int) -> str:
 
 def signing_role(kind: str) -> str:
     """The role whose key signs a kind of record."""
-    return "policy" if kind in ("policy", "waiver") else "ledger"
+    return "policy" if kind in ("policy", "waiver", "keys") else "ledger"
 
 
 def encode_record(

@@ -14,7 +14,7 @@ from components.fedemb.errors import LedgerError, SignatureInvalid
 from components.fedemb.privacy.ledger_budget import Charge, Spent, spent
 from components.fedemb.privacy.ledger_records import Record
 from components.fedemb.privacy.ledger_terms import PolicyTerms
-from components.fedemb.privacy.signatures import TrustStore
+from components.fedemb.privacy.trust import TrustStore
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
 _ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "signature"}
@@ -71,6 +71,7 @@ class LedgerState:
     terms: PolicyTerms | None = None
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
     waivers: list[Record] = field(default_factory=list[Record])
+    rotations: list[Record] = field(default_factory=list[Record])
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
     _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
@@ -113,6 +114,9 @@ class LedgerState:
     def _on_waiver(self, record: Record, trust: TrustStore | None) -> None:
         self.waivers.append(record)
 
+    def _on_keys(self, record: Record, trust: TrustStore | None) -> None:
+        self.rotations.append(record)  # what they mean for the records after them: ledger_chain
+
     def _on_reserve(self, record: Record, trust: TrustStore | None) -> None:
         body, key = record.body, (record.run_id, record.attempt)
         if not record.run_id or record.attempt != self.last_attempt(record.run_id) + 1:
@@ -151,7 +155,8 @@ class LedgerState:
         if trust is not None:
             body = {name: value for name, value in log.items() if name != "signature"}
             try:
-                trust.verify(body, log["signature"], "trainer", "its round log")
+                sequence, signature = record.sequence, log["signature"]
+                trust.verify(body, signature, "trainer", "its round log", at=sequence)
             except SignatureInvalid as error:
                 raise SignatureInvalid(f"ledger record {record.name}: {error}") from error
         attempt.commit = record

@@ -1,23 +1,16 @@
-"""The writing half of the ledger: every act may be repeated, and is decided on the latest state.
-
-The same content gives the same record again, another content is refused.
-"""
+"""What the steps of a run write into the ledger: reserve, bind, commit, void, release."""
 
 from __future__ import annotations
 
-import getpass
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from components.fedemb.errors import LedgerError, PlanMismatch, Refused
 from components.fedemb.privacy.keys import KeyStore, reservation_key_name
 from components.fedemb.privacy.ledger_admission import admit
-from components.fedemb.privacy.ledger_chain import Chain
+from components.fedemb.privacy.ledger_policy import PolicyLedger
 from components.fedemb.privacy.ledger_records import Record
 from components.fedemb.privacy.ledger_state import ROUND_LOG_SCHEMA
-from components.fedemb.privacy.ledger_terms import PolicyTerms
-from components.fedemb.privacy.ledger_view import LedgerView
 from components.fedemb.privacy.reservation import Reservation
 from components.fedemb.privacy.signatures import Signer, sign_document
 
@@ -34,54 +27,10 @@ CONTENT = (
     "input",
 )
 """What a reservation binds; a retry must bring the same."""
-_Decide = Callable[[], dict[str, Any] | Record]
 
 
-class Ledger(LedgerView):
+class Ledger(PolicyLedger):
     """The ledger of one policy in one store."""
-
-    def __init__(self, chain: Chain, signer: Signer | None = None):
-        """Takes the chain; without a signer the ledger can only be read."""
-        super().__init__(chain)
-        self._signer = signer
-
-    def create_policy(self, terms: PolicyTerms, signer: Signer) -> Record:
-        """Writes record 0; the same terms again change nothing.
-
-        Args:
-          terms: fixed for the policy's life.
-          signer: the policy owner's key, role `policy`.
-
-        Raises:
-          Refused: the policy exists with other terms, or a term is out of bounds.
-        """
-
-        def decide() -> dict[str, Any] | Record:
-            if not self.chain.records:
-                PolicyTerms.from_json(terms.to_json())  # what no reader would take is not written
-                return {"terms": terms.to_json()}
-            self.check_terms(terms)
-            return self.chain.records[0]
-
-        return self._append("policy", decide, signer=signer)
-
-    def check_terms(self, terms: PolicyTerms) -> None:
-        """Refuses terms that are not the policy's.
-
-        Raises:
-          Refused: and which differ.
-        """
-        changed = self.terms.differences(terms)
-        if changed:
-            raise Refused(
-                f"policy {self.policy_id!r} does not fit: {'; '.join(changed)}. Set it back, or "
-                "start another policy_id and add up the epsilons of both"
-            )
-
-    def waive(self, *, code: str, model_sha: str, reason: str, signer: Signer) -> Record:
-        """Writes the policy owner's waiver of one gate rule for one model."""
-        body = {"code": code, "model_sha": model_sha, "reason": reason}
-        return self._append("waiver", lambda: body, signer=signer)
 
     def reserve(
         self,
@@ -206,6 +155,8 @@ class Ledger(LedgerView):
 
         Raises:
           PlanMismatch: it is committed with other figures, or more rounds than reserved.
+          SignatureInvalid: the trainer's key is not believed.
+          StorageError: the trainer's key was rotated; run again.
         """
         log = {
             "schema": ROUND_LOG_SCHEMA,
@@ -237,6 +188,7 @@ class Ledger(LedgerView):
                     f"rounds_started={rounds_started}, expected at most the {reservation.rounds} "
                     "reserved"
                 )
+            self.chain.trust.require(signer.trusted())
             return body
 
         record = self._append("commit", decide, reservation=reservation)
@@ -291,31 +243,3 @@ class Ledger(LedgerView):
             return content
 
         return self._append("release", decide, reservation=reservation)
-
-    def _append(
-        self,
-        kind: str,
-        decide: _Decide,
-        *,
-        reservation: Reservation | None = None,
-        run_id: str = "",
-        attempt: Callable[[], int] = lambda: 0,
-        signer: Signer | None = None,
-    ) -> Record:
-        signer = signer or self._signer
-        if signer is None:
-            raise Refused(f"this ledger was opened for reading; writing a {kind} needs its key")
-        if reservation is not None:
-            run_id, number = reservation.run_id, reservation.attempt
-            attempt = lambda: number  # noqa: E731
-        return self.chain.append(
-            decide, kind=kind, run_id=run_id, attempt=attempt, actor=_actor(), signer=signer
-        )
-
-
-def _actor() -> str:
-    """Who writes: FEDEMB_ACTOR, else the account."""
-    try:
-        return os.environ.get("FEDEMB_ACTOR") or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"

@@ -19,7 +19,8 @@ from components.fedemb.errors import ArtifactError
 from components.fedemb.privacy.events import event_from_json
 from components.fedemb.privacy.ledger_chain import Anchor
 from components.fedemb.privacy.ledger_records import Record
-from components.fedemb.privacy.signatures import Signer, TrustStore, sign_document, verify_document
+from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.privacy.trust import TrustStore, verify_document
 
 SCHEMA = "fedemb/reservation/1"
 
@@ -126,6 +127,6 @@ def read_reservation(path: Path, trust: TrustStore | None = None) -> Reservation
     """
     document = read_json(path, SCHEMA)
     if trust is not None:
-        verify_document(document, trust, "ledger")
+        verify_document(document, trust, "ledger", at=document.get("sequence"))
     body = {key: value for key, value in document.items() if key not in ("schema", "signature")}
     return Reservation.from_json(body)

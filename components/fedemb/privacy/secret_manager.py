@@ -15,7 +15,8 @@ from components.fedemb.privacy.keys import KEY_BYTES, KeyStore, checked_name
 class SecretManagerKeyStore(KeyStore):
     """Google Secret Manager, `gsm://project[/prefix]`: wrapped by the service, never on a disk.
 
-    A key is version 1 of its secret and nothing else; a destroyed version is the tombstone.
+    A key is version 1 of its secret, a further generation of a signing key a further version, so
+    that whoever may read the key may read its successor; a destroyed version is the tombstone.
     """
 
     def __init__(self, project: str, prefix: str = "fedemb", client: Any = None):
@@ -28,27 +29,20 @@ class SecretManagerKeyStore(KeyStore):
     def create(self, name: str) -> bytes:
         from google.api_core import exceptions
 
-        secret_id = self._secret_id(name)
         try:
             self._client.create_secret(
                 parent=self._parent,
-                secret_id=secret_id,
+                secret_id=self._secret_id(name),
                 secret={"replication": {"automatic": {}}},
             )
         except exceptions.AlreadyExists:
             pass  # perhaps left without a version by a killed process: version 1 decides
         except exceptions.GoogleAPICallError as error:
             raise self._failed(name, error) from error
-        key = os.urandom(KEY_BYTES)
-        try:
-            version = self._client.add_secret_version(
-                parent=f"{self._parent}/secrets/{secret_id}", payload={"data": key}
-            )
-            if version.name.rsplit("/", 1)[-1] != "1":
-                self._client.destroy_secret_version(name=version.name)
-                raise FileExistsError(f"key {name} is in use or was destroyed")
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
+        key, version = self._add(name)
+        if _number(version) != 1:
+            self._destroy(name, version)
+            raise FileExistsError(f"key {name} is in use or was destroyed")
         return key
 
     @override
@@ -71,14 +65,7 @@ class SecretManagerKeyStore(KeyStore):
 
     @override
     def destroy(self, name: str) -> None:
-        from google.api_core import exceptions
-
-        try:
-            self._client.destroy_secret_version(name=self._version(name))
-        except (exceptions.NotFound, exceptions.FailedPrecondition):
-            return
-        except exceptions.GoogleAPICallError as error:
-            raise self._failed(name, error) from error
+        self._destroy(name, self._version(name))
 
     @override
     def exists(self, name: str) -> bool:
@@ -88,17 +75,80 @@ class SecretManagerKeyStore(KeyStore):
             return False
         return True
 
+    @override
+    def used(self, name: str) -> bool:
+        from google.api_core import exceptions
+
+        try:
+            self._client.access_secret_version(name=self._version(name))
+        except exceptions.NotFound:
+            return False
+        except exceptions.FailedPrecondition:
+            return True
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        return True
+
+    @override
+    def newest(self, name: str) -> int:
+        from google.api_core import exceptions
+
+        parent = f"{self._parent}/secrets/{self._secret_id(name)}"
+        try:
+            versions = list(self._client.list_secret_versions(parent=parent))
+        except exceptions.NotFound:
+            return 0
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        # Versions that lost a race for a name are destroyed and count for nothing.
+        enabled = [version.name for version in versions if version.state.name == "ENABLED"]
+        return max(map(_number, enabled), default=0)
+
+    @override
+    def renew(self, name: str) -> int:
+        return _number(self._add(name)[1])
+
+    def _add(self, name: str) -> tuple[bytes, str]:
+        """Adds a version of new entropy; returns it and the version's name."""
+        from google.api_core import exceptions
+
+        key = os.urandom(KEY_BYTES)
+        try:
+            version = self._client.add_secret_version(
+                parent=f"{self._parent}/secrets/{self._secret_id(name)}", payload={"data": key}
+            )
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        return key, version.name
+
+    def _destroy(self, name: str, version: str) -> None:
+        from google.api_core import exceptions
+
+        try:
+            self._client.destroy_secret_version(name=version)
+        except (exceptions.NotFound, exceptions.FailedPrecondition):
+            return
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+
     def _secret_id(self, name: str) -> str:
-        return f"{self._prefix}-{hashlib.sha256(checked_name(name).encode()).hexdigest()}"
+        """Name of the secret: one for all generations of a key."""
+        key = checked_name(name).partition("@")[0]
+        return f"{self._prefix}-{hashlib.sha256(key.encode()).hexdigest()}"
 
     def _version(self, name: str) -> str:
-        return f"{self._parent}/secrets/{self._secret_id(name)}/versions/1"
+        generation = name.partition("@")[2] or "1"
+        return f"{self._parent}/secrets/{self._secret_id(name)}/versions/{generation}"
 
     def _failed(self, name: str, error: Exception) -> StorageError:
         return StorageError(
             f"key {name} in {self.uri} cannot be reached ({type(error).__name__}); check the "
             "service account's role on Secret Manager, then run again"
         )
+
+
+def _number(version: str) -> int:
+    return int(version.rsplit("/", 1)[-1])
 
 
 def _secret_manager_client() -> Any:

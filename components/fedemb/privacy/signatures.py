@@ -1,43 +1,43 @@
-"""Who says so: Ed25519 signatures over canonical JSON, and the pinned keys one believes.
+"""Who says so: Ed25519 signatures over canonical JSON. Who is believed is said in `trust`.
 
 A signature covers the role it was made in, so a key trusted for the ledger cannot sign a report.
-A key that travels with a document proves nothing: verification takes a `TrustStore` from elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
     derive_private_key,
 )
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from components.fedemb.artifacts import canonical_json, parse_json, write_json
-from components.fedemb.errors import ArtifactError, SignatureInvalid
-from components.fedemb.privacy.keys import KeyStore, derive
+from components.fedemb.artifacts import canonical_json
+from components.fedemb.errors import LedgerError
+from components.fedemb.privacy.keys import KeyStore, derive, generation_name
+
+if TYPE_CHECKING:
+    from components.fedemb.privacy.trust import TrustStore
 
 ROLES = ("policy", "ledger", "trainer", "report", "gate", "release", "bundle")
 """Policies and waivers, records, round logs, reports, verdicts, attestations, signed bundles."""
-TRUST_SCHEMA = "fedemb/trust/1"
-_ALGORITHM = "ed25519"
+ALGORITHM = "ed25519"
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
-def _message(role: str, body: Mapping[str, Any]) -> bytes:
+def message(role: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes a signature covers."""
     return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
 
 
-def _key_id(public_key: str) -> str:
+def key_id_of(public_key: str) -> str:
+    """Short name of a public key."""
     return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
 
 
@@ -51,12 +51,13 @@ class TrustedKey:
     key_id: str
     role: str
     public_key: str
+    generation: int = 1
 
 
 class Signer:
     """A private key in one role."""
 
-    def __init__(self, role: str, seed: bytes):
+    def __init__(self, role: str, seed: bytes, generation: int = 1):
         """Makes the signer of a role from its 32-byte secret.
 
         Raises:
@@ -65,19 +66,35 @@ class Signer:
         if role not in ROLES:
             raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
         self.role = role
+        self.generation = generation
         self._private = Ed25519PrivateKey.from_private_bytes(derive(seed, "ed25519", role))
         self.public_key = self._private.public_key().public_bytes_raw().hex()
-        self.key_id = _key_id(self.public_key)
+        self.key_id = key_id_of(self.public_key)
 
     @classmethod
-    def load_or_create(cls, store: KeyStore, role: str) -> Signer:
+    def load_or_create(cls, store: KeyStore, role: str, generation: int = 1) -> Signer:
         """Takes the role's key `signing/<role>` from the store, created at first use."""
-        return cls(role, store.load_or_create(f"signing/{role}"))
+        name = generation_name(f"signing/{role}", generation)
+        return cls(role, store.load_or_create(name), generation)
+
+    @classmethod
+    def current(cls, store: KeyStore, role: str, trust: TrustStore) -> Signer:
+        """Takes the key that is believed in the role now, which must be in the store.
+
+        Raises:
+          LedgerError: the store holds none of that generation, or another one.
+        """
+        key = trust.current(role)
+        secret = store.fetch(generation_name(f"signing/{role}", key.generation))
+        signer = cls(role, secret, key.generation)
+        if signer.trusted() != key:
+            raise _other_store(store, role)
+        return signer
 
     def sign(self, body: Mapping[str, Any]) -> dict[str, str]:
         """Returns the signature object of a body without `signature`."""
-        value = self._private.sign(_message(self.role, body)).hex()
-        return {"key_id": self.key_id, "algorithm": _ALGORITHM, "value": value}
+        value = self._private.sign(message(self.role, body)).hex()
+        return {"key_id": self.key_id, "algorithm": ALGORITHM, "value": value}
 
     def sign_bytes(self, data: bytes) -> bytes:
         """Signs bytes as they are, for envelopes with an encoding of their own (DSSE)."""
@@ -85,154 +102,49 @@ class Signer:
 
     def trusted(self) -> TrustedKey:
         """The public half, to be pinned."""
-        return TrustedKey(self.key_id, self.role, self.public_key)
+        return TrustedKey(self.key_id, self.role, self.public_key, self.generation)
 
 
-class TrustStore:
-    """The public keys one believes, each in one role."""
-
-    def __init__(self, keys: Iterable[TrustedKey]):
-        """Indexes the keys.
-
-        Raises:
-          SignatureInvalid: a role is unknown, or a key id is not that of its key.
-        """
-        self.keys = tuple(sorted(keys, key=lambda key: (key.role, key.key_id)))
-        for key in self.keys:
-            if key.role not in ROLES or key.key_id != _key_id(key.public_key):
-                raise SignatureInvalid(
-                    f"trust store entry {key.key_id!r} has an unknown role or does not fit its "
-                    "key; take the trust store from its owner again"
-                )
-        self._public = {
-            (key.role, key.key_id): Ed25519PublicKey.from_public_bytes(
-                bytes.fromhex(key.public_key)
-            )
-            for key in self.keys
-            if key.role != "bundle"
-        }
-
-    @classmethod
-    def parse(cls, data: bytes, name: str = "trust.json") -> TrustStore:
-        """Reads a trust file's bytes.
-
-        Raises:
-          ArtifactError: not a trust file of this version.
-          SignatureInvalid: an entry contradicts itself.
-        """
-        document = parse_json(data, TRUST_SCHEMA, name)
-        try:
-            if set(document) != {"schema", "keys"}:
-                raise ValueError("unknown fields")
-            return cls(TrustedKey(**entry) for entry in document["keys"])
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(
-                f"{name} is not a trust store ({error}); take it from its owner again"
-            ) from error
-
-    @classmethod
-    def load(cls, path: Path) -> TrustStore:
-        """Reads a trust file."""
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ArtifactError(
-                f"trust store {path} cannot be read: {error.strerror}; name the file its owner gave"
-            ) from error
-        return cls.parse(data, path.name)
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of a trust file, without its schema."""
-        return {"keys": [vars(key) for key in self.keys]}
-
-    def save(self, path: Path) -> None:
-        """Writes a trust file."""
-        write_json(path, TRUST_SCHEMA, self.to_json())
-
-    def bundle_keys(self) -> list[EllipticCurvePublicKey]:
-        """The P-256 keys believed to sign bundles."""
-        return [
-            EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
-            for key in self.keys
-            if key.role == "bundle"
-        ]
-
-    def verify(self, body: Mapping[str, Any], signature: object, role: str, name: str) -> None:
-        """Checks the signature of a body without `signature`.
-
-        Raises:
-          SignatureInvalid: missing, malformed, by a key not believed in the role, or not of this
-            content.
-        """
-        fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
-        if set(fields) != {"key_id", "algorithm", "value"}:
-            raise SignatureInvalid(f"{name} is not signed; only signed documents count")
-        key_id, value = str(fields["key_id"]), str(fields["value"])
-        public = self._public.get((role, key_id))
-        if public is None or fields["algorithm"] != _ALGORITHM:
-            raise SignatureInvalid(
-                f"{name} is signed by key {key_id!r}, which the trust store does not believe in "
-                f"the role {role!r}; check where it comes from"
-            )
-        try:
-            raw = bytes.fromhex(value)
-            if raw.hex() != value:
-                raise ValueError("not canonical")
-            public.verify(raw, _message(role, body))
-        except (InvalidSignature, ValueError, TypeError, ArtifactError) as error:
-            raise SignatureInvalid(
-                f"the signature of {name} does not fit its content; it was changed after signing"
-            ) from error
-
-    def verify_bytes(self, data: bytes, value: bytes, role: str, key_id: str, name: str) -> None:
-        """Checks a signature made by `Signer.sign_bytes`.
-
-        Raises:
-          SignatureInvalid: as in `verify`.
-        """
-        public = self._public.get((role, key_id))
-        try:
-            if public is None:
-                raise ValueError("unknown key")
-            public.verify(value, data)
-        except (InvalidSignature, ValueError) as error:
-            raise SignatureInvalid(
-                f"the signature of {name} is not by a key believed in the role {role!r}, or does "
-                "not fit its content"
-            ) from error
+def _other_store(store: KeyStore, role: str) -> LedgerError:
+    return LedgerError(
+        f"key signing/{role} in {store.uri} is not the one this ledger believes; name the key "
+        "store the ledger was made with"
+    )
 
 
-def bundle_signing_key(store: KeyStore) -> EllipticCurvePrivateKey:
+def bundle_signing_key(store: KeyStore, generation: int = 1) -> EllipticCurvePrivateKey:
     """The P-256 key of the role `bundle`, created at first use."""
-    secret = derive(store.load_or_create("signing/bundle"), "p256", "bundle")
-    return derive_private_key(int.from_bytes(secret, "big") % (_P256_ORDER - 1) + 1, SECP256R1())
+    return _p256(store.load_or_create(generation_name("signing/bundle", generation)))
 
 
-def trusted_bundle_key(key: EllipticCurvePrivateKey) -> TrustedKey:
+def current_bundle_key(store: KeyStore, trust: TrustStore) -> EllipticCurvePrivateKey:
+    """The key that is believed to sign bundles now; see `Signer.current`."""
+    believed = trust.current("bundle")
+    key = _p256(store.fetch(generation_name("signing/bundle", believed.generation)))
+    if trusted_bundle_key(key, believed.generation) != believed:
+        raise _other_store(store, "bundle")
+    return key
+
+
+def _p256(seed: bytes) -> EllipticCurvePrivateKey:
+    number = int.from_bytes(derive(seed, "p256", "bundle"), "big")
+    return derive_private_key(number % (_P256_ORDER - 1) + 1, SECP256R1())
+
+
+def trusted_bundle_key(key: EllipticCurvePrivateKey, generation: int = 1) -> TrustedKey:
     """The public half of a bundle key, to be pinned."""
     point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
-    return TrustedKey(_key_id(point), "bundle", point)
+    return TrustedKey(key_id_of(point), "bundle", point, generation)
 
 
-def trust_of(store: KeyStore) -> TrustStore:
-    """The trust store of one's own keys, all roles, created at first use."""
-    own = [Signer.load_or_create(store, role).trusted() for role in ROLES if role != "bundle"]
-    return TrustStore([*own, trusted_bundle_key(bundle_signing_key(store))])
+def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
+    """The public half of one's own key, created at first use."""
+    if role == "bundle":
+        return trusted_bundle_key(bundle_signing_key(store, generation), generation)
+    return Signer.load_or_create(store, role, generation).trusted()
 
 
 def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
     """Returns the document with `signature: {key_id, algorithm, value}` added or replaced."""
     body = {key: value for key, value in document.items() if key != "signature"}
     return {**body, "signature": signer.sign(body)}
-
-
-def verify_document(document: Mapping[str, Any], trust: TrustStore, role: str) -> dict[str, Any]:
-    """Checks a signed document and returns it without its signature.
-
-    Raises:
-      SignatureInvalid: the signature is missing, by an unknown key, or not of this content.
-    """
-    body = {key: value for key, value in document.items() if key != "signature"}
-    name = str(document.get("schema", document.get("kind", "the document")))
-    trust.verify(body, document.get("signature"), role, name)
-    return body

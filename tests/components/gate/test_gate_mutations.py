@@ -7,6 +7,7 @@ change breaks.
 
 import copy
 import json
+import logging
 import math
 
 import pytest
@@ -83,14 +84,16 @@ def test_every_mutation_of_a_resigned_report_is_denied(good_run):
     evidence = read_evidence(good_run.config, **good_run.evidence_paths())
     report = dict(read_document(good_run.report, "report").body)
     ledger = good_run.ledger()
-    trust = ledger.chain.trust
     signer = Signer.load_or_create(good_run.keys, "report")
-    assert decide(evidence, report, ledger, trust).allow
+    assert decide(evidence, report, ledger).allow
     tried, allowed = 0, []
     for path, changed in mutate(report):
         tried += 1
-        if decide(evidence, sign_document(changed, signer), ledger, trust).allow:
+        if decide(evidence, sign_document(changed, signer), ledger).allow:
             allowed.append(path)
+    logging.getLogger(__name__).warning(
+        f"{tried} mutations of a report signed again tried, {len(allowed)} allowed"
+    )
     assert not allowed
     assert tried > 700, f"{tried} mutations of the report tried"
 
@@ -134,6 +137,9 @@ def _check_documents(run, name, every):
             if not _refused(run):
                 allowed.append(field)
     path.write_bytes(original)
+    logging.getLogger(__name__).warning(
+        f"{tried} mutations of {name} tried, {len(allowed)} allowed"
+    )
     assert tried > 0
     assert not allowed
     assert run.do_gate()["allow"]
@@ -178,5 +184,5 @@ def test_nan_in_any_number_of_the_report_denies(good_run):
         if isinstance(node, float):
             numbers += 1
             bent = put(report, path, math.nan)
-            assert not decide(evidence, bent, ledger, ledger.chain.trust).allow
+            assert not decide(evidence, bent, ledger).allow
     assert numbers > 20

@@ -15,13 +15,8 @@ from components.fedemb.errors import (
 )
 from components.fedemb.privacy.keys import commit_to, derive, open_key_store, partition_key
 from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
-from components.fedemb.privacy.signatures import (
-    Signer,
-    TrustStore,
-    sign_document,
-    trust_of,
-    verify_document,
-)
+from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.privacy.trust import TrustStore, trust_of, verify_document
 
 
 class FakeSecretManager:
@@ -67,6 +62,18 @@ class FakeSecretManager:
         versions, index = self._versions(name)
         versions[index] = None
 
+    def list_secret_versions(self, parent):
+        from types import SimpleNamespace
+
+        from google.api_core import exceptions
+
+        secret_id = parent.rsplit("/", 1)[1]
+        if secret_id not in self.secrets:
+            raise exceptions.NotFound("no secret")
+        for number, data in enumerate(self.secrets[secret_id], start=1):
+            state = SimpleNamespace(name="DESTROYED" if data is None else "ENABLED")
+            yield SimpleNamespace(name=f"{parent}/versions/{number}", state=state)
+
 
 @pytest.fixture(params=["folder", "secret manager"])
 def keys(request, tmp_path):
@@ -110,6 +117,51 @@ def test_key_whose_destroyer_was_killed_half_way_is_no_key(tmp_path, monkeypatch
     assert not path.exists()
 
 
+def test_generations_of_a_signing_key_stand_side_by_side(keys):
+    assert keys.newest("signing/report") == 0
+    first = keys.load_or_create("signing/report")
+    assert keys.newest("signing/report") == 1
+    number = keys.renew("signing/report")
+    second = keys.fetch(f"signing/report@{number}")
+    assert keys.newest("signing/report") == number > 1
+    assert keys.fetch("signing/report") == first != second
+    assert keys.renew("signing/report") > number
+    assert keys.newest("signing/gate") == 0
+
+
+def test_lost_race_for_a_key_is_no_generation(keys):
+    keys.create("signing/report")
+    with pytest.raises(FileExistsError):
+        keys.create("signing/report")
+    assert keys.newest("signing/report") == 1
+    number = keys.renew("signing/report")
+    assert keys.newest("signing/report") == number
+
+
+def test_name_was_used_even_if_its_key_is_destroyed(keys):
+    assert not keys.used("tombstones/weekly+1")
+    keys.create("tombstones/weekly+1")
+    assert keys.used("tombstones/weekly+1")
+    keys.destroy("tombstones/weekly+1")
+    assert keys.used("tombstones/weekly+1")
+    assert not keys.exists("tombstones/weekly+1")
+
+
+def test_who_may_read_a_key_and_create_none_gets_it():
+    """As the rights of a cluster have it: partition reads the policy's key, account its own."""
+    from google.api_core import exceptions
+
+    class ReadOnly(FakeSecretManager):
+        def create_secret(self, parent, secret_id, secret):
+            raise exceptions.PermissionDenied("secretmanager.secrets.create")
+
+    owner, reader = FakeSecretManager(), ReadOnly()
+    key = SecretManagerKeyStore("project", client=owner).create("policy/weekly")
+    reader.secrets = owner.secrets
+    assert SecretManagerKeyStore("project", client=reader).load_or_create("policy/weekly") == key
+    assert len(next(iter(owner.secrets.values()))) == 1  # and left no version behind
+
+
 def test_secret_left_without_a_version_by_a_kill_is_completed():
     client = FakeSecretManager()
     store = SecretManagerKeyStore("project", client=client)
@@ -129,7 +181,10 @@ def test_keys_are_private_to_their_owner(tmp_path):
         keys.fetch("policy/p")
 
 
-@pytest.mark.parametrize("name", ["policy/../x", "other/x", "policy/", "policy/a/b", "x"])
+@pytest.mark.parametrize(
+    "name",
+    ["policy/../x", "other/x", "policy/", "policy/a/b", "x", "policy/a@2", "signing/a@0"],
+)
 def test_names_that_could_lead_elsewhere_are_refused(keys, name):
     with pytest.raises(Refused):
         keys.create(name)

@@ -25,6 +25,7 @@ from components.fedemb.privacy.ledger import Anchor, Schedule
 from components.fedemb.privacy.ledger_budget import renyi_epsilon
 from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer
+from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.storage.local import LocalStore
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -246,7 +247,13 @@ def test_round_log_must_be_signed_by_a_trainer(kit):
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     kit_.bind(ledger, reservation)
     impostor = Signer("trainer", b"0" * 32)
-    ledger.commit(reservation, rounds_started=1, round_log_sha=kit_.sha("log"), signer=impostor)
+    act = {"rounds_started": 1, "round_log_sha": kit_.sha("log"), "signer": impostor}
+    with pytest.raises(SignatureInvalid, match=r"not believed in the role 'trainer'"):
+        ledger.commit(reservation, **act)
+    ledger.verify()
+    with pytest.MonkeyPatch.context() as around:
+        around.setattr(TrustStore, "require", lambda *_: None)  # a writer that does not look
+        ledger.commit(reservation, **act)
     with pytest.raises(SignatureInvalid, match="round log"):
         kit.open().verify()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import shutil
 
 import ledger_kit as kit_
@@ -48,6 +49,9 @@ def _fuzz(kit, per_record: int) -> tuple[int, int]:
             changed[position] ^= 1 << int(random.integers(8))
             tried += 1
             denied += _denied(kit, sequence, bytes(changed))
+    logging.getLogger(__name__).warning(
+        f"{tried} changed bytes tried, {denied} denied with the record named"
+    )
     return tried, denied
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from components.fedemb.artifacts import Raw, file_digest
 from components.fedemb.errors import GateDenied, Refused
 from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.signatures import trust_of
+from components.fedemb.privacy.trust import trust_of
 from components.release_model import bundle, release
 from components.release_model.serving import load_whitelisted
 from components.release_model.verify import verify_bundle

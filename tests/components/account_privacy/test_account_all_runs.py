@@ -1,0 +1,59 @@
+"""From the policy's second run on, nobody is told the price of one run without that of all."""
+
+import shutil
+from pathlib import Path
+
+import honest_run
+import pytest
+
+from components.release_model.verify import verify_release
+from pipelines.local import Outcome, closing_lines
+from pipelines.run_directory import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def weeks(tmp_path_factory):
+    """Two runs of one policy, released."""
+    root = tmp_path_factory.mktemp("weeks")
+    made = []
+    for number, name in enumerate(("monday", "tuesday"), start=1):
+        run = honest_run.start(root / name, name, made[0].policy_root if made else None)
+        run.config = honest_run.config(**{"release.version": f"{number}.0"})
+        run.until_gate()
+        run.do_gate()
+        run.do_release()
+        made.append(run)
+    return made
+
+
+def _closing(run, parent):
+    """The closing lines of a run directory with the report in its place."""
+    directory = RunDirectory.create(parent, run.run_id, run.config)
+    step = directory.public / "pipeline-now" / "account-privacy"
+    step.mkdir(parents=True)
+    shutil.copy(run.report, step / "privacy_report")
+    plan = directory.public / "pipeline-now" / "plan-privacy"
+    plan.mkdir()
+    shutil.copy(run.plan, plan / "privacy_plan")
+    return closing_lines(directory, Outcome(exit_code=0))[0]
+
+
+def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_path):
+    first, second = (_closing(run, tmp_path) for run in weeks)
+    assert "together" not in first
+    spent = weeks[1].ledger().spent("all/0").epsilon
+    assert f"all 2 runs of policy 'weekly' together: epsilon {spent:.4g} of the cap 3" in second
+    one = weeks[1].ledger().terms.delta
+    assert f"at delta {one:g}" in second
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_verify_states_it_too(weeks, number):
+    run = weeks[number]
+    bundle = run.root / "releases" / "glyphs" / f"{number + 1}.0"
+    with honest_run.stand_in_for_serving():
+        found = verify_release(str(bundle), Path(run.ledger_uri, "trust.json"))
+    assert found.problems == ()
+    assert ("all_runs" in found.facts) == (number == 1)
+    if number:
+        assert "all 2 runs of policy 'weekly' together" in found.facts["all_runs"]

@@ -1,0 +1,321 @@
+"""Signing keys are rotated: what was signed stays believed, what retired keys sign does not."""
+
+import json
+import shutil
+from pathlib import Path
+
+import honest_run
+import ledger_kit as kit_
+import numpy as np
+import pytest
+
+from components.fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
+from components.fedemb.errors import StorageError as Retry
+from components.fedemb.privacy.key_rotation import rotate_keys
+from components.fedemb.privacy.ledger import begin_policy, ensure_trust, open_ledger
+from components.fedemb.privacy.ledger_policy import PolicyLedger
+from components.fedemb.privacy.ledger_records import encode_record, record_name
+from components.fedemb.privacy.signatures import ROLES, Signer, TrustedKey
+from components.fedemb.privacy.trust import TrustStore
+from components.fedemb.storage import open_store
+from components.release_model.release import verify_bundle
+
+REASON = "a year is over"
+
+
+@pytest.fixture
+def kit(tmp_path):
+    kit = kit_.make(tmp_path)
+    kit.open().reserve(run_id="monday", content=kit_.content())
+    return kit
+
+
+def rotate(kit, roles=ROLES):
+    return rotate_keys(kit.ledger_uri, kit.keys, REASON, roles)
+
+
+def forge(kit, signer, kind="void", **body):
+    """Adds a well-linked record signed by whomever, as one with the right to write could."""
+    head = kit.reader().head
+    data = encode_record(
+        policy_id="weekly",
+        sequence=head.sequence + 1,
+        previous=head.sha,
+        kind=kind,
+        run_id="monday" if kind == "void" else "",
+        attempt=1 if kind == "void" else 0,
+        time="2026-01-05T00:00:00+00:00",
+        actor="a thief",
+        body=body or {"reservation": 1, "reason": "gone"},
+        signer=signer,
+    )
+    Path(kit.ledger_uri, record_name("weekly", head.sequence + 1)).write_bytes(data)
+
+
+# ---- the ledger -------------------------------------------------------------------------------
+
+
+def test_ledger_goes_on_with_new_keys_and_the_pinned_ones_lead_to_them(kit):
+    pinned = kit.trust
+    (record,) = rotate(kit)
+    assert [key["generation"] for key in record.body["keys"]] == [2] * len(ROLES)
+    reservation = kit.open().reserve(run_id="tuesday", content=kit_.content())
+    kit_.bind(kit.open(), reservation)
+    trainer = Signer.current(kit.keys, "trainer", kit.reader().chain.trust)
+    kit.open().commit(
+        reservation, rounds_started=3, round_log_sha=kit_.sha("log"), signer=trainer, keys=kit.keys
+    )
+    reader = open_ledger(kit.ledger_uri, "weekly", trust=pinned)
+    reader.verify()
+    assert pinned.current("ledger").generation == 1
+    assert reader.chain.trust.current("ledger").generation == 2
+    assert reader.chain.records[-1].signature["key_id"] != pinned.current("ledger").key_id
+    reader = open_ledger(kit.ledger_uri, "weekly", trust=pinned)
+    reader.refresh(signatures=False)
+
+
+def test_retired_key_adds_nothing_more(kit):
+    stolen = Signer.load_or_create(kit.keys, "ledger")
+    rotate(kit)
+    forge(kit, stolen)
+    with pytest.raises(SignatureInvalid, match=r"00000003.*record 2 had retired"):
+        kit.reader()
+
+
+def test_rotation_that_was_cut_off_is_missed(kit):
+    """The record would otherwise lie unanchored until the next step writes one."""
+    rotate(kit)
+    kit.path(2).unlink()
+    with pytest.raises(LedgerError, match=r"00000002\.json is missing"):
+        kit.reader()
+
+
+def test_planted_trust_that_forgets_to_retire_believes_the_thief(kit, monkeypatch):
+    """The fault the test above is for."""
+    stolen = Signer.load_or_create(kit.keys, "ledger")
+    rotate(kit)
+    forge(kit, stolen)
+    monkeypatch.setattr(TrustStore, "_retired_by", lambda *_: None)
+    assert kit.reader().state.attempts["monday", 1].void
+
+
+def test_retired_owner_rotates_and_waives_nothing_more(kit):
+    stolen = kit.owner
+    rotate(kit, ["policy"])
+    body = {"code": "delta_above_customary", "model_sha": kit_.sha("m"), "reason": "please"}
+    with pytest.raises(Retry, match="rotated"):
+        kit.open().waive(**body, signer=stolen)
+    forge(kit, stolen, "waiver", **body)
+    with pytest.raises(SignatureInvalid, match="had retired"):
+        kit.reader()
+
+
+@pytest.mark.parametrize("who", ["a stranger", "the ledger's key"])
+def test_only_the_policy_owner_names_keys(kit, who):
+    new = vars(Signer("ledger", b"1" * 32, 2).trusted())
+    if who == "a stranger":
+        signer = Signer("policy", b"2" * 32)
+        with pytest.raises(SignatureInvalid, match="not believed in the role 'policy'"):
+            kit.open().rotate([TrustedKey(**new)], REASON, signer)
+        forge(kit, signer, "keys", keys=[new], reason=REASON)
+        with pytest.raises(SignatureInvalid, match="does not believe"):
+            kit.reader()
+    else:
+        signer = Signer.load_or_create(kit.keys, "ledger")
+        with pytest.raises(LedgerError, match="role 'policy'"):
+            kit.open().rotate([TrustedKey(**new)], REASON, signer)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [{"role": "ledger"}],
+        [{"key_id": "0" * 32, "role": "ledger", "public_key": "00" * 32, "generation": 2}],
+        [vars(Signer("ledger", b"1" * 32, 1).trusted())],
+        [vars(Signer("ledger", bytes([n]) * 32, n).trusted()) for n in (2, 3)],
+        [{**vars(Signer("ledger", b"1" * 32, 2).trusted()), "generation": True}],
+        [{**vars(Signer("ledger", b"1" * 32, 2).trusted()), "role": "king"}],
+    ],
+    ids=["no key", "odd id", "old generation", "two of a role", "no number", "no role"],
+)
+def test_odd_keys_are_neither_written_nor_believed(kit, keys):
+    forge(kit, kit.owner, "keys", keys=keys, reason=REASON)
+    with pytest.raises(FedEmbError, match="names new keys and cannot be believed"):
+        kit.reader()
+
+
+def test_owner_who_would_name_an_old_key_again_is_refused(kit):
+    old = kit.trust.current("ledger")
+    rotate(kit, ["ledger"])
+    owner = kit.owner
+    with pytest.raises(LedgerError, match="not one later key"):
+        kit.open().rotate([old], REASON, owner)
+    kit.open().verify()
+
+
+def test_any_changed_byte_of_the_record_is_denied(kit):
+    rotate(kit)
+    kit.open().reserve(run_id="tuesday", content=kit_.content())
+    path = kit.path(2)
+    original = path.read_bytes()
+    random = np.random.default_rng(7)
+    for position in random.permutation(len(original))[:80]:
+        changed = bytearray(original)
+        changed[position] ^= 1 << int(random.integers(8))
+        path.write_bytes(bytes(changed))
+        with pytest.raises(FedEmbError):
+            kit.reader()
+    path.write_bytes(original)
+    kit.reader().verify()
+
+
+# ---- steps that run meanwhile -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["ledger", "trainer"])
+def test_step_whose_key_was_rotated_meanwhile_writes_nothing_and_may_run_again(kit, role):
+    ledger, trainer = kit.open(), kit.trainer
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    rotate(kit, [role])
+    act = {"rounds_started": 2, "round_log_sha": kit_.sha("log")}
+    with pytest.raises(Retry, match=r"rotated since this step.*run the step again"):
+        ledger.commit(reservation, **act, signer=trainer, keys=kit.keys)
+    again = kit.open()
+    again.verify()
+    assert again.state.attempts["monday", 1].status == "bound"
+    trainer = Signer.current(kit.keys, "trainer", again.chain.trust)
+    again.commit(reservation, **act, signer=trainer, keys=kit.keys)
+    kit.reader().verify()
+
+
+STEPS = ("plan", "reserve", "partition", "train", "measure", "account", "gate")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(step, marks=[] if step in ("reserve", "gate") else pytest.mark.slow)
+        for step in STEPS[1:]
+    ],
+)
+def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
+    run = honest_run.start(tmp_path)
+    run.do_plan()
+    run.do_reserve()
+    pinned = tmp_path / "pinned.json"
+    shutil.copy(Path(run.ledger_uri, "trust.json"), pinned)
+    for step in STEPS[2:]:
+        if STEPS[STEPS.index(step) - 1] == last:
+            rotate_keys(run.ledger_uri, run.keys, REASON)
+        getattr(run, f"do_{step}")()
+    if last == "gate":
+        rotate_keys(run.ledger_uri, run.keys, REASON)
+    run.do_release()
+    bundle = str(run.root / "releases" / "glyphs" / "1.0")
+    with honest_run.stand_in_for_serving():
+        assert verify_bundle(bundle, pinned) == []
+        assert verify_bundle(bundle, pinned, run.ledger_uri) == []
+
+
+# ---- releases ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Monday's release, a rotation, Tuesday's release; and the keys pinned on Monday."""
+    root = tmp_path_factory.mktemp("two")
+    monday = honest_run.start(root / "a").until_gate()
+    monday.do_gate()
+    monday.do_release()
+    pinned = root / "pinned.json"
+    shutil.copy(Path(monday.ledger_uri, "trust.json"), pinned)
+    rotate_keys(monday.ledger_uri, monday.keys, REASON)
+    tuesday = honest_run.start(root / "b", "tuesday", monday.policy_root)
+    tuesday.config = honest_run.config(**{"release.version": "2.0"})
+    tuesday.until_gate()
+    tuesday.do_gate()
+    tuesday.do_release()
+    bundles = [root / "a/releases/glyphs/1.0", root / "b/releases/glyphs/2.0"]
+    return pinned, monday.ledger_uri, monday.keys, bundles
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["before", "after"])
+@pytest.mark.parametrize("live", [False, True], ids=["offline", "live"])
+def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, which, live):
+    pinned, ledger_uri, _, bundles = two
+    with honest_run.stand_in_for_serving():
+        assert verify_bundle(str(bundles[which]), pinned, ledger_uri if live else None) == []
+
+
+def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
+    """A thief of Monday's keys changes Tuesday's card, and signs manifest and bundle again."""
+    from components.fedemb.artifacts import read_json
+    from components.fedemb.privacy.signatures import bundle_signing_key
+    from components.release_model import bundle as parts
+
+    pinned, _, keys, bundles = two
+    forged = tmp_path / "2.0"
+    shutil.copytree(bundles[1], forged)
+    (forged / "MODEL_CARD.md").write_text("harmless")
+    header = read_json(forged / "manifest.json", parts.MANIFEST_SCHEMA)
+    for name in ("manifest.json", "model.sig", "attestation.json"):
+        (forged / name).unlink()
+    parts.write_manifest(forged, {key: header[key] for key in ("name", "version")})
+    verdict = json.loads((forged / "verdict.json").read_bytes())
+    thief = Signer.load_or_create(keys, "release")
+    parts.write_attestation(forged, "glyphs/2.0", verdict, thief)
+    parts.sign_bundle(forged, bundle_signing_key(keys))
+    with honest_run.stand_in_for_serving():
+        problems = verify_bundle(str(forged), pinned)
+    assert any("model.sig" in problem for problem in problems)
+    assert any("attestation.json" in problem and "retired" in problem for problem in problems)
+
+
+# ---- several policies -------------------------------------------------------------------------
+
+
+def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_good(kit, monkeypatch):
+    for name in ("monthly", "yearly"):
+        begin_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
+    honest = PolicyLedger.rotate
+
+    def killed(self, *words):
+        if self.policy_id == "weekly":
+            raise KeyboardInterrupt
+        return honest(self, *words)
+
+    monkeypatch.setattr(PolicyLedger, "rotate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rotate(kit)
+    monkeypatch.setattr(PolicyLedger, "rotate", honest)
+    kit.open().verify()  # goes on with its old keys
+    assert [record.policy_id for record in rotate(kit, ["report"])] == [
+        "monthly",
+        "weekly",
+        "yearly",
+    ]
+    for name in ("monthly", "weekly", "yearly"):
+        believed = open_ledger(kit.ledger_uri, name, trust=kit.trust).chain.trust
+        found = {role: believed.current(role).generation for role in ROLES}
+        assert found == {**dict.fromkeys(ROLES, 2), "report": 3}
+
+
+def test_new_policy_does_not_believe_retired_keys(kit, tmp_path):
+    rotate(kit, ["report"])
+    empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
+    with pytest.raises(Refused, match=r"report.*retired.*ledger root of its own"):
+        begin_policy(empty, kit_.terms(), kit.keys)
+    root = str(tmp_path / "another")
+    trust = ensure_trust(open_store(root), kit.keys)
+    assert trust.current("report").generation == 2
+    begin_policy(open_ledger(root, "monthly", trust=trust), kit_.terms(), kit.keys)
+    open_ledger(root, "monthly", trust=trust).verify()
+
+
+def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):
+    from components.fedemb.privacy.keys import open_key_store
+
+    with pytest.raises(LedgerError, match="not in the key store"):
+        rotate_keys(kit.ledger_uri, open_key_store(str(tmp_path / "other")), REASON)
+    assert kit.reader().head.sequence == 1

@@ -1,0 +1,128 @@
+"""Whatever the code of a step imports is in the lock of its image: steps fail late, locks early."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("components", "pipelines")
+NOT_IN_LIGHT = {
+    "jax": "blt.optimise: only plan_privacy asks for it, in the image cpu",
+    "jax_privacy": "the same",
+}
+NOT_IN_AN_IMAGE = {"docker": "pipelines.docker_runner starts containers, from outside them"}
+
+
+def imports(source: str) -> Iterator[str]:
+    """Everything a module imports, at its top or later, but for its types alone."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """The files of ours that importing a dotted name reads."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        path = ROOT.joinpath(*parts[:end])
+        yield from (
+            file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()
+        )
+
+
+def needed(start: list[Path]) -> dict[str, Path]:
+    """Names from outside that these files import, and the files they import -> one who asks."""
+    found: dict[str, Path] = {}
+    todo, seen = list(start), set()
+    while todo:
+        file = todo.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in imports(file.read_text()):
+            top = name.partition(".")[0]
+            if top in OURS:
+                todo.extend(files_of(name))
+            elif top not in sys.stdlib_module_names:
+                found.setdefault(name, file)
+    return found
+
+
+@cache
+def owners() -> dict[str, set[str]]:
+    """Dotted module or package -> the installed distributions that bring it."""
+    found: dict[str, set[str]] = {}
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+        for file in distribution.files or []:
+            if file.suffix in (".py", ".so") and ".." not in file.parts:
+                module = [*file.parent.parts, file.name.partition(".")[0]]
+                module = module[:-1] if module[-1] == "__init__" else module
+                for end in range(1, len(module) + 1):
+                    found.setdefault(".".join(module[:end]), set()).add(name)
+    return found
+
+
+def missing(names: dict[str, Path], lock: str, known: dict[str, str]) -> dict[str, Path]:
+    """Names that no distribution of a lock brings."""
+    locked = {
+        re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)[\[=]", lock, re.M)
+    }
+    if "tensorflow-tpu" in locked:
+        locked.add("tensorflow")  # the same modules under another name
+    wrong: dict[str, Path] = {}
+    for name, file in names.items():
+        parts = name.split(".")
+        if parts[0] in known:
+            continue
+        ends = range(len(parts), 0, -1)
+        brought = next(owners()[key] for end in ends if (key := ".".join(parts[:end])) in owners())
+        if not brought & locked:
+            wrong[name] = file
+    return wrong
+
+
+def roots(flavour: str) -> list[Path]:
+    if flavour != "light":
+        return [file for folder in OURS for file in (ROOT / folder).rglob("*.py")]
+    steps = (ROOT / "components").glob("*/component.py")
+    found = [file for file in steps if '@step("light")' in file.read_text()]
+    assert len(found) >= 3
+    return found
+
+
+@pytest.mark.parametrize("flavour", ["light", "cpu", "gpu", "tpu"])
+def test_image_has_every_package_its_steps_import(flavour):
+    lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
+    known = NOT_IN_LIGHT if flavour == "light" else NOT_IN_AN_IMAGE
+    names = needed(roots(flavour))
+    assert len(names) > 50
+    assert not missing(names, lock, known)
+
+
+def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_imported():
+    names = needed(roots("light"))
+    lock = (ROOT / "requirements" / "light.txt").read_text()
+    for package, module in (
+        ("jsonschema", "jsonschema"),
+        ("google-cloud-storage", "google.cloud.storage"),
+    ):
+        planted = re.sub(rf"^{package}==.*$", "", lock, flags=re.M)
+        assert {name for name in missing(names, planted, NOT_IN_LIGHT) if name.startswith(module)}
+
+
+def test_light_steps_never_come_near_tensorflow_or_beam():
+    tops = {name.partition(".")[0] for name in needed(roots("light"))}
+    assert not tops & {"tensorflow", "keras", "apache_beam", "tfx_bsl", "tensorflow_privacy"}
