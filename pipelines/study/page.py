@@ -28,7 +28,7 @@ _STANDALONE = (
 
 def figure(lines: Sequence[Line]) -> Markup:
     """Recall against noise: a curve and the spread over seeds per method, levels without noise."""
-    drawing = new_figure(6.0, 3.4)
+    drawing = new_figure(7.4, 4.2)
     axes = drawing.axes[0]
     for position, method in enumerate(CURVES):
         points = sorted(
@@ -52,10 +52,11 @@ def figure(lines: Sequence[Line]) -> Markup:
                 name = free or METHODS[line.method]  # pyright: ignore[reportArgumentType]
                 axes.axhline(_headline(line), color=SOFT, linewidth=1.1, linestyle=dash, label=name)
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    shown = [_headline(line) for line in lines if line.method != "untrained"]
+    axes.set_ylim(bottom=0.85 * min(shown, default=0.0))
     axes.set_xlabel("noise on the mean update / clip")
     axes.set_ylabel("recall at FAR 1e-3, unseen identities")
-    axes.legend(loc="lower left", fontsize=8.5, frameon=False)
+    axes.legend(loc="lower left", fontsize=8.5, frameon=False, ncols=2)
     return figure_svg(drawing, ALT)
 
 

@@ -17,16 +17,15 @@ from pipelines.study.rows import METHODS, Row
 Result = Mapping[str, Any]
 HEADER = (
     "method",
-    "noise on the mean",
+    "noise",
+    "seeds",
     "recall@FAR=1e-3",
     "@1e-2",
     "1-NN",
     "against centralized",
-    "gain over public only [95 %]",
-    "epsilon at 1e5",
-    "at 1e6",
-    "at 1e7",
+    "gain over public [95 %]",
 )
+PRICE_HEADER = ("method", "noise", "epsilon at 1e5 users", "at 1e6", "at 1e7")
 ABLATION_HEADER = ("what is changed", "recall@FAR=1e-3", "@1e-2", "1-NN", "against unchanged")
 
 
@@ -161,18 +160,27 @@ def cells(line: Line) -> tuple[str, ...]:
     spread = "" if line.spread is None else f" ± {line.spread:.3f}"
     gain = "-"
     if line.gain is not None:
-        gain = f"{line.gain:+.3f} [{line.gain_low:+.3f}, {line.gain_high:+.3f}]"
-    prices = [_price(one) for one in line.certificates]
+        gain = f"{line.gain:+.3f} [{line.gain_low:+.2f}, {line.gain_high:+.2f}]"
     return (
         line.name,
         f"{line.noise:g}" if line.noise else "-",
+        str(len(line.seeds)),
         f"{recall[0]:.3f}{spread}",
         *(f"{value:.3f}" for value in recall[1:]),
         f"{line.nearest_neighbour:.3f}",
         "-" if line.relative is None else f"{100 * line.relative:+.0f} %",
         gain,
-        *(prices or ["-"] * 3),
     )
+
+
+def price_cells(lines: Iterable[Line]) -> list[tuple[str, ...]]:
+    """A row of cells per noise of every mechanism, as in `PRICE_HEADER`; equal rows are joined."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        if line.certificates:
+            prices = (f"{line.noise:g}", *map(_price, line.certificates))
+            names.setdefault(prices, []).append(line.name)
+    return [(", ".join(name), *prices) for prices, name in names.items()]
 
 
 def _price(one: Mapping[str, Any]) -> str:

@@ -14,10 +14,12 @@ from pipelines.study.rows import Row
 from pipelines.study.table import (
     ABLATION_HEADER,
     HEADER,
+    PRICE_HEADER,
     Result,
     ablation_cells,
     cells,
     markdown,
+    price_cells,
     summarise,
 )
 
@@ -46,7 +48,8 @@ def write_report(study: Study, final: Sequence[Row], ablations: Sequence[Row]) -
     changed = _found(study, ablations)
     if changed and changed[0][0] != ablations[0]:
         changed = []  # nothing to compare with yet
-    text = [*markdown(HEADER, [cells(line) for line in lines])]
+    text = markdown(HEADER, [cells(line) for line in lines])
+    text += ["", *markdown(PRICE_HEADER, price_cells(lines))]
     if changed:
         text += ["", *markdown(ABLATION_HEADER, ablation_cells(changed))]
     summary = verdict(lines)
@@ -70,6 +73,8 @@ def write_report(study: Study, final: Sequence[Row], ablations: Sequence[Row]) -
     context = {
         "header": HEADER,
         "rows": [cells(line) for line in lines],
+        "price_header": PRICE_HEADER,
+        "prices": price_cells(lines),
         "ablation_header": ABLATION_HEADER,
         "ablations": ablation_cells(changed),
         "ablation_noise": f"{changed[0][0].noise:g}" if changed else "-",
@@ -92,7 +97,7 @@ def _facts(
     return [
         ("Public", ", ".join(final.public)),
         ("Recipes were chosen on", ", ".join(study.protocol.validation)),
-        ("Evaluated once on", ", ".join(final.evaluation)),
+        ("Evaluated on", ", ".join(final.evaluation)),
         ("People who train", people["train"]),
         ("People evaluated", people["evaluation"]),
         ("Rows", len(results)),

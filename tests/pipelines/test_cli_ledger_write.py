@@ -7,6 +7,7 @@ import pytest
 
 from components.fedemb.errors import InputError, LedgerError, Refused
 from components.fedemb.gate.decide import WAIVABLE
+from components.fedemb.privacy.keys import open_key_store
 from pipelines import cli
 
 REASON = ("--reason", "the node pool was gone")
@@ -59,11 +60,11 @@ def test_void_of_an_unknown_run_or_without_a_reason_is_bad_input(kit):
 def test_other_keys_are_refused_and_none_are_made(kit, tmp_path):
     kit.open().reserve(run_id="monday", content=ledger_kit.content())
     kit.keys_uri = str(tmp_path / "other")
-    with pytest.raises(LedgerError, match="holds no key"):
+    with pytest.raises(LedgerError, match="name the key store the ledger was made with"):
         call(kit, "void", "monday", *REASON)
     assert not (tmp_path / "other").exists()
     _ = kit.owner, kit.keys.load_or_create("signing/ledger")
-    with pytest.raises(Refused, match="does not believe"):
+    with pytest.raises(Refused, match="not the one this ledger believes"):
         call(kit, "void", "monday", *REASON)
 
 
@@ -94,5 +95,9 @@ def test_rules_of_arithmetic_or_integrity_cannot_be_waived(kit, tmp_path):
 def test_init_with_keys_the_ledger_does_not_believe_is_refused(tmp_path):
     words = ["ledger", "init", "-c", "quickstart", "--ledger", str(tmp_path / "ledger"), "--keys"]
     cli.app([*words, str(tmp_path / "keys")], standalone_mode=False)
-    with pytest.raises(Refused, match="does not believe"):
+    with pytest.raises(LedgerError, match="the ledger was made with"):
+        cli.app([*words, str(tmp_path / "other")], standalone_mode=False)
+    assert not (tmp_path / "other").exists()
+    open_key_store(str(tmp_path / "other")).create("signing/policy")
+    with pytest.raises(Refused, match="not the one this ledger believes"):
         cli.app([*words, str(tmp_path / "other")], standalone_mode=False)

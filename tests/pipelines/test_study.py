@@ -19,7 +19,7 @@ from pipelines.study.execute import SCHEMA, Study, estimate, execute
 from pipelines.study.page import verdict
 from pipelines.study.protocol import OMNIGLOT, Protocol
 from pipelines.study.rows import Row
-from pipelines.study.table import HEADER, ablation_cells, cells, markdown, summarise
+from pipelines.study.table import HEADER, ablation_cells, cells, markdown, price_cells, summarise
 from pipelines.study.write import write_report
 
 TINY = Protocol("tiny/1", "alphabet", ("Latin",), ("Balinese",), ("Greek", "Early_Aramaic"), 1)
@@ -213,8 +213,9 @@ def test_table_arithmetic():
     assert by_method["fedavg"].gain is None, "no public row of that seed"
     text = markdown(HEADER, [cells(line) for line in lines])
     assert len({line.count("|") for line in text}) == 1
-    assert "| DP-FedEmb | 0.01 | 0.420 ± 0.028 | 0.520 | 0.900 | -16 % | +0.110 [" in text[4]
-    assert "1.5 (3e8)" in text[4]
+    assert "| DP-FedEmb | 0.01 | 2 | 0.420 ± 0.028 | 0.520 | 0.900 | -16 % | +0.110 [" in text[4]
+    again = [*lines, replace(ours, method="fedavg")]
+    assert price_cells(again) == [("DP-FedEmb, DP-FedAvg", "0.01", *["1.5 (3e8)"] * 3)]
     assert "outside the 95 % interval" in verdict(lines)
     assert "+0.220 against DP-FedAvg" in verdict(lines)
 

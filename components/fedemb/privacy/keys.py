@@ -194,10 +194,10 @@ class LocalKeyStore(KeyStore):
     def _missing(self, name: str, path: Path) -> str:
         if self._tombstone(path).exists():
             return f"key {name} was destroyed when its run was committed; start a new run"
-        return (
-            f"key {name} is not in the key store {self.uri}; name the store the reservation was "
-            "made with, or reserve under a new run id"
-        )
+        made = "the ledger was made with"
+        if name.startswith("reservation/"):
+            made = "the reservation was made with, or reserve under a new run id"
+        return f"key {name} is not in the key store {self.uri}; name the key store {made}"
 
 
 def open_key_store(uri: str) -> KeyStore:
