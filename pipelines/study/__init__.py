@@ -7,4 +7,5 @@ execute.py    processes, budget, cache, resuming
 certify.py    what a row's noise costs at 1e5, 1e6 and 1e7 users
 table.py      Markdown and JSON
 page.py       figure and self-contained page
+results/      what the last study found, as its command wrote it
 """
