@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -221,6 +222,9 @@ def _errors_as_sentences() -> Iterator[None]:
 
 def main(arguments: Any = None) -> None:
     """Entry point of the console script."""
+    # Imports and large ledgers are objects that stay: looking for garbage among them again and
+    # again takes a tenth of a short command.
+    gc.set_threshold(100_000)
     with _errors_as_sentences():
         app(args=arguments)
 

@@ -293,7 +293,9 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
     for row in rows:
         found = study.result(row)
         assert found["people"] == {"train": 46, "evaluation": 24}, "Greek is drawn"
-        assert 0 < found["recall"]["0.001"] <= found["recall"]["0.01"] <= 1
+        # Noise is fresh each time, and two steps of it can leave nothing at the strict rate.
+        assert 0 <= found["recall"]["0.001"] <= found["recall"]["0.01"] <= 1
+        assert found["recall"]["0.01"] > 0
     dimensions = [study.result(row)["last_rounds"].get("dimensions") for row in rows]
     assert dimensions[2] - dimensions[1] == 46 * 16, "FedAvg's head is clipped and noised too"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import time as clock
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,8 +78,8 @@ class Chain:
         """Reads and verifies the records that were added since.
 
         Args:
-          signatures: False checks the last signature, and those that name new keys, only: the
-            hash chain carries the last one to all records before. For display.
+          signatures: False checks spelling and signature of the last record only, and signatures
+            that name new keys: the hash chain carries the last one to all before. For display.
 
         Raises:
           LedgerError: a record is missing or broken, or the chain does not hold.
@@ -94,17 +94,19 @@ class Chain:
         if heads >= 0:  # by now it is known whose signature counts
             self.check_anchors([self._signed_head(heads)])
 
-    def extend(self, fresh: Iterable[bytes], *, signatures: bool = True) -> None:
+    def extend(self, fresh: Sequence[bytes], *, signatures: bool = True) -> None:
         """Verifies the next records' bytes and takes them in.
 
         Raises:
           LedgerError: a record is broken, or does not follow the one before.
           SignatureInvalid: a record was changed, or signed by an unknown key.
         """
+        first, last = len(self.records), len(self.records) + len(fresh) - 1
         added: list[Record] = []
         previous = self.records[-1].sha if self.records else GENESIS
-        for sequence, data in enumerate(fresh, start=len(self.records)):
-            record = decode_record(data, record_name(self.policy_id, sequence))
+        for sequence, data in enumerate(fresh, start=first):
+            name = record_name(self.policy_id, sequence)
+            record = decode_record(data, name, canonical=signatures or sequence == last)
             if record.previous != previous:
                 raise LedgerError(
                     f"ledger record {record.name} does not follow the record before it: one of "
@@ -114,7 +116,7 @@ class Chain:
             added.append(record)
         trust = self.trust
         for record in added:
-            if signatures or record is added[-1] or record.kind == "keys":
+            if signatures or record.sequence == last or record.kind == "keys":
                 record.verify(trust)
             trust = _believed_after(record, trust)
         self.records += added

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.fedemb.privacy.ledger_records import Record
-from components.fedemb.privacy.ledger_state import LedgerState
+from components.fedemb.privacy.ledger_budget import spent
 from components.fedemb.privacy.ledger_view import LedgerView
 
 POINTS = 30
@@ -38,27 +37,19 @@ def history(ledger: LedgerView, block: str, last: int | None = None) -> list[Poi
       block: user block.
       last: last record taken into account; None takes all.
     """
-    records = ledger.chain.records[: None if last is None else last + 1]
-    touching = [
+    attempts = ledger.state.by_block.get(block, [])
+    touching = sorted(
         record.sequence
-        for record in records
-        if block in _blocks(record, records) and record.kind in ("reserve", "commit", "void")
-    ]
+        for attempt in attempts
+        for record in (attempt.reserve, attempt.commit, attempt.void)
+        if record is not None and (last is None or record.sequence <= last)
+    )
     most = PLANNED_POINTS if ledger.terms.composition == "planned" else POINTS
     step = max(1, -(-len(touching) // most))
-    chosen = set(touching[::-1][::step])
-    state, points, done = LedgerState(), list[Point](), 0
-    for sequence in sorted(chosen):
-        state.replay(records[done : sequence + 1], None)
-        done = sequence + 1
-        record = records[sequence]
-        epsilon = state.spent(block).epsilon
+    points = list[Point]()
+    for sequence in touching[::-1][::step][::-1]:
+        record = ledger.chain.records[sequence]
+        weights = (attempt.charge_after(sequence) for attempt in attempts)
+        epsilon = spent(ledger.terms, [weight for weight in weights if weight]).epsilon
         points.append(Point(sequence, record.time, record.run_id, record.kind, epsilon))
     return points
-
-
-def _blocks(record: Record, records: list[Record]) -> list[str]:
-    """Blocks of the reservation a record is about."""
-    number: int = record.body.get("reservation", record.sequence)
-    blocks: list[str] = records[number].body.get("blocks", [])
-    return blocks

@@ -225,23 +225,23 @@ def encode_record(
     return data
 
 
-def decode_record(data: bytes, name: str) -> Record:
+def decode_record(data: bytes, name: str, *, canonical: bool = True) -> Record:
     """Reads a record's bytes; the signature is checked by `Record.verify`.
 
     Args:
       data: the bytes as stored.
       name: name in the store, which must be that of the record's policy and sequence.
+      canonical: False leaves to the hash chain that the bytes are the one way to write the record.
 
     Raises:
       LedgerError: not a record of this version, byte for byte.
     """
     try:
         document = parse_json(data, SCHEMA, name)
-        canonical = canonical_json(document)
+        if canonical and canonical_json(document) != data:
+            raise LedgerError(f"ledger record {name} is not in canonical form: it was changed")
     except (ArtifactError, RecursionError) as error:
         raise LedgerError(f"ledger record {name} is broken: {error}") from error
-    if canonical != data:
-        raise LedgerError(f"ledger record {name} is not in canonical form: it was changed")
     _check(document, name)
     return Record(
         **{key: document[key] for key in _HEADER if key != "schema"}, sha=sha256_hex(data)

@@ -29,7 +29,7 @@ class Attempt:
     commit: Record | None = None
     void: Record | None = None
     releases: list[Record] = field(default_factory=list[Record])
-    _charge: Charge | None = None
+    _weights: dict[int, Charge] = field(default_factory=dict[int, Charge])
 
     @property
     def status(self) -> str:
@@ -50,10 +50,22 @@ class Attempt:
     @property
     def charge(self) -> Charge:
         """Its weight: as reserved, or the rounds started once committed."""
+        return self._weight(self.commit)
+
+    def charge_after(self, sequence: int) -> Charge | None:
+        """Its weight as of a record of the ledger; None where it weighed nothing."""
+        void = self.void is not None and self.void.sequence <= sequence
+        reserved = self.reserve.sequence <= sequence
+        if void or not reserved or self.reserve.body["purpose"] != "release":
+            return None
+        committed = self.commit is not None and self.commit.sequence <= sequence
+        return self._weight(self.commit if committed else None)
+
+    def _weight(self, commit: Record | None) -> Charge:
         rounds = int(self.reserve.body["rounds"])
-        charged = int(self.commit.body["rounds_started"]) if self.commit else rounds
-        if self._charge is None or self._charge.rounds_charged != charged:
-            self._charge = Charge(
+        charged = int(commit.body["rounds_started"]) if commit else rounds
+        if charged not in self._weights:
+            self._weights[charged] = Charge(
                 sequence=self.reserve.sequence,
                 run_id=self.reserve.run_id,
                 event=self.reserve.event,
@@ -61,7 +73,7 @@ class Attempt:
                 rounds=rounds,
                 rounds_charged=charged,
             )
-        return self._charge
+        return self._weights[charged]
 
 
 @dataclass
