@@ -322,14 +322,19 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
 
 
 def with_bfloat16(backbone: Any) -> Any:
-    """A copy that computes in bfloat16 on float32 weights; embeddings come out as bfloat16."""
+    """A copy that computes in bfloat16 on float32 weights, but for its last layer.
+
+    Eight bits of an embedding are too few for the logits made of it.
+    """
     import keras
 
     policy = keras.DTypePolicy("mixed_bfloat16")
     copy = keras.models.clone_model(backbone)
     copy.set_weights(backbone.get_weights())
+    last = copy.layers[-1]
     for layer in copy._flatten_layers(include_self=False):
-        layer.dtype_policy = policy
+        if layer is not last:
+            layer.dtype_policy = policy
     return copy
 
 
