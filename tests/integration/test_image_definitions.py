@@ -79,3 +79,9 @@ def test_lock_of_an_image_that_is_not_built_here_installs_on_paper(flavour, tmp_
     )
     assert result.returncode == 0, result.stderr
     assert "tensorflow" in result.stderr
+
+
+def test_the_package_names_what_its_lock_is_compiled_from():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = (ROOT / "requirements" / "cpu.in").read_text().splitlines()
+    assert project["dependencies"] == [line for line in wanted if not line.startswith("#")]
