@@ -52,6 +52,8 @@ OUTPUTS: Mapping[str, Mapping[str, type[Artifact]]] = {
 }
 """Step -> output -> kind: all that is ever copied to the public root. A test holds it against the
 compiled pipeline."""
+TRAINED = ("train_dp_fedemb", "model")
+"""Not copied from a simulation: it has the noise of a larger population, or none."""
 
 
 def store_overrides(uri: str | None, keys: str | None) -> list[str]:
@@ -150,6 +152,7 @@ class Publisher:
 
     def __init__(self, run: RunDirectory, public_root: str):
         self._run = run
+        self._left_out = [TRAINED] if run.config().purpose == "simulation" else []
         self._store = open_store(join(public_root, run.run_id))
         self._pool = ThreadPoolExecutor(1)
         self._sent: list[Future[None]] = []
@@ -197,6 +200,8 @@ class Publisher:
         return len(rows)
 
     def _path(self, step: str, name: str) -> Path | None:
+        if (step, name) in self._left_out:
+            return None
         if name == FILE_NAME:  # beside the report
             report = self._run.output(step, "privacy_report")
             path = None if report is None else report.with_name(FILE_NAME)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from components.fedemb.privacy.keys import KeyStore
 
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
@@ -19,6 +22,16 @@ MEANING = (
 LEFT = (
     "still to be deleted by hand: their images at the source, and the private folders of earlier"
     " runs, which keep the users of their time"
+)
+SIMULATED = (
+    "simulations that may have been trained with this user: {runs}. None is ever released, and no"
+    " guarantee covers them: delete their run directories, and the models and reports they left in"
+    " storage.public_root or the pipeline's artifacts"
+)
+ELSEWHERE = (
+    "the same ledger has policies under which this user is not forgotten: {policies}; call this"
+    " command for each of them too (--set policy.policy_id=NAME, with its --config), or they train"
+    " there"
 )
 
 
@@ -45,11 +58,11 @@ def forget(
     """
     from components.fedemb.errors import ConfigError, InputError
     from components.fedemb.privacy.keys import open_key_store, partition_key
-    from components.fedemb.privacy.ledger import open_ledger, read_trust
+    from components.fedemb.privacy.ledger import open_ledger, policies, read_trust
+    from components.fedemb.privacy.tombstones import bury
     from components.fedemb.records import canonical_user_id
     from components.fedemb.storage import open_store
     from components.partition_users.hashing import Hasher
-    from components.partition_users.tombstones import bury
     from pipelines.load_config import load_config, policy_overrides
 
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
@@ -61,7 +74,8 @@ def forget(
     user_id = canonical_user_id(_read_id())
     if user_id is None:
         raise InputError("standard input holds no user id; pipe it in, on one line")
-    ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(open_store(storage.ledger)))
+    ledgers = open_store(storage.ledger)
+    ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     keys = open_key_store(storage.keys)
     hasher = Hasher(partition_key(keys, policy_id))
@@ -69,9 +83,16 @@ def forget(
     mark = hasher.tombstone(user_key)
     fresh = bury(storage.tombstones, keys, policy_id, mark, lost=lost)
     typer.echo("forgotten from the next partition on" if fresh else "was forgotten before")
+    others = [other for other in policies(ledgers) if other != policy_id]
+    elsewhere = _not_forgotten(user_id, others, keys, storage.tombstones)
+    if elsewhere:
+        typer.echo(ELSEWHERE.format(policies=", ".join(elsewhere)))
     terms = ledger.terms
-    found, open_runs = _trained(ledger, hasher.bucket(user_key, terms.users.blocks_per_cohort))
+    bucket = hasher.bucket(user_key, terms.users.blocks_per_cohort)
+    found, open_runs, simulations = _trained(ledger, bucket)
     typer.echo(LEFT)
+    if simulations:
+        typer.echo(SIMULATED.format(runs=", ".join(simulations)))
     if open_runs:
         typer.echo(f"runs without a release that may hold this user: {', '.join(open_runs)}")
     if not found:
@@ -102,11 +123,28 @@ def _read_id() -> str:
     return first
 
 
-def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]]:
+def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) -> list[str]:
+    """Those policies under which the user is not forgotten: each has marks by a key of its own."""
+    from components.fedemb.privacy.keys import partition_key
+    from components.fedemb.privacy.tombstones import read_tombstones
+    from components.partition_users.hashing import Hasher
+
+    found: list[str] = []
+    for policy_id in policies:
+        if keys.exists(f"policy/{policy_id}"):  # else there is no mark, and looking made the key
+            hasher = Hasher(partition_key(keys, policy_id))
+            if hasher.tombstone(hasher.user_key(user_id)) in read_tombstones(uri, policy_id):
+                continue
+        found.append(policy_id)
+    return found
+
+
+def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
     """What a block of this bucket took part in, of any cohort: which is the user's, data tell only.
 
     Returns:
-      Name, version, epsilon and delta of every release; and the runs that may release yet.
+      Name, version, epsilon and delta of every release; the runs that may release yet; and the
+      simulations.
     """
     from dp_accounting import NeighboringRelation
 
@@ -115,10 +153,14 @@ def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]
 
     found: list[tuple[Any, ...]] = []
     open_runs: list[str] = []
+    simulations: list[str] = []
     for attempt in ledger.state.attempts.values():
         reserve = attempt.reserve
         buckets = {block.rpartition("/")[2] for block in reserve.body["blocks"]}
-        if str(bucket) not in buckets or not attempt.charged:
+        if str(bucket) not in buckets or attempt.void is not None:  # void: it never trained
+            continue
+        if reserve.body["purpose"] == "simulation":
+            simulations.append(reserve.run_id)
             continue
         if not attempt.releases:
             open_runs.append(reserve.run_id)
@@ -129,4 +171,4 @@ def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]
             (record.body["name"], record.body["version"], guarantee.epsilon, guarantee.delta)
             for record in attempt.releases
         ]
-    return found, open_runs
+    return found, open_runs, list(dict.fromkeys(simulations))

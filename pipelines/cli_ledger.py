@@ -52,6 +52,7 @@ def init(
         begin_policy,
         ensure_trust,
         open_ledger,
+        policies,
         schedule_of,
         terms_of,
     )
@@ -75,6 +76,12 @@ def init(
         f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
         f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
     )
+    others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
+    if others:
+        typer.echo(
+            f"note: users forgotten under {', '.join(others)} are not forgotten under this policy; "
+            "give their ids to `fedemb forget` again before its first run"
+        )
     if terms.schedule is not None and settings.purpose == "release":
         fit = fitting(opened, content_of(settings))
         if fit < terms.schedule.runs:

@@ -155,8 +155,9 @@ def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
         return 0
     most = terms.schedule.runs if terms.schedule else MOST_FITTING
     low, high = 1, 2
-    while high < most and fits(high):
+    while high <= most and fits(high):
         low, high = high, high * 2
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

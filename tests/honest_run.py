@@ -17,6 +17,7 @@ import numpy as np
 
 from components.account_privacy import account
 from components.fedemb.artifacts import (
+    canonical_json,
     file_digest,
     json_digest,
     sha256_hex,
@@ -43,6 +44,16 @@ TENSORS = [
 INITIAL = b"the public backbone"
 INITIAL_WEIGHTS = sha256_hex(INITIAL)
 PRIVATE_ROOT = "5" * 64
+SELF_TEST = {
+    "passed": True,
+    "cases": {
+        "no_leak": {"passed": True, "auroc": 0.501, "alarms": 2, "trials": 40},
+        "planted_leak": {"passed": True, "auroc": 0.818},
+        "reversed_sign": {"passed": True, "auroc": 0.182},
+        "missing_score": {"passed": True},
+        "missing_side": {"passed": True},
+    },
+}
 COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
 
 
@@ -142,6 +153,10 @@ class HonestRun:
         return str(self.policy_root / "keys")
 
     @property
+    def releases_uri(self):
+        return str(self.root / "releases")
+
+    @property
     def keys(self):
         return open_key_store(self.keys_uri)
 
@@ -207,10 +222,15 @@ class HonestRun:
         self.do_bind()
         event = event_to_json(mechanism.round_event)
         lines = [
-            json.dumps({"round": index, "event": event, "output_sha": f"{index:064x}"})
+            {
+                "round": index,
+                "clients_planned": mechanism.normaliser,
+                "event": event,
+                "output_sha": f"{index:064x}",
+            }
             for index in range(mechanism.rounds)
         ]
-        write_bytes(self.model / "rounds.jsonl", ("\n".join(lines) + "\n").encode())
+        self.write_rounds(lines)
         if not (self.model / "backbone.keras").exists():
             write_model_file(self.model / "backbone.keras", tensors)
         body = {
@@ -221,6 +241,7 @@ class HonestRun:
             "inputs_sha": self.inputs_sha(),
             "initial_weights_sha": INITIAL_WEIGHTS,
             "weights_sha": file_digest(self.model / "backbone.keras"),
+            "key_injected": False,
             "rounds_run": mechanism.rounds,
             "tensors": tensors,
             "backbone": self.config.model.backbone,
@@ -229,6 +250,11 @@ class HonestRun:
         }
         write_json(self.model / "model.json", "fedemb/model/1", body)
         self.do_commit()
+
+    def write_rounds(self, lines):
+        """The round log of these lines, in the trainer's own form."""
+        data = b"".join(canonical_json(line) + b"\n" for line in lines)
+        write_bytes(self.model / "rounds.jsonl", data)
 
     def do_commit(self):
         reservation = read_reservation(self.reservation)
@@ -254,15 +280,67 @@ class HonestRun:
             "code_sha": model["code_sha"],
             "level": "monitoring",
             "attack": "verification_score",
-            "self_test": {"passed": True, "cases": {}},
+            "self_test": SELF_TEST,
             "figures": "private",
-            "auroc": None,
+            "lower_bound": None,
+            "split_by_value": False,
+            "users_at_most": self.config.audit.max_users,
+            "bootstrap_samples": self.config.audit.bootstrap_samples,
+            "limitations": ["It attacks with one simple score."],
+            **dict.fromkeys(("auroc", "tpr_at_fpr", "finding", "calibrated", "measured")),
             "sentence": "Monitoring only.",
         }
+        estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
+        recall = {"0.001": {**estimate, "threshold": 0.7}}
+        retrieval = {
+            "recall_at": {"1": estimate},
+            "mean_average_precision": estimate,
+            "nearest_neighbour": estimate,
+            "queries": 3600,
+        }
+        roc = {"far": [0.001, 0.1], "recall": [0.5, 0.9], "threshold": [0.7, 0.3]}
+        measured = {"recall_at_far": recall, "retrieval": retrieval}
         utility = {
             **common,
-            "recall_at_far": {"0.001": {"value": 0.5, "low": 0.4, "high": 0.6}},
-            "embedding_space_id": "4" * 64,
+            **measured,
+            "embedding_space_id": "es-" + "4" * 20,
+            "covers": "The guarantee covers training users only.",
+            "simulation": False,
+            "public_kind": self.config.pretraining.kind,
+            "bootstrap": {"samples": 200, "unit": "user"},
+            "measured": True,
+            "evaluated": {
+                "images": 3600,
+                "identities": 900,
+                "positive_pairs": 5400,
+                "negative_pairs": 6_472_800,
+            },
+            "roc": roc,
+            "public_backbone": {**measured, "roc": roc, "difference": {"0.001": estimate}},
+            "untrained": None,
+            "centralized": None,
+            "utility_drop": None,
+            "subgroups": {
+                "measured": [
+                    {
+                        "name": "north",
+                        "images": 40,
+                        "identities": 10,
+                        "recall_at_own_threshold": estimate,
+                        "recall_at_common_threshold": None,
+                        "false_accept_rate_at_common_threshold": estimate,
+                    }
+                ],
+                "too_small": 2,
+            },
+            "previous_release": {
+                "comparable": True,
+                "old_model_sha": "6" * 64,
+                "old_embedding_space_id": "es-" + "6" * 20,
+                "old": measured,
+                "new_against_old": measured,
+                "change": {"0.001": estimate},
+            },
             "sentence": "On 900 identities that never trained, the model recognises half.",
         }
         write_json(self.audit, "fedemb/audit_report/1", audit)
@@ -309,7 +387,7 @@ class HonestRun:
                 pretrained_dir=self.root / "pretrained",
                 ledger_uri=self.ledger_uri,
                 keys_uri=self.keys_uri,
-                releases_uri=str(self.root / "releases"),
+                releases_uri=self.releases_uri,
                 release_path=self.root / "release.json",
             )
 

@@ -85,6 +85,7 @@ def run(
         "attack": "verification_score",
         "self_test": self_test(),
         "figures": "open" if open_figures else "private",
+        "lower_bound": None,  # this level measures none
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,

@@ -154,7 +154,7 @@ def _measure_all(
     names = ("public_backbone", "untrained", "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
-        missing = dict.fromkeys((*names, "retrieval", "utility_drop", "subgroups"))
+        missing = dict.fromkeys((*names, "evaluated", "retrieval", "utility_drop", "subgroups"))
         return {"measured": False, "recall_at_far": {}, "roc": empty, **missing}
     measured = {
         name: m.measure(subjects, matrix, config.evaluation) for name, matrix in embeddings.items()

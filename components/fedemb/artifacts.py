@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,10 +232,3 @@ def read_json(path: Path, schema: str) -> dict[str, Any]:
             f"{path.name} is missing in {path.parent}; run the step that writes it"
         ) from error
     return parse_json(data, schema, path.name)
-
-
-def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON-lines file."""
-    with path.open("rb") as file:
-        for line in file:
-            yield json.loads(line)

@@ -11,21 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import parse_json, sha256_hex, tree_digests
+from components.fedemb.artifacts import canonical_json, parse_json, sha256_hex, tree_digests
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ArtifactError, FedEmbError
+from components.fedemb.evidence_schema import SCHEMAS, document_problem
 from components.fedemb.model_files import stored_tensors
 from components.fedemb.provenance import config_digest
 
-SCHEMAS = {
-    "plan": "fedemb/privacy_plan/1",
-    "reservation": "fedemb/reservation/1",
-    "users": "fedemb/users/1",
-    "model": "fedemb/model/1",
-    "audit": "fedemb/audit_report/1",
-    "utility": "fedemb/utility_report/1",
-    "report": "fedemb/privacy_report/1",
-}
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
 """What a model artifact holds, and nothing else."""
 
@@ -62,8 +54,8 @@ def read_document(path: Path, kind: str) -> Document:
     """Reads a document whose bytes must be those our writers give its content.
 
     Raises:
-      ArtifactError: missing, of another schema, or with bytes that say more than its content
-        (blanks, repeated keys, another spelling of a number).
+      ArtifactError: missing, of another schema, with an unknown or a missing field, or with bytes
+        that say more than its content (blanks, repeated keys, another spelling of a number).
     """
     try:
         data = path.read_bytes()
@@ -83,26 +75,36 @@ def read_document(path: Path, kind: str) -> Document:
         raise ArtifactError(
             f"the {kind} document {path.name} was changed after it was written; run its step again"
         )
+    problem = document_problem(kind, body)
+    if problem is not None:
+        raise ArtifactError(
+            f"{problem} of the {kind} document {path.name} is unknown, missing or not of its form; "
+            "run its step again with this version"
+        )
     return Document(body, sha256_hex(data))
 
 
 def read_rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads the public round log.
+    """Reads the public round log, whose bytes must be those the trainer gives its content.
 
     Raises:
-      ArtifactError: missing, or a line is no JSON object.
+      ArtifactError: missing, a line is no JSON object, or its bytes say more than its content.
     """
-    rounds: list[Mapping[str, Any]] = []
     try:
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if not isinstance(entry, dict):
-                raise ValueError("no object")
-            rounds.append(entry)
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+        rounds = [json.loads(line) for line in data.splitlines()]
+        if not all(isinstance(entry, dict) for entry in rounds):
+            raise ValueError("no object")
+        written = b"".join(canonical_json(entry) + b"\n" for entry in rounds)
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(
             f"the round log {path.name} cannot be read; resume the training"
         ) from error
+    if written != data:
+        raise ArtifactError(
+            f"the round log {path.name} was changed after it was written; take the model artifact "
+            "from the training step again"
+        )
     return tuple(rounds)
 
 

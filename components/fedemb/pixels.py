@@ -19,7 +19,6 @@ import numpy as np
 
 from components.fedemb.errors import ArtifactError
 
-_HEADER_BYTES = 33
 _DATA = slice(41, -16)
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 _COLOUR_TYPE = {1: 0, 3: 2}

@@ -52,10 +52,8 @@ def build_report(
       UnsupportedAccounting: the mechanism cannot be priced.
     """
     config, model = evidence.config, evidence.model.body
-    fields = ("schema", "signature")
-    reservation = Reservation.from_json(
-        {key: value for key, value in evidence.reservation.body.items() if key not in fields}
-    )
+    body, apart = evidence.reservation.body, ("schema", "signature")
+    reservation = Reservation.from_json({key: body[key] for key in body if key not in apart})
     attempt = ledger.attempt(reservation)
     if attempt.bind is None or attempt.commit is None:
         raise LedgerError(
@@ -84,7 +82,7 @@ def build_report(
             "accounting_relation": plan.relation.name,
             "covers_change_own_data": plan.relation is NeighboringRelation.REPLACE_ONE,
         },
-        "mechanism": _mechanism(plan, attempt),
+        "mechanism": _mechanism(plan, attempt, model["key_injected"]),
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": {"data": "not priced", "trials_charged": 0},
@@ -171,7 +169,7 @@ def _setting(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dic
     }
 
 
-def _mechanism(plan: MechanismPlan, attempt: Attempt) -> dict[str, Any]:
+def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict[str, Any]:
     adaptive = plan.adaptive_clip
     commit: dict[str, Any] = dict(attempt.commit.body) if attempt.commit else {}
     matrix = None
@@ -204,7 +202,7 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt) -> dict[str, Any]:
             "generator": "ChaCha20, Box-Muller in float64",
             "key": "256 bits of entropy per attempt, bound to all inputs and to the exact sums",
             "grid_bits": plan.grid_bits,
-            "secure": plan.private,
+            "secure": plan.private and key_injected is False,
         },
         "normaliser": {"rule": "a public constant", "value": plan.normaliser},
         "matrix": matrix,
@@ -291,11 +289,9 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
 
 def _audit(evidence: Evidence) -> dict[str, Any]:
     audit = evidence.audit.body
-    names = ("level", "attack", "model_sha", "code_sha", "figures", "auroc", "sentence")
-    test = audit.get("self_test")
-    passed = test.get("passed") if isinstance(test, dict) else None
-    bounds = {"self_test_passed": passed, "lower_bound": audit.get("lower_bound")}
-    return {**{name: audit.get(name) for name in names}, **bounds}
+    names = ("level", "attack", "model_sha", "code_sha", "figures", "auroc", "lower_bound")
+    found = {name: audit[name] for name in (*names, "sentence")}
+    return {**found, "self_test_passed": audit["self_test"]["passed"]}
 
 
 def _utility(evidence: Evidence) -> dict[str, Any]:

@@ -28,11 +28,11 @@ from components.fedemb.config import RunConfig
 from components.fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
 from components.fedemb.input_version import fingerprint_input
 from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
+from components.fedemb.privacy.tombstones import check_tombstones
 from components.fedemb.provenance import config_digest
 from components.fedemb.sources import find_parts
 from components.partition_users import shards
 from components.partition_users.hashing import KeyRef
-from components.partition_users.tombstones import check_store
 
 SCHEMA = "fedemb/users/1"
 RESERVATION_SCHEMA = "fedemb/reservation/1"
@@ -91,7 +91,7 @@ def run(
                 "reserve a budget for this run"
             )
     keys = open_key_store(keys_uri)
-    check_store(config.storage.tombstones, keys, config.policy.policy_id)
+    check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
     _check_input(config, reservation, commitment)
     partitioned = partition_images(

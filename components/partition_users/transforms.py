@@ -20,6 +20,7 @@ from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from components.fedemb.group_index import split_groups
+from components.fedemb.privacy.tombstones import read_tombstones
 from components.fedemb.records import UserRecord, encode_user
 from components.fedemb.sources import Batch, Part
 from components.fedemb.user_layout import group_files
@@ -35,7 +36,6 @@ from components.partition_users.prepare import (
 )
 from components.partition_users.public_set import PublicSet
 from components.partition_users.reading import Job, columns_of, read_batches
-from components.partition_users.tombstones import read_tombstones
 
 
 class _Prepare(beam.DoFn):
@@ -52,7 +52,7 @@ class _Prepare(beam.DoFn):
             job.keys.hasher(),
             job.blocks,
             known.__contains__,
-            read_tombstones(job.config.storage.tombstones),
+            read_tombstones(job.config.storage.tombstones, job.config.policy.policy_id),
         )
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[Any]:

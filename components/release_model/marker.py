@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components.fedemb.artifacts import canonical_json, file_digest
-from components.fedemb.errors import ArtifactError, InputError, Refused
+from components.fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
 from components.fedemb.evidence import read_document
 from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.storage import Store, create_tree, join, local_tree, open_store
@@ -34,14 +34,16 @@ class Marker:
     def read(self, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The marker of this very run and model, or None if the version is free.
 
-        Its report may be another one of the same run: a run that was killed after the marker and
-        resumed has priced itself anew, and what was published stands.
+        A marker is signed by nobody, so it is believed for what lies where it points alone: a
+        bundle in this store, signed, of this model, with the digests it names. Its report may be
+        another one of the same run: a run that was killed after the marker and resumed has priced
+        itself anew, and what was published stands.
 
         Args:
           identity: `{"model_sha", "run_id", "attempt"}`.
 
         Raises:
-          Refused: the version is taken by something else.
+          Refused: the version is taken by something else, or the marker is not to be believed.
         """
         document = read_marker(self._store, self._name)
         if document is None:
@@ -51,7 +53,19 @@ class Marker:
                 f"{self._tree} is released already with another model; choose another "
                 "release.version"
             )
-        return document
+        name, wrong = self._tree_at(document.get("uri")), None
+        try:
+            if name is not None and self._store.exists(f"{name}/{parts.MANIFEST}"):
+                shas = self._published(name, identity)
+                if document == self._document(name, identity, shas):
+                    return document
+        except (ArtifactError, Refused, SignatureInvalid) as error:
+            wrong = error
+        raise Refused(
+            f"the release marker {self._name} names no bundle in {self._store.uri} that is signed, "
+            "of this run and as the marker says, so no release step wrote it or the bundle was "
+            "changed since; find out who may write there, remove the marker, then release again"
+        ) from wrong
 
     def publish(self, tree: Path, identity: dict[str, Any]) -> dict[str, Any]:
         """Puts the tree in place, then creates the marker; a finished tree is taken as it is.
@@ -62,10 +76,9 @@ class Marker:
         try:
             name = create_tree(tree, self._store, self._tree)
             shas = _shas(tree)
-        except FileExistsError:
-            name, shas = self._tree, self._left_behind(identity)
-        uri = join(self._store.uri, name)
-        document = {"schema": SCHEMA, **self._release, "uri": uri, **identity, **shas}
+        except FileExistsError:  # a killed process of this run put it in place
+            name, shas = self._tree, self._published(self._tree, identity)
+        document = self._document(name, identity, shas)
         try:
             self._store.create(self._name, canonical_json(document))
         except FileExistsError:
@@ -77,9 +90,22 @@ class Marker:
                 ) from None
         return document
 
-    def _left_behind(self, identity: dict[str, Any]) -> dict[str, str]:
-        """Digests of a whole tree that a killed process of this run put in place."""
-        with local_tree(join(self._store.uri, self._tree)) as tree:
+    def _document(
+        self, name: str, identity: dict[str, Any], shas: dict[str, str]
+    ) -> dict[str, Any]:
+        uri = join(self._store.uri, name)
+        return {"schema": SCHEMA, **self._release, "uri": uri, **identity, **shas}
+
+    def _tree_at(self, uri: Any) -> str | None:
+        """Name in the store of the tree at an address; None where no release would put one."""
+        name = self._tree
+        if self._store.local_root is None:
+            name += "/" + str(uri).rpartition("/")[2]
+        return name if uri == join(self._store.uri, name) else None
+
+    def _published(self, name: str, identity: dict[str, Any]) -> dict[str, str]:
+        """Digests of a whole tree in place, whoever put it there: it is signed, and of this run."""
+        with local_tree(join(self._store.uri, name)) as tree:
             parts.check_signature(tree, self._trust)  # whoever may write there could have put it
             report = read_document(tree / parts.DOCUMENTS["report"], "report")
             shas = _shas(tree)

@@ -17,7 +17,6 @@ from components.fedemb.artifacts import (
     Public,
     canonical_json,
     file_digest,
-    read_json,
     write_bytes,
     write_json,
 )
@@ -38,8 +37,6 @@ from components.release_model.model_card import model_card
 from components.release_model.verify import verify_bundle
 
 __all__ = ["run", "verify_bundle"]
-
-VERDICT_SCHEMA = "fedemb/verdict/1"
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +155,7 @@ def _allowed(
     evidence: Evidence, ledger: Ledger, verdict_path: Path, report_path: Path
 ) -> dict[str, Any]:
     """The gate's verdict, which must allow this model, and the rules asked again."""
-    verdict = read_json(verdict_path, VERDICT_SCHEMA)
+    verdict = dict(read_document(verdict_path, "verdict").body)
     trust = ledger.chain.trust
     report = read_document(report_path, "report")
     made_at = report.body["cumulative"]["ledger_sequence"]

@@ -166,7 +166,7 @@ def _check_name(bundle: Path, marked: str | None) -> None:
 
 def _check_attestation(bundle: Path, trust: TrustStore) -> None:
     statement = parts.read_attestation(bundle, trust)
-    verdict = json.loads((bundle / "verdict.json").read_bytes())
+    verdict = dict(read_document(bundle / "verdict.json", "verdict").body)
     report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
     verify_document(verdict, trust, "gate", at=report["cumulative"]["ledger_sequence"])
     digests = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}

@@ -36,6 +36,7 @@ from components.fedemb.privacy.ledger import (
 from components.fedemb.privacy.mechanism import MechanismPlan
 from components.fedemb.privacy.plan_document import read_plan
 from components.fedemb.privacy.signatures import Signer
+from components.fedemb.privacy.tombstones import check_tombstones
 from components.fedemb.provenance import code_digest, config_digest
 from components.fedemb.storage import open_store
 
@@ -76,6 +77,7 @@ def run(
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series.
       Refused: the policy has other terms, or asks for an audit that does not exist.
+      StorageError: a store cannot be reached, or tombstones are missing: nothing was charged.
     """
     _check_cohorts(config)
     plan, _ = read_plan(plan_path, config)
@@ -86,6 +88,7 @@ def run(
         )
     keys = open_key_store(keys_uri)
     ledger = open_or_create(ledger_uri, keys, config, plan)
+    check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
     content = {
         "purpose": config.purpose,
         "blocks_requested": blocks_of(config.partition),

@@ -48,6 +48,8 @@ from components.train_dp_fedemb.loop import Trainer
 from components.train_dp_fedemb.rounds import RoundLog
 
 SCHEMA = "fedemb/model/1"
+_INJECTED = "key_injected"
+"""Lies in the working state once a round may have been drawn from a key that was handed in."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -63,6 +65,7 @@ def run(
     ledger_uri: str,
     keys_uri: str,
     model_dir: Path,
+    root_key: bytes | None = None,
 ) -> dict[str, Any]:
     """Trains, or goes on where a killed trainer of the same attempt stopped.
 
@@ -77,11 +80,15 @@ def run(
       ledger_uri: root of the ledgers.
       keys_uri: key store.
       model_dir: folder to write `backbone.keras`, `rounds.jsonl` and `model.json` to. Noised.
+      root_key: 32 bytes that coins and noise are drawn from, for an experiment that is to be
+        repeated to the bit. Whoever knows them can take the noise off, so only a simulation takes
+        them, and `model.json` tells. None takes the secret key of the reservation.
 
     Returns:
       The content of `model.json`.
 
     Raises:
+      ConfigError: a release run was given a root key, or an algorithm no guarantee covers.
       PlanMismatch: plan, reservation, users, code or working state do not belong together.
       Refused: the attempt trains with another private root.
       StorageError: a host of the job was lost; resume.
@@ -90,6 +97,7 @@ def run(
     from components.fedemb.privacy.queries import build_mechanism
 
     _check_algorithm(config)
+    _check_key(config, root_key)
     plan, _ = read_plan(plan_path, config)
     reservation = read_reservation(reservation_path)
     users = read_json(users_manifest_path, "fedemb/users/1")
@@ -122,7 +130,10 @@ def run(
     if finished is not None and finished.state.rounds == plan.rounds:
         state = finished.state  # killed between the last round and the last act
     else:
-        root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
+        if root_key is None:
+            root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
+        else:
+            store.write(_INJECTED, b"")  # before its first round, and for good
         mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
         with local_tree(join(private_root, run_id, "users")) as folder:
             _check_data(folder, commitments, users)
@@ -149,6 +160,7 @@ def run(
         "inputs_sha": inputs_sha,
         "initial_weights_sha": initial_sha,
         "weights_sha": save_backbone(backbone, model_dir / "backbone.keras"),
+        "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
@@ -176,6 +188,14 @@ def _check_algorithm(config: RunConfig) -> None:
         raise ConfigError(
             "training.algorithm=dp_fedavg takes the list of all classes from private data, which "
             "no guarantee covers; set purpose: simulation, or algorithm: dp_fedemb"
+        )
+
+
+def _check_key(config: RunConfig, root_key: bytes | None) -> None:
+    if root_key is not None and config.purpose != "simulation":
+        raise ConfigError(
+            "a root key was handed in, and who knows it can take the noise off again; set purpose: "
+            "simulation, or leave root_key out and let the run take the key of its reservation"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.study.certify import POPULATIONS
 from pipelines.study.rows import METHODS, Row
 
 Result = Mapping[str, Any]
@@ -25,6 +26,8 @@ HEADER = (
     "against centralized",
     "gain over public [95 %]",
 )
+LARGEST_STATED = 16
+"""Larger epsilons are not stated: about there the noise sampler's share uses up delta."""
 PRICE_HEADER = ("method", "noise", "epsilon at 1e5 users", "at 1e6", "at 1e7")
 ABLATION_HEADER = ("what is changed", "recall@FAR=1e-3", "@1e-2", "1-NN", "against unchanged")
 
@@ -178,10 +181,14 @@ def price_cells(lines: Iterable[Line]) -> list[tuple[str, ...]]:
     names: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
         if line.certificates:
-            prices = (f"{line.noise:g}", *map(_price, line.certificates))
+            found = {one["population"]: one for one in line.certificates}
+            prices = (f"{line.noise:g}", *(_price(found.get(people)) for people in POPULATIONS))
             names.setdefault(prices, []).append(line.name)
     return [(", ".join(name), *prices) for prices, name in names.items()]
 
 
-def _price(one: Mapping[str, Any]) -> str:
+def _price(one: Mapping[str, Any] | None) -> str:
+    """Epsilon and images; a dash where it is so large that it says nothing, or none was found."""
+    if one is None or one["epsilon"] > LARGEST_STATED:
+        return "-"
     return f"{one['epsilon']:.2g} ({one['examples']:.0e})".replace("e+0", "e").replace("e+", "e")

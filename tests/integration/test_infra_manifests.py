@@ -154,7 +154,7 @@ def test_rights_follow_the_table_of_artifacts():
         folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
         for folder in ("users", "evaluation", "diagnostics")
     }
-    assert reads["users"] == {"partition", "train", "audit"}
+    assert reads["users"] == {"partition", "train", "evaluate", "audit"}
     assert reads["evaluation"] == {"partition", "evaluate", "audit"}
     assert reads["diagnostics"] == {"train"}
     assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
@@ -181,20 +181,20 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
                 )
     read, append = {"GetObject"}, {"GetObject", "PutObject"}
     write = append | {"DeleteObject", "AbortMultipartUpload"}
-    rights = GROUPS.get(
-        group, {"private": {}, "ledger": "none", "releases": "none", "input": "none"}
-    )
+    rights = GROUPS.get(group, {"private": {}, "ledger": "none", "releases": "none", "input": []})
     expected = {"fedemb-public/*": write}
     for folder, right in rights["private"].items():
-        expected[f"fedemb-private/*/{folder}/*"] = write if right == "write" else read
+        for name in (f"{folder}/*", f"{folder}.tree"):
+            expected[f"fedemb-private/*/{name}"] = write if right == "write" else read
     if rights["ledger"] != "none":
         expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
-    if rights["releases"] == "create":
-        expected["fedemb-releases/*"] = append
-    if rights["input"] == "names":
-        expected["fedemb-private-input"] = set()  # ListBucket, added below
-    elif rights["input"] != "none":
-        expected[f"fedemb-{rights['input']}-input/*"] = read
+    if rights["releases"] != "none":
+        expected["fedemb-releases/*"] = append if rights["releases"] == "create" else read
+    for kind in rights["input"]:
+        names_only = kind == "names"  # ListBucket, added below
+        expected["fedemb-private-input" if names_only else f"fedemb-{kind}-input/*"] = (
+            set() if names_only else read
+        )
     for name in list(expected):
         expected.setdefault(name.partition("/")[0], set()).add("ListBucket")
     assert granted == expected

@@ -65,6 +65,18 @@ def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, release
     assert len(run.ledger().state.attempts["monday", 1].releases) == 1
 
 
+@pytest.mark.parametrize("where", ["s3://evil/bundle", "{releases}/glyphs/1.0/0123456789abcdef"])
+def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, where):
+    card = json.loads((run.model / "model.json").read_text())
+    shas = {"model_sha": card["weights_sha"], "bundle_sha": "b" * 64, "report_sha": "a" * 64}
+    known = {"schema": "fedemb/release/1", "name": "glyphs", "version": "1.0", **shas}
+    marker = {**known, "run_id": "monday", "attempt": 1, "uri": where.format(releases=releases)}
+    open_store(releases).write("glyphs/1.0.json", json.dumps(marker).encode())
+    with pytest.raises(Refused, match="remove the marker"):
+        _release(run, releases)
+    assert run.ledger().state.attempts["monday", 1].releases == []
+
+
 def test_nothing_is_released_before_the_marker(run, releases, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt

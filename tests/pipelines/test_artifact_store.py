@@ -142,6 +142,20 @@ def test_published_outputs_are_those_of_the_run(run, tmp_path):
             assert digest == row["sha256"]
 
 
+def test_model_of_a_simulation_is_not_published(run, tmp_path, monkeypatch):
+    simulation = run.config().updated({"purpose": "simulation"})
+    monkeypatch.setattr(RunDirectory, "config", lambda _: simulation)
+    uri = str(tmp_path / "public")
+    publisher = Publisher(run, uri)
+    publisher.step_finished("train_dp_fedemb")
+    publisher.finish(STATE, lambda done, total: None)
+    published = {(row["step"], row["name"]) for row in _manifest(uri)["artifacts"]}
+    assert published == {(step, name) for step in OUTPUTS for name in OUTPUTS[step]} - {
+        ("train_dp_fedemb", "model")
+    }
+    assert not [name for name in open_store(uri).list() if "train_dp_fedemb" in name]
+
+
 def test_nothing_raw_and_nothing_unknown_is_published(run, tmp_path):
     (run.private / "one").mkdir()
     (run.private / "one" / "users-00000.arrayrecord").write_bytes(b"images")

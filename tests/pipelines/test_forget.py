@@ -1,14 +1,17 @@
 """Forgetting a user: the next partition is that of a world in which they never were."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
 from components.fedemb.errors import StorageError
 from components.fedemb.privacy.keys import LocalKeyStore, open_key_store, partition_key
+from components.fedemb.privacy.tombstones import bury, check_tombstones, read_tombstones
+from components.fedemb.storage.local import LocalStore
 from components.partition_users.hashing import Hasher
-from components.partition_users.tombstones import bury, check_store, read_tombstones
 from pipelines.cli import app
-from tests import ledger_kit
+from tests import honest_run, ledger_kit
 from tests.partition_run import KEY, Partitioner, rows_of
 
 
@@ -20,7 +23,7 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
     mark = hasher.tombstone(hasher.user_key("user 3"))
     assert bury(tombstones, keys, "weekly", mark)
     assert not bury(tombstones, keys, "weekly", mark)
-    forgot = partition(rows, storage__tombstones=tombstones)
+    forgot = partition(rows, storage__tombstones=tombstones, policy__policy_id="weekly")
     never = partition([row for row in rows if row["user_id"] != "user 3"])
     assert forgot.records() == never.records()
     assert forgot.records("evaluation") == never.records("evaluation")
@@ -33,29 +36,31 @@ def test_tombstone_tells_nothing_about_whom(tmp_path):
     hasher = Hasher(KEY)
     keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
     bury(uri, keys, "weekly", hasher.tombstone(hasher.user_key("user 3")))
-    (name,) = read_tombstones(uri)
+    (name,) = read_tombstones(uri, "weekly")
     assert hasher.user_key("user 3").hex() not in name
 
 
 def test_store_of_tombstones_that_is_gone_is_refused_not_taken_for_empty(tmp_path):
     keys = open_key_store(str(tmp_path / "keys"))
     there, uri = tmp_path / "tombstones", str(tmp_path / "tombstones")
-    check_store(None, keys, "weekly")  # a policy that never had one
-    check_store(uri, keys, "weekly")
+    check_tombstones(None, keys, "weekly")  # a policy that never had one
+    check_tombstones(uri, keys, "weekly")
     bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"3"))
-    check_store(uri, keys, "weekly")
-    assert len(read_tombstones(uri)) == 1
+    check_tombstones(uri, keys, "weekly")
+    assert len(read_tombstones(uri, "weekly")) == 1
     there.rename(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="would train again; mount or restore"):
-        check_store(uri, keys, "weekly")
-    with pytest.raises(StorageError, match="name the store"):
-        check_store(None, keys, "weekly")
+        check_tombstones(uri, keys, "weekly")
+    with pytest.raises(StorageError, match="name their store"):
+        check_tombstones(None, keys, "weekly")
     assert not there.exists()
     other = open_key_store(str(tmp_path / "other keys"))
+    with pytest.raises(StorageError, match="does not hold"):  # of a policy with another key
+        check_tombstones(str(tmp_path / "elsewhere"), other, "weekly")
     with pytest.raises(StorageError, match="does not hold"):
-        check_store(str(tmp_path / "elsewhere"), other, "weekly")  # of another policy
+        bury(str(tmp_path / "elsewhere"), other, "weekly", "a" * 64)
     (tmp_path / "elsewhere").rename(there)
-    check_store(uri, keys, "weekly")
+    check_tombstones(uri, keys, "weekly")
 
 
 @pytest.fixture
@@ -65,7 +70,7 @@ def five(tmp_path):
     marks = [Hasher(KEY).tombstone(bytes([number])) for number in range(5)]
     for mark in marks:
         assert bury(uri, keys, "weekly", mark)
-    return keys, uri, [tmp_path / "tombstones" / mark for mark in marks]
+    return keys, uri, [tmp_path / "tombstones" / "weekly" / mark for mark in marks]
 
 
 @pytest.mark.parametrize("lost", [(0,), (2,), (4,), (3, 4), (0, 1, 2, 3, 4)])
@@ -74,12 +79,12 @@ def test_tombstone_that_was_lost_is_noticed_and_can_be_made_good(five, lost):
     for number in lost:
         files[number].unlink()
     with pytest.raises(StorageError, match=rf"holds {5 - len(lost)} tombstones.*there were more"):
-        check_store(uri, keys, "weekly")
+        check_tombstones(uri, keys, "weekly")
     with pytest.raises(StorageError, match="there were more"):  # nor does the next one hide it
         bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
     for number in lost:
         assert bury(uri, keys, "weekly", files[number].name, lost=True)
-    check_store(uri, keys, "weekly")
+    check_tombstones(uri, keys, "weekly")
     assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
 
 
@@ -88,7 +93,7 @@ def test_planted_key_store_that_does_not_count_overlooks_the_loss(five, monkeypa
     keys, uri, files = five
     files[2].unlink()
     monkeypatch.setattr(LocalKeyStore, "used", lambda *_: False)
-    check_store(uri, keys, "weekly")
+    check_tombstones(uri, keys, "weekly")
 
 
 @pytest.mark.parametrize("act", ["create", "destroy"])
@@ -102,32 +107,90 @@ def test_killed_while_a_tombstone_is_counted_goes_on_and_still_notices(five, mon
         patched.setattr(LocalKeyStore, act, killed)
         with pytest.raises(KeyboardInterrupt):
             bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
-    check_store(uri, keys, "weekly")
+    check_tombstones(uri, keys, "weekly")
     assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"seven"))
     files[0].unlink()
     with pytest.raises(StorageError, match="there were more"):
-        check_store(uri, keys, "weekly")
+        check_tombstones(uri, keys, "weekly")
 
 
-def test_killed_while_the_store_of_tombstones_is_marked_goes_on(tmp_path, monkeypatch):
+def test_killed_at_any_write_of_the_first_tombstone_goes_on(tmp_path, monkeypatch):
+    keys = open_key_store(str(tmp_path / "keys"))
+    mark = Hasher(KEY).tombstone(b"3")
+    for number, (store, act) in enumerate(
+        [(LocalStore, "create"), (LocalKeyStore, "create"), (LocalKeyStore, "destroy")]
+    ):
+        uri, policy_id = str(tmp_path / f"tombstones {number}"), f"weekly-{number}"
+        partition_key(keys, policy_id)
+        with monkeypatch.context() as patched:
+            patched.setattr(store, act, _killed)
+            with pytest.raises(KeyboardInterrupt):
+                bury(uri, keys, policy_id, mark)
+        check_tombstones(uri, keys, policy_id)
+        bury(uri, keys, policy_id, mark)
+        check_tombstones(uri, keys, policy_id)
+        assert read_tombstones(uri, policy_id) == {mark}
+
+
+def _killed(*_):
+    raise KeyboardInterrupt
+
+
+def _forbidden(*_):
+    raise PermissionError("a step may look, not write")
+
+
+def test_steps_only_look(tmp_path, monkeypatch):
+    """Partition may read keys and tombstones and write neither, whoever was forgotten so far."""
     keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
-    create = LocalKeyStore.create
+    partition_key(keys, "weekly")
+    for user in (None, b"3", b"4"):
+        if user:
+            bury(uri, keys, "weekly", Hasher(KEY).tombstone(user))
+        with monkeypatch.context() as patched:
+            for store in (LocalStore, LocalKeyStore):
+                patched.setattr(store, "create", _forbidden)
+            check_tombstones(uri, keys, "weekly")
 
-    def killed(self, name):
-        if name.startswith("tombstones/"):
-            raise KeyboardInterrupt
-        return create(self, name)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalKeyStore, "create", killed)
-        with pytest.raises(KeyboardInterrupt):
-            check_store(uri, keys, "weekly")
-    check_store(uri, keys, "weekly")
-    check_store(uri, keys, "weekly")
+def test_policies_share_an_address_and_none_trains_whom_another_forgot(tmp_path):
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
+    for policy_id in ("first", "second"):
+        check_tombstones(uri, keys, policy_id)
+    bury(uri, keys, "first", Hasher(KEY).tombstone(b"3"))
+    check_tombstones(uri, keys, "first")
+    wanted = "0 tombstones of policy 'second' and 1 of 'first'.*`fedemb forget` under this policy"
+    with pytest.raises(StorageError, match=wanted):
+        check_tombstones(uri, keys, "second")
+    bury(uri, keys, "second", Hasher(b"another key").tombstone(b"3"))
+    for policy_id in ("first", "second"):
+        check_tombstones(uri, keys, policy_id)
+        assert len(read_tombstones(uri, policy_id)) == 1
+    assert read_tombstones(uri, "first") != read_tombstones(uri, "second")
+    check_tombstones(str(tmp_path / "of other people"), keys, "third")
+
+
+def test_new_policy_that_would_train_the_forgotten_is_refused_before_it_is_charged(tmp_path):
+    tombstones = str(tmp_path / "tombstones")
+    places = {"storage.tombstones": tombstones}
+    first = honest_run.start(tmp_path / "a", "a", tmp_path / "policy", **places)
+    first.do_plan()
+    first.do_reserve()
+    bury(tombstones, first.keys, "weekly", Hasher(KEY).tombstone(b"3"))
+    second = honest_run.start(
+        tmp_path / "b", "b", tmp_path / "policy", **places, **{"policy.policy_id": "monthly"}
+    )
+    second.do_plan()
+    with pytest.raises(StorageError, match="would train again"):
+        second.do_reserve()
+    assert not second.ledger().state.attempts
+    bury(tombstones, second.keys, "monthly", Hasher(b"another key").tombstone(b"3"))
+    second.do_reserve()
+    assert second.ledger().state.attempts
 
 
 def test_no_store_of_tombstones_forgets_nobody():
-    assert read_tombstones(None) == frozenset()
+    assert read_tombstones(None, "weekly") == frozenset()
 
 
 def test_command_without_a_policy_says_what_is_missing():
@@ -153,10 +216,14 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     shas = dict.fromkeys(("model_sha", "report_sha", "bundle_sha"), ledger_kit.sha("x"))
     theirs = (mine + 1) % 4
     runs = {"old": f"2025-11/{mine}", "other": f"2026-01/{theirs}", "open": f"2026-01/{mine}"}
-    for run, block in runs.items():
-        content = ledger_kit.content(noise=6.0, blocks=(block,))
+    trials = {"trial": f"2025-12/{mine}", "voided": f"2025-12/{mine}", "far": f"2025-12/{theirs}"}
+    for run, block in {**runs, **trials}.items():
+        purpose = "simulation" if run in trials else "release"
+        content = ledger_kit.content(noise=6.0, blocks=(block,), purpose=purpose)
         reservation = ledger.reserve(run_id=run, content=content)
-        if run != "open":
+        if run == "voided":
+            ledger.void(reservation, "typo")
+        elif run != "open" and run not in trials:
             ledger_kit.bind(ledger, reservation)
             ledger_kit.commit(kit, ledger, reservation, 20)
             ledger.release(reservation, **shas, name="embedding", version=run)
@@ -173,7 +240,34 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     assert "may hold this user: open" in done.output
     assert "all runs of the policy together by epsilon 4 at delta" in done.output
     assert secret not in done.output
-    assert read_tombstones(str(tombstones)) == {hasher.tombstone(hasher.user_key(secret))}
+    assert "simulations that may have been trained with this user: trial. None" in done.output
+    assert "the same ledger has policies" not in done.output
+    assert read_tombstones(str(tombstones), "weekly") == {hasher.tombstone(hasher.user_key(secret))}
     assert not any(secret in str(path) for path in tmp_path.rglob("*"))
     again = CliRunner().invoke(app, command, input=f"{secret}\n")
     assert "was forgotten before" in again.output
+
+
+def test_command_names_the_policies_under_which_the_user_still_trains(tmp_path):
+    """`init` of a second policy says so too, and neither command needs more than the ids again."""
+    settings = tmp_path / "run.yaml"
+    settings.write_text(json.dumps(honest_run.config().model_dump(mode="json")))
+    ledger, keys, tombstones = (str(tmp_path / name) for name in ("ledger", "keys", "tombstones"))
+
+    def fedemb(policy_id, *words, text=None):
+        command = [*words, "--config", str(settings), "--set", f"policy.policy_id={policy_id}"]
+        done = CliRunner().invoke(app, command, input=text)
+        assert done.exit_code == 0, done.exception
+        return done.output
+
+    init = ("ledger", "init", "--ledger", ledger, "--keys", keys)
+    assert "note: users forgotten" not in fedemb("weekly", *init)
+    assert "note: users forgotten under weekly are not" in fedemb("monthly", *init)
+    places = {"ledger": ledger, "keys": keys, "tombstones": tombstones}
+    forget = ["forget"]
+    for name, uri in places.items():
+        forget += ["--set", f"storage.{name}={uri}"]
+    assert "not forgotten: monthly;" in fedemb("weekly", *forget, text="ada\n")
+    assert "not forgotten" not in fedemb("monthly", *forget, text="ada\n")
+    assert "not forgotten" not in fedemb("weekly", *forget, text="ada\n")
+    assert "not forgotten: monthly;" in fedemb("weekly", *forget, text="bob\n")

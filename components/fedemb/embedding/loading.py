@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import tempfile
@@ -64,13 +63,3 @@ def save_backbone(backbone: Any, path: Path) -> str:
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     write_bytes(path, packed.getvalue())
     return sha256_hex(packed.getvalue())
-
-
-def weights_digest(backbone: Any) -> str:
-    """SHA-256 over names, shapes and values of all weights of a backbone."""
-    digest = hashlib.sha256()
-    for variable in backbone.weights:
-        value = variable.numpy()
-        digest.update(f"{variable.path}{value.shape}{value.dtype}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()

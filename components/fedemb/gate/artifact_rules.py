@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 from components.fedemb.artifacts import json_digest
 from components.fedemb.gate.case import RERUN, Case, Reason
@@ -14,10 +17,14 @@ from components.fedemb.gate.differences import (
 )
 from components.fedemb.model_files import tensor_problem
 from components.fedemb.privacy.events import event_to_json
+from components.fedemb.privacy.mechanism import MechanismPlan
 from components.fedemb.privacy.trust import verify_document
 from components.fedemb.privacy_report import build_report
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
+_SHA = re.compile("[0-9a-f]{64}")
+_RAW_FIGURES = ("auroc", "tpr_at_fpr", "finding", "calibrated", "measured")
+"""Of the audit: exact functions of training users, shown in a simulation only."""
 
 
 def report_signature(case: Case) -> Iterator[Reason]:
@@ -39,6 +46,8 @@ def bindings(case: Case) -> Iterator[Reason]:
         "model.plan_sha": (model["plan_sha"], reservation.plan_sha),
         "model.code_sha": (model["code_sha"], reservation.code_sha),
         "model.inputs_sha": (model["inputs_sha"], bind.body["inputs_sha"]),
+        "model.backbone": (model["backbone"], evidence.config.model.backbone),
+        "model.embedding_dim": (model["embedding_dim"], evidence.config.model.embedding_dim),
         "users.run_id": (users["run_id"], reservation.run_id),
         "users.config_sha": (users["config_sha"], reservation.config_sha),
         "users.reservation_sha": (
@@ -48,13 +57,12 @@ def bindings(case: Case) -> Iterator[Reason]:
         "users.blocks": (sorted(users["blocks"]), sorted(reservation.blocks)),
         "users.virtual_clients": (users["virtual_clients"], case.plan.virtual_clients),
         "users.groupings": (users["groupings"], case.plan.groupings),
+        "users.image_size": (users["image_size"], evidence.config.model.image_size),
+        "users.channels": (users["channels"], evidence.config.model.channels),
         "plan.config_sha": (evidence.plan.body["config_sha"], reservation.config_sha),
         "config_sha": (evidence.config_sha, reservation.config_sha),
         "plan.digest": (case.plan.digest, reservation.plan_sha),
-        "users.commitments": (
-            users["commitments"]["users"],
-            bind.body["commitments"].get("users"),
-        ),
+        "users.commitments": (users["commitments"], bind.body["commitments"]),
     }
     for name, (found, wanted) in bound.items():
         if found != wanted:
@@ -108,14 +116,25 @@ def rounds(case: Case) -> Iterator[Reason]:
             "the round log is not the one the trainer signed at commit",
             "take the model artifact from the training step again",
         )
-    expected = event_to_json(case.plan.round_event) if not case.plan.tracks_participation else None
-    for entry in evidence.rounds:
-        if expected is not None and entry.get("event", expected) != expected:
+    for index, entry in enumerate(evidence.rounds):
+        digest = entry.get("output_sha")
+        if not (isinstance(digest, str) and _SHA.fullmatch(digest)) or differences(
+            {**public_line(case.plan, index), "output_sha": digest}, dict(entry), tolerance=0.0
+        ):
             yield Reason(
-                "round_event_differs",
-                f"round {entry.get('round')} ran another event than was planned",
+                "round_line_differs",
+                f"line {index} of the round log is not the public line of its round: number, "
+                "planned clients, planned event, digest of the noised output, and nothing else",
                 "start a run with a new id",
             )
+
+
+def public_line(plan: MechanismPlan, index: int) -> dict[str, Any]:
+    """What the trainer says of a round, the digest of its output apart; see `RoundLog.commit`."""
+    line: dict[str, Any] = {"round": index, "clients_planned": plan.normaliser}
+    if not plan.tracks_participation:  # those are priced as a whole
+        line["event"] = event_to_json(plan.round_event)
+    return line
 
 
 def audit(case: Case) -> Iterator[Reason]:
@@ -145,12 +164,18 @@ def audit(case: Case) -> Iterator[Reason]:
             "the auditor failed its own test, so its finding means nothing",
             "fix components/audit_privacy",
         )
-    bound = audit.get("lower_bound")
-    if bound is not None and not bound <= case.report["accounting"]["epsilon"]:
+    bound = audit["lower_bound"]  # null says: none was measured
+    if bound is not None and not 0 <= bound <= case.report["accounting"]["epsilon"] < math.inf:
         yield Reason(
             "audit_refutes",
-            f"the audit's lower bound {bound} is above the certified epsilon",
+            f"the audit's lower bound {bound} is above the certified epsilon, or no bound",
             "do not release; look for the leak",
+        )
+    if audit["figures"] != "private" or any(audit[name] is not None for name in _RAW_FIGURES):
+        yield Reason(
+            "audit_figures_open",
+            "the audit holds exact figures of training users, which no noise covers",
+            again,
         )
 
 
@@ -168,6 +193,12 @@ def utility(case: Case) -> Iterator[Reason]:
                 f"the utility report is of another {name}",
                 "run evaluate_embeddings on this model, then account_privacy",
             )
+    if utility["simulation"] is not False or utility["centralized"] or utility["utility_drop"]:
+        yield Reason(
+            "utility_without_privacy",
+            "the utility report holds figures of a model trained without privacy",
+            "run evaluate_embeddings with the configuration of this release",
+        )
 
 
 def model(case: Case) -> Iterator[Reason]:
@@ -197,9 +228,8 @@ def pretraining(case: Case) -> Iterator[Reason]:
 
 def key(case: Case) -> Iterator[Reason]:
     """Noise and coins come from the secret key of the reservation."""
-    if case.report["mechanism"]["noise"]["secure"] is not True or case.evidence.model.body.get(
-        "key_injected", False
-    ):
+    injected = case.evidence.model.body["key_injected"]
+    if case.report["mechanism"]["noise"]["secure"] is not True or injected is not False:
         yield Reason(
             "key_injected",
             "noise or coins did not come from the secret key of the reservation",

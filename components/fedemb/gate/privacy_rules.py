@@ -89,10 +89,11 @@ def mechanism(case: Case) -> Iterator[Reason]:
         )
     event = event_to_json(plan.event())
     stored = case.report["accounting"]["event"]
-    if event != stored or event != dict(case.reservation.event):
+    planned = case.evidence.plan.body["event"]
+    if event != stored or event != dict(case.reservation.event) or event != planned:
         yield Reason(
             "event_differs",
-            "the event of report or reservation is not the one recomputed from the plan",
+            "the event of plan, report or reservation is not the one recomputed from the plan",
             RERUN,
         )
     if case.reservation.relation != plan.relation.name:

@@ -42,14 +42,13 @@ from components.fedemb.errors import UnsupportedAccounting
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.loss_grid import pld_of, quick_epsilon
 from components.fedemb.privacy.renyi import group_pair_rdp
+from components.fedemb.privacy.sampler_share import sampler_delta, with_sampler_share
 
 Floats = npt.NDArray[np.float64]
 AccountantName = Literal["auto", "pld", "rdp"]
 
 MINIMUM_VERSION = (0, 6, 0)
 """Older dp-accounting cannot price Poisson sampling under REPLACE_ONE."""
-SAMPLER_TOTAL_VARIATION = 2.0**-47
-"""Distance of one run's noise from true Gaussians, see `noise.TOTAL_VARIATION_PER_NORMAL`."""
 RDP_ORDERS: Floats = np.array(
     [1 + x / 20 for x in range(1, 200)]
     + list(range(11, 64))
@@ -105,7 +104,8 @@ def price(
       delta: total failure probability. The sampler's share is taken out of it before the
         accountant sees it, so the guarantee holds at this delta for the noise that is really drawn.
       accountant: `auto` takes PLD where it is valid, since it is tighter, else RDP.
-      runs: training runs inside the event; each has its share of the sampler.
+      runs: training runs inside the event; each has its share of the sampler. 0 prices ideal
+        noise, as the figures of others do; nobody draws it.
       rounds: training rounds, for the sentence; by default the repetitions of the event.
 
     Returns:
@@ -116,13 +116,14 @@ def price(
       ValueError: delta is not a probability above the sampler's share.
     """
     curve_ = _Curve(event, relation, accountant)
+    epsilon = curve_.epsilon(delta, runs)
     return PrivacyGuarantee(
-        epsilon=curve_.epsilon(delta, runs),
+        epsilon=epsilon,
         delta=delta,
         relation=relation,
         accountant=curve_.accountant,
         rounds=rounds_of(event) if rounds is None else rounds,
-        sampler_total_variation=runs * SAMPLER_TOTAL_VARIATION,
+        sampler_delta=sampler_delta(epsilon, runs) if math.isfinite(epsilon) else 0.0,
     )
 
 
@@ -154,7 +155,7 @@ def delta_at(event: dpe.DpEvent, relation: NeighboringRelation, epsilon: float) 
     """Returns the PLD accountant's delta at epsilon, the sampler's share included."""
     if not _valid(event, relation, "pld"):
         raise _unsupported(event, relation, "pld")
-    return min(1.0, pld_of(event, relation).get_delta(epsilon) + SAMPLER_TOTAL_VARIATION)
+    return min(1.0, pld_of(event, relation).get_delta(epsilon) + sampler_delta(epsilon, 1))
 
 
 def rdp_of(
@@ -214,13 +215,7 @@ class _Curve:
             self._get = functools.partial(_renyi_epsilon, values)
 
     def epsilon(self, delta: float, runs: int) -> float:
-        left = delta - runs * SAMPLER_TOTAL_VARIATION
-        if not (0 < left < delta < 1):
-            raise ValueError(
-                f"delta={delta:g} must lie between the noise sampler's own share "
-                f"{runs * SAMPLER_TOTAL_VARIATION:.2g} and 1; customary is users**-1.1"
-            )
-        epsilon = float(self._get(left))
+        epsilon = with_sampler_share(self._get, delta, runs)
         if math.isnan(epsilon):
             raise UnsupportedAccounting(
                 f"the {self.accountant} accountant returned NaN at delta={delta:g}; raise delta or "

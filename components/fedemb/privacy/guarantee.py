@@ -35,15 +35,15 @@ class PrivacyGuarantee:
     epsilon: float
     """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
     delta: float
-    """Total failure probability, `sampler_total_variation` included."""
+    """Total failure probability, `sampler_delta` included."""
     relation: NeighboringRelation
     """Neighbouring relation the accountant used."""
     accountant: str
     """`pld` or `rdp`."""
     rounds: int | None = None
     """Training rounds priced, if the event says."""
-    sampler_total_variation: float = 0.0
-    """Share of delta set aside for the distance of the noise sampler from a true Gaussian."""
+    sampler_delta: float = 0.0
+    """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
     unit: str = "user"
     """Whose data is protected."""
 
@@ -56,28 +56,13 @@ class PrivacyGuarantee:
             f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit} with "
             f"everything they own, if {RELATIONS[self.relation]}{over}; "
             f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
-            f"{self.sampler_total_variation:.2g} for the noise sampler; the guarantee is "
+            f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "
             "computational, as noise and coins come from ChaCha20"
         )
 
     def within(self, epsilon_cap: float, delta: float) -> bool:
         """Whether this guarantee is at least as strong as (epsilon_cap, delta); NaN is not."""
         return self.epsilon <= epsilon_cap and self.delta <= delta
-
-    def stronger_than(self, other: PrivacyGuarantee) -> bool:
-        """Whether epsilon is smaller at the same delta, unit and relation.
-
-        Raises:
-          ValueError: the two are about different things and cannot be compared.
-        """
-        for field in ("delta", "unit", "relation"):
-            mine, theirs = getattr(self, field), getattr(other, field)
-            if mine != theirs:
-                raise ValueError(
-                    f"cannot compare guarantees of {field} {mine} and {theirs}; price both at the "
-                    f"same {field}"
-                )
-        return self.epsilon < other.epsilon
 
     def to_json(self) -> dict[str, Any]:
         """The guarantee for a plan or report; an infinite epsilon is written as null."""
@@ -87,7 +72,7 @@ class PrivacyGuarantee:
             "relation": self.relation.name,
             "accountant": self.accountant,
             "rounds": self.rounds,
-            "sampler_total_variation": self.sampler_total_variation,
+            "sampler_delta": self.sampler_delta,
             "unit": self.unit,
             "sentence": str(self),
         }

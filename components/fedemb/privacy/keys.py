@@ -3,10 +3,10 @@
 Every secret is 32 bytes of operating-system entropy under a name that says what it is for:
 `policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
 `reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
-commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation), `tombstones/<policy_id>`
-says that the policy has tombstones, `tombstones/<policy_id>+<n>` that it has n. A name is used
-once: a destroyed key leaves a tombstone, so that the same reservation can never get a second root,
-and with it a second, independent noise.
+commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
+`tombstones/<policy_id>+<n>` says that the policy has n tombstones. A name is used once: a destroyed
+key leaves a tombstone, so that the same reservation can never get a second root, and with it a
+second, independent noise.
 
 Specification: dp.md 5 (misuse-resistant key) and 3.2.
 """
@@ -30,7 +30,7 @@ from components.fedemb.errors import LedgerError, Refused, StorageError
 KEY_BYTES = 32
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NAME = re.compile(
-    rf"(policy|reservation)/{_WORD}|signing/{_WORD}(@[1-9][0-9]*)?|tombstones/{_WORD}(\+[1-9][0-9]*)?"
+    rf"(policy|reservation)/{_WORD}|signing/{_WORD}(@[1-9][0-9]*)?|tombstones/{_WORD}\+[1-9][0-9]*"
 )
 _DESTROYED = ".destroyed"
 
@@ -58,6 +58,8 @@ class KeyStore(ABC):
     @abstractmethod
     def create(self, name: str) -> bytes:
         """Creates the key from operating-system entropy and returns it.
+
+        Looks before it writes: a step repeats itself with the right to create and no other.
 
         Raises:
           FileExistsError: the name is in use, or was and is destroyed.

@@ -63,8 +63,9 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
                 "mechanism, rounds or noise); run the planned configuration, or start a policy "
                 "with composition: renyi"
             )
-        if any(len(state.charges(block)) >= terms.schedule.runs for block in blocks):
-            runs = terms.schedule.runs
+        runs = terms.schedule.runs
+        blocks = [block for block in blocks if len(state.charges(block)) < runs]
+        if not blocks:
             planned = f"all {runs} runs" if runs > 1 else "the one run"
             raise BudgetExceeded(
                 f"{planned} that policy {policy_id!r} planned took place, and rounds given "

@@ -28,6 +28,7 @@ from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfCompose
 from components.fedemb.artifacts import sha256_hex
 from components.fedemb.errors import LedgerError
 from components.fedemb.privacy.ledger_terms import PolicyTerms
+from components.fedemb.privacy.sampler_share import with_sampler_share
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,6 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
       LedgerError: a charge that the policy's way of composing cannot hold.
       UnsupportedAccounting: an event without a valid accountant.
     """
-    from components.fedemb.privacy.accounting import SAMPLER_TOTAL_VARIATION
-
     if not charges:
         return Spent(0.0, terms.delta, "nothing", None, 0)
     split = terms.composition == "planned" and terms.off_schedule == "renyi"
@@ -161,11 +160,14 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
         )
         for item in charges
     )
-    left = delta - len(charges) * SAMPLER_TOTAL_VARIATION
-    if not left > 0:
+    order = terms.renyi_order
+    try:
+        epsilon = with_sampler_share(
+            lambda left: renyi_epsilon(divergence, order, left), delta, len(charges)
+        )
+    except ValueError as error:
         raise LedgerError(
             f"{len(charges)} runs leave nothing of delta={delta:g} after the share of their noise "
             "samplers; start another policy"
-        )
-    epsilon = renyi_epsilon(divergence, terms.renyi_order, left)
-    return Spent(epsilon, terms.delta, "renyi_filter", terms.renyi_order, len(charges))
+        ) from error
+    return Spent(epsilon, terms.delta, "renyi_filter", order, len(charges))

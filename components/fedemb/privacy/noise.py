@@ -33,8 +33,8 @@ GRID_BITS = 32
 """Updates and noise live on multiples of clip / 2^GRID_BITS."""
 TOTAL_VARIATION_PER_NORMAL = 2.0**-91
 """Mass of the uniform below 2^-92 (coarser than the grid) and of the missing tail, generously."""
-MAX_NORMALS = 2**44
-"""Normals of one run, at most: 2^44 * 2^-91 = 2^-47, `accounting.SAMPLER_TOTAL_VARIATION`."""
+MAX_NORMALS = 2**40
+"""Normals of one run, at most: 2^40 * 2^-91 = 2^-51, `sampler_share.SAMPLER_TOTAL_VARIATION`."""
 
 _BLOCK = 1 << 16
 """Normals per block; part of the definition of the stream."""

@@ -29,6 +29,8 @@ class SecretManagerKeyStore(KeyStore):
     def create(self, name: str) -> bytes:
         from google.api_core import exceptions
 
+        if self.used(name):  # who may create may not destroy the version that is one too many
+            raise FileExistsError(f"key {name} is in use or was destroyed")
         try:
             self._client.create_secret(
                 parent=self._parent,

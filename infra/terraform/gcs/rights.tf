@@ -31,10 +31,13 @@ locals {
 
   member = { for group, account in google_service_account.step : group => "serviceAccount:${account.email}" }
 
-  # Conditions: an object of a folder below any run of the private root.
+  # Conditions: an object of a folder below any run of the private root, or the folder's index.
   in_folder = {
     for key, item in local.private :
-    key => "resource.name.extract(\"/objects/{run}/${item.folder}/\") != \"\""
+    key => join(" || ", [
+      "resource.name.extract(\"/objects/{run}/${item.folder}/\") != \"\"",
+      "resource.name.endsWith(\"/${item.folder}.tree\")",
+    ])
   }
 }
 
@@ -99,6 +102,13 @@ resource "google_storage_bucket_iam_member" "releases" {
   member   = local.member[each.key]
 }
 
+resource "google_storage_bucket_iam_member" "releases_read" {
+  for_each = { for group, rights in local.groups : group => rights if rights.releases == "read" }
+  bucket   = google_storage_bucket.releases.name
+  role     = "roles/storage.objectViewer"
+  member   = local.member[each.key]
+}
+
 resource "google_storage_bucket_iam_member" "ledger_append" {
   for_each = { for group, rights in local.groups : group => rights if rights.ledger == "append" }
   bucket   = google_storage_bucket.ledger.name
@@ -149,7 +159,7 @@ resource "google_storage_bucket_iam_member" "private_input" {
   for_each = {
     for pair in setproduct(var.private_input_buckets, keys(local.groups)) :
     "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
-    if local.groups[pair[1]].input == "private"
+    if contains(local.groups[pair[1]].input, "private")
   }
   bucket = each.value.bucket
   role   = "roles/storage.objectViewer"
@@ -160,7 +170,7 @@ resource "google_storage_bucket_iam_member" "private_input_names" {
   for_each = {
     for pair in setproduct(var.private_input_buckets, keys(local.groups)) :
     "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
-    if local.groups[pair[1]].input == "names"
+    if contains(local.groups[pair[1]].input, "names")
   }
   bucket = each.value.bucket
   role   = google_project_iam_custom_role.list.name
@@ -171,7 +181,7 @@ resource "google_storage_bucket_iam_member" "public_input" {
   for_each = {
     for pair in setproduct(var.public_input_buckets, keys(local.groups)) :
     "${pair[0]}/${pair[1]}" => { bucket = pair[0], group = pair[1] }
-    if local.groups[pair[1]].input == "public"
+    if contains(local.groups[pair[1]].input, "public")
   }
   bucket = each.value.bucket
   role   = "roles/storage.objectViewer"

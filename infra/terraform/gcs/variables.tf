@@ -27,13 +27,13 @@ variable "namespace" {
 
 variable "private_input_buckets" {
   type        = set(string)
-  description = "Existing buckets of private images; partition_users may read them."
+  description = "Existing buckets of private images; partition_users may read them, reserve_budget list them."
   default     = []
 }
 
 variable "public_input_buckets" {
   type        = set(string)
-  description = "Existing buckets of public images; pretrain_public may read them."
+  description = "Existing buckets of public images; pretrain_public and partition_users may read them."
   default     = []
 }
 
@@ -45,7 +45,7 @@ variable "policy_ids" {
 
 variable "data_owners" {
   type        = set(string)
-  description = "Members (group:...) who may read diagnostics and delete private data; no machine."
+  description = "Members (group:...) who may read diagnostics, delete private data and write tombstones; no machine."
   default     = []
 }
 

@@ -12,6 +12,7 @@ from components.audit_privacy.audit import SCHEMA, run
 from components.audit_privacy.sentence import audit_sentence
 from components.fedemb.artifacts import parse_json, read_json
 from components.fedemb.errors import ArtifactError
+from components.fedemb.evidence import read_document
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def test_a_release_publishes_no_figure_computed_from_training_users(copied, tmp_
     assert report["figures"] == "private"
     for name in ("auroc", "tpr_at_fpr", "finding", "calibrated", "measured"):
         assert report[name] is None
+    written = read_document(tmp_path / "audit.json", "audit").body
+    assert (written["lower_bound"], written["code_sha"]) == (None, report["code_sha"])
     assert report["self_test"]["passed"]
     page = (tmp_path / "audit.html").read_text()
     private = figures_of(copied)
@@ -56,6 +59,7 @@ def test_the_private_root_holds_scores_figures_and_a_page(copied, tmp_path):
 def test_a_simulation_shows_its_figures(copied, tmp_path):
     report = run(config(purpose="simulation"), **copied.arguments, **outputs(tmp_path))
     assert report["figures"] == "open"
+    assert read_document(tmp_path / "audit.json", "audit").body == report
     assert report["auroc"]["low"] <= report["auroc"]["high"]
     assert "Monitoring only, no bound on epsilon" in report["sentence"]
     assert read_json(tmp_path / "audit.json", SCHEMA)["auroc"] == report["auroc"]

@@ -11,6 +11,7 @@ from components.evaluate_embeddings.evaluate import SCHEMA, run
 from components.evaluate_embeddings.previous import embedding_space_id
 from components.fedemb.artifacts import read_json, write_json
 from components.fedemb.errors import ArtifactError
+from components.fedemb.evidence import read_document
 
 SUBGROUPS = {"data.source.columns.subgroup": "group"}
 
@@ -23,6 +24,7 @@ def report(finished, tmp_path_factory):
     )
     outputs = {"report_path": folder / "report.json", "html_path": folder / "report.html"}
     returned = run(settings, **finished.arguments, **outputs)
+    read_document(folder / "report.json", "utility")  # of the form the gate wants
     return returned, read_json(folder / "report.json", SCHEMA), (folder / "report.html").read_text()
 
 
@@ -113,6 +115,7 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
     shutil.rmtree(copied.private / "evaluation")
     write_users(copied.private / "evaluation", users)
     report = run(config(), **copied.arguments, **outputs(tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     assert report["measured"] is False
     assert report["recall_at_far"] == {}
     assert "hold out more users" in report["sentence"]
@@ -146,6 +149,7 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     build_backbone(other, seed=0).save(bundle / "backbone.keras")
     settings = config(**{"evaluation.previous_release": str(bundle)})
     report = run(settings, **copied.arguments, **outputs(tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     assert report["previous_release"]["comparable"] is False
     assert "embedding_dim" in report["previous_release"]["reason"]
 
@@ -153,6 +157,7 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
 def test_without_public_pretraining_the_start_is_called_untrained(finished, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
     report = run(settings, **finished.arguments, **outputs(tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     assert report["untrained"] is None
     assert "an untrained backbone" in report["sentence"]
     assert "public backbone" not in report["sentence"]
@@ -184,6 +189,7 @@ def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
         }
     )
     report = run(settings, **finished.arguments, **outputs(tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     drop = report["utility_drop"]["0.001"]
     central, own = (part["recall_at_far"]["0.001"] for part in (report["centralized"], report))
     assert drop["value"] == pytest.approx(central["value"] - own["value"], abs=1e-5)

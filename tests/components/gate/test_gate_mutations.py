@@ -6,17 +6,23 @@ change breaks.
 """
 
 import copy
+import dataclasses
 import json
 import logging
 import math
+import re
+from datetime import UTC, datetime
 
+import honest_run
 import pytest
 
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.errors import GateDenied
-from components.fedemb.evidence import read_document, read_evidence
+from components.fedemb.artifacts import json_digest, write_bytes
+from components.fedemb.errors import ArtifactError, FedEmbError, GateDenied
+from components.fedemb.evidence import read_document, read_evidence, read_rounds
 from components.fedemb.gate.decide import decide
+from components.fedemb.privacy.plan_document import check_plan
 from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.privacy_report import build_report
 
 FREE = {("signature",), ("time",)}
 """Judged by rules of their own, below."""
@@ -143,6 +149,150 @@ def _check_documents(run, name, every):
     assert tried > 0
     assert not allowed
     assert run.do_gate()["allow"]
+
+
+EVIDENCE = [name for name in DOCUMENTS if name != "report"]
+OPEN = {"0.001", "1"}
+"""Names in dictionaries that are open by nature: rates and depths, which a run may leave out."""
+
+
+def _allowed_when_priced_anew(run, ledger, **bent) -> bool:
+    """Whether an honest account_privacy and the gate let the documents pass as they lie there."""
+    try:
+        evidence = read_evidence(run.config, **run.evidence_paths())
+        evidence = dataclasses.replace(evidence, **bent)
+        plan = check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        head = ledger.head.sequence
+        report = build_report(evidence, plan, ledger, time=now, head_sequence=head)
+    except FedEmbError:
+        return False
+    signer = Signer.load_or_create(run.keys, "report")
+    return decide(evidence, sign_document(report, signer), ledger).allow
+
+
+def _objects(value, path=()):
+    """Paths of all JSON objects, the document itself first."""
+    if isinstance(value, dict):
+        yield path
+    for child in leaves(value):
+        node = value
+        for key in child:
+            node = node[key]
+        if isinstance(node, dict):
+            yield child
+
+
+def _save(path, name, document):
+    if name == "plan":  # its digest of itself proves nothing
+        body = {key: value for key, value in document.items() if key not in ("schema", "plan_sha")}
+        if "plan_sha" in document:
+            document = {**document, "plan_sha": json_digest(body)}
+    _write(path, document)
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run, name):
+    """What nobody knows could be a figure without noise, and the gate publishes what it allows."""
+    path = run.model / "model.json" if name == "model" else getattr(run, name)
+    document = json.loads(path.read_bytes())
+    ledger = run.ledger()
+    assert _allowed_when_priced_anew(run, ledger)
+    changes = [((*at, "mean_norm_before_noise"), 0.25) for at in _objects(document)]
+    more = len(changes)
+    changes += [
+        (field, DROP)
+        for field in leaves(document)
+        if isinstance(field[-1], str) and field[-1] not in OPEN
+    ]
+    allowed = []
+    for field, value in changes:
+        _save(path, name, put(document, field, value))
+        if _allowed_when_priced_anew(run, ledger):
+            allowed.append(field)
+    logging.getLogger(__name__).warning(
+        f"{name}: {more} fields added, {len(changes) - more} taken away, {len(allowed)} allowed"
+    )
+    assert changes[0][0] == ("mean_norm_before_noise",)
+    assert not allowed
+    _write(path, document)
+    assert _allowed_when_priced_anew(run, ledger)
+
+
+def test_every_mutation_of_every_round_line_is_denied(run):
+    """Once as the trainer might have logged it, under its own digest, once as it might be bent."""
+    ledger, path = run.ledger(), run.model / "rounds.jsonl"
+    original = path.read_bytes()
+    lines = [json.loads(line) for line in original.splitlines()]
+    tried, logged, bent = 0, [], []
+    for index, line in enumerate(lines):
+        extra = [put(line, (*at, "realised_clients"), 17) for at in _objects(line)]
+        changes = [*mutate(line), *((("realised_clients",), changed) for changed in extra)]
+        for field, changed in changes:
+            tried += 1
+            rounds = (*lines[:index], changed, *lines[index + 1 :])
+            if _allowed_when_priced_anew(run, ledger, rounds=rounds):
+                logged.append((field, changed))
+            run.write_rounds(rounds)
+            if _allowed_when_priced_anew(run, ledger):
+                bent.append(field)
+            path.write_bytes(original)
+    logging.getLogger(__name__).warning(
+        f"{tried} mutations of {len(lines)} round lines tried, {len(bent)} allowed"
+    )
+    assert tried > 200
+    assert not bent
+    # Another digest is a digest: whether it is the right one, only the trainer's signature tells.
+    assert len(logged) == len(lines)
+    for field, changed in logged:
+        assert field == ("output_sha",)
+        assert re.fullmatch("[0-9a-f]{64}", changed["output_sha"])
+    assert _allowed_when_priced_anew(run, ledger)
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [
+        lambda data: data.replace(b'{"clients', b'{"round":17,"clients', 1),
+        lambda data: data.replace(b",", b", ", 1),
+        lambda data: data + b"\n",
+        lambda data: data.removesuffix(b"\n"),
+        lambda data: data.replace(b"0.05", b"5e-2", 1),
+    ],
+    ids=["key twice", "blank", "empty line", "no end", "other spelling"],
+)
+def test_round_log_says_nothing_beside_its_content(run, bend):
+    path = run.model / "rounds.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(bend(data))
+    assert path.read_bytes() != data
+    with pytest.raises(ArtifactError, match="round log"):
+        read_rounds(path)
+    assert _refused(run)
+
+
+def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monkeypatch):
+    """A trainer that logs how many took part instead of the event, and says so under its name."""
+    run = honest_run.start(tmp_path)
+    write = run.write_rounds
+
+    def talkative(lines):
+        events = [{k: v for k, v in line.items() if k != "event"} for line in lines]
+        write([{**line, "realised_clients": 17} for line in events])
+
+    monkeypatch.setattr(run, "write_rounds", talkative)
+    run.until_gate()
+    with pytest.raises(GateDenied, match="public line of its round"):
+        run.do_gate()
+    card = json.loads((run.model / "model.json").read_text())
+    _write(run.model / "model.json", {**card, "mean_norm_before_noise": 0.25})
+    with pytest.raises(ArtifactError, match="model document"):
+        run.do_account()
+    with pytest.raises(GateDenied, match="model document"):
+        run.do_gate()
+    with pytest.raises(FedEmbError):
+        run.do_release()
+    assert not (run.root / "releases").exists()
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "rounds", "weights"])

@@ -162,11 +162,15 @@ def test_model_folder_with_a_further_file_is_denied(run):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"self_test": {"passed": False}}, "auditor_blind"),
+        ({"self_test": {**honest_run.SELF_TEST, "passed": False}}, "auditor_blind"),
         ({"level": "full"}, "audit_level_unknown"),
         ({"model_sha": "0" * 64}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
+        ({"lower_bound": -1.0}, "audit_refutes"),
+        ({"figures": "open"}, "audit_figures_open"),
+        ({"auroc": {"value": 0.6, "low": 0.5, "high": 0.7}}, "audit_figures_open"),
+        ({"measured": True}, "audit_figures_open"),
     ],
 )
 def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
@@ -175,10 +179,29 @@ def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
     assert code in codes(verdict_of(run))
 
 
+def test_lower_bound_below_epsilon_is_no_reason(run):
+    edit(run.audit, "fedemb/audit_report/1", lower_bound=0.1)
+    run.do_account()
+    assert verdict_of(run).allow
+
+
+@pytest.mark.parametrize("name", ["centralized", "utility_drop", "simulation"])
+def test_figures_of_a_model_without_privacy_are_denied(run, name):
+    utility = json.loads(run.utility.read_text())
+    figure = {
+        "centralized": utility["public_backbone"],
+        "utility_drop": utility["public_backbone"]["difference"],
+        "simulation": True,
+    }[name]
+    edit(run.utility, "fedemb/utility_report/1", **{name: figure})
+    run.do_account()
+    assert codes(verdict_of(run)) == ["utility_without_privacy"]
+
+
 @pytest.mark.parametrize("self_test", [None, {"passed": 1}, {}])
 def test_audit_without_a_self_test_gets_no_report(run, self_test):
     edit(run.audit, "fedemb/audit_report/1", self_test=self_test)
-    with pytest.raises(ArtifactError, match="self_test_passed"):
+    with pytest.raises(ArtifactError, match="self_test"):
         run.do_account()
     with pytest.raises(GateDenied):
         run.do_gate()
@@ -338,7 +361,8 @@ def test_run_with_other_terms_than_its_policy_is_refused_and_denied(tmp_path, ru
 def test_injected_key_is_denied(run):
     edit(run.model / "model.json", "fedemb/model/1", key_injected=True)
     run.do_account()
-    assert "key_injected" in codes(verdict_of(run))
+    assert json.loads(run.report.read_text())["mechanism"]["noise"]["secure"] is False
+    assert codes(verdict_of(run)) == ["key_injected"]
 
 
 def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):
@@ -364,7 +388,8 @@ def test_arithmetic_cannot_be_waived(run):
     model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
     owner = Signer.load_or_create(run.keys, "policy")
     run.ledger().waive(code="auditor_blind", model_sha=model_sha, reason="please", signer=owner)
-    edit(run.audit, "fedemb/audit_report/1", self_test={"passed": False})
+    blind = {**honest_run.SELF_TEST, "passed": False}
+    edit(run.audit, "fedemb/audit_report/1", self_test=blind)
     run.do_account()
     assert "auditor_blind" not in WAIVABLE
     assert not verdict_of(run).allow

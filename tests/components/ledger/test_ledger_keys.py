@@ -17,62 +17,7 @@ from components.fedemb.privacy.keys import commit_to, derive, open_key_store, pa
 from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
 from components.fedemb.privacy.signatures import Signer, sign_document
 from components.fedemb.privacy.trust import TrustStore, trust_of, verify_document
-
-
-class FakeSecretManager:
-    """Secret Manager in memory, with its error types."""
-
-    def __init__(self):
-        self.secrets = {}
-
-    def create_secret(self, parent, secret_id, secret):
-        from google.api_core import exceptions
-
-        if secret_id in self.secrets:
-            raise exceptions.AlreadyExists("there")
-        self.secrets[secret_id] = []
-
-    def add_secret_version(self, parent, payload):
-        from types import SimpleNamespace
-
-        versions = self.secrets[parent.rsplit("/", 1)[1]]
-        versions.append(payload["data"])
-        return SimpleNamespace(name=f"{parent}/versions/{len(versions)}")
-
-    def _versions(self, name):
-        from google.api_core import exceptions
-
-        _, secret_id, _, number = name.rsplit("/", 3)
-        versions = self.secrets.get(secret_id, [])
-        if len(versions) < int(number):
-            raise exceptions.NotFound("no version")
-        return versions, int(number) - 1
-
-    def access_secret_version(self, name):
-        from types import SimpleNamespace
-
-        from google.api_core import exceptions
-
-        versions, index = self._versions(name)
-        if versions[index] is None:
-            raise exceptions.FailedPrecondition("destroyed")
-        return SimpleNamespace(payload=SimpleNamespace(data=versions[index]))
-
-    def destroy_secret_version(self, name):
-        versions, index = self._versions(name)
-        versions[index] = None
-
-    def list_secret_versions(self, parent):
-        from types import SimpleNamespace
-
-        from google.api_core import exceptions
-
-        secret_id = parent.rsplit("/", 1)[1]
-        if secret_id not in self.secrets:
-            raise exceptions.NotFound("no secret")
-        for number, data in enumerate(self.secrets[secret_id], start=1):
-            state = SimpleNamespace(name="DESTROYED" if data is None else "ENABLED")
-            yield SimpleNamespace(name=f"{parent}/versions/{number}", state=state)
+from tests.fake_secret_manager import FakeSecretManager
 
 
 @pytest.fixture(params=["folder", "secret manager"])
@@ -129,10 +74,12 @@ def test_generations_of_a_signing_key_stand_side_by_side(keys):
     assert keys.newest("signing/gate") == 0
 
 
-def test_lost_race_for_a_key_is_no_generation(keys):
+def test_lost_race_for_a_key_is_no_generation(keys, monkeypatch):
     keys.create("signing/report")
-    with pytest.raises(FileExistsError):
-        keys.create("signing/report")
+    with monkeypatch.context() as raced:
+        raced.setattr(type(keys), "used", lambda *_: False)  # another one creates it after the look
+        with pytest.raises(FileExistsError):
+            keys.create("signing/report")
     assert keys.newest("signing/report") == 1
     number = keys.renew("signing/report")
     assert keys.newest("signing/report") == number
@@ -160,6 +107,22 @@ def test_who_may_read_a_key_and_create_none_gets_it():
     reader.secrets = owner.secrets
     assert SecretManagerKeyStore("project", client=reader).load_or_create("policy/weekly") == key
     assert len(next(iter(owner.secrets.values()))) == 1  # and left no version behind
+
+
+def test_key_is_looked_for_before_it_is_created_again():
+    """As reserve may: create and read keys, destroy none. It repeats itself at every resume."""
+    from google.api_core import exceptions
+
+    class CreateOnly(FakeSecretManager):
+        def destroy_secret_version(self, name):
+            raise exceptions.PermissionDenied("secretmanager.versions.destroy")
+
+    client = CreateOnly()
+    store = SecretManagerKeyStore("project", client=client)
+    key = store.create("reservation/monday-1")
+    with pytest.raises(FileExistsError):
+        store.create("reservation/monday-1")
+    assert list(client.secrets.values()) == [[key]]  # and no further version, destroyed or not
 
 
 def test_secret_left_without_a_version_by_a_kill_is_completed():

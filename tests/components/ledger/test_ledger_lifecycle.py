@@ -27,6 +27,7 @@ from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer
 from components.fedemb.privacy.trust import TrustStore
 from components.fedemb.storage.local import LocalStore
+from pipelines.ledger_summary import fitting
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -308,6 +309,25 @@ def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
     assert ledger.spent("all/0").method == "planned_series"
     with pytest.raises(BudgetExceeded, match="not spent again"):
         ledger.reserve(run_id="week-3", content=kit_.content())
+
+
+def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
+    users = kit_.users("month", 1)
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(2), users=users)
+    ledger = kit.open()
+    for number in range(2):
+        ledger.reserve(run_id=f"week-{number}", content=kit_.content(blocks=["jan/0"]))
+    asked = kit_.content(blocks=["feb/0", "jan/0"])
+    assert ledger.reserve(run_id="week-2", content=asked).blocks == ("feb/0",)
+    assert ledger.spent("jan/0").charges == 2
+    assert ledger.spent("feb/0").charges == 1
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 4, 5, 8])
+def test_as_many_runs_fit_as_were_planned(tmp_path, runs):
+    schedule = _schedule(runs, noise=4.0)
+    ledger = kit_.make(tmp_path, composition="planned", schedule=schedule, epsilon_cap=50.0).open()
+    assert fitting(ledger, kit_.content(noise=4.0)) == runs
 
 
 def test_planned_series_refuses_a_run_of_another_plan(tmp_path):

@@ -23,7 +23,10 @@ from components.fedemb.privacy.accounting import (
 )
 from components.fedemb.privacy.events import event_from_json, event_to_json
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
+from components.fedemb.privacy.ledger_budget import renyi_epsilon
+from components.fedemb.privacy.loss_grid import pld_of
 from components.fedemb.privacy.renyi import group_pair_rdp
+from components.fedemb.privacy.sampler_share import with_sampler_share
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:
@@ -223,11 +226,31 @@ def test_worked_example():
 def test_sampler_share_is_taken_out_of_delta():
     event, relation, delta = group_event(0.02, 2.0, 100), Relation.REPLACE_ONE, 1e-13
     guarantee = price(event, relation, delta)
+    epsilon, share = guarantee.epsilon, guarantee.sampler_delta
     assert guarantee.delta == delta
-    assert guarantee.sampler_total_variation == 2.0**-47
-    assert guarantee.epsilon > price(event, relation, delta + 2.0**-47).epsilon
+    assert share == 2.0**-51 * (1 + math.exp(epsilon))
+    # What ideal noise has at this epsilon, and the share: together they are no more than delta.
+    ideal = pld_of(event, relation).get_delta(epsilon)
+    assert 0.9 * delta < ideal + share <= delta
     with pytest.raises(ValueError, match="noise sampler"):
-        price(event, relation, 2.0**-48)
+        price(event, relation, 2.0**-51)
+
+
+@pytest.mark.parametrize("runs", [1, 52, 1000])
+def test_sampler_share_grows_with_epsilon_and_runs(runs):
+    """At epsilon 8 and a delta for 1e8 users, a share without exp(epsilon) would be too small."""
+    delta, divergence, order = 1.6e-9, 2.0, 8.0
+    epsilon = with_sampler_share(lambda d: renyi_epsilon(divergence, order, d), delta, runs)
+    left = delta - runs * 2.0**-51 * (1 + math.exp(epsilon))
+    assert renyi_epsilon(divergence, order, left) <= epsilon
+    assert epsilon == pytest.approx(renyi_epsilon(divergence, order, left), rel=1e-4)
+
+
+def test_sampler_is_too_coarse_for_a_huge_epsilon():
+    assert with_sampler_share(lambda d: 40.0, 1e-5, 1) == math.inf
+    assert with_sampler_share(lambda d: 1e4, 1e-5, 1) == math.inf
+    assert with_sampler_share(lambda d: math.inf, 1e-5, 1) == math.inf
+    assert math.isnan(with_sampler_share(lambda d: math.nan, 1e-5, 1))
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-6, 1.0, math.nan, math.inf])
@@ -333,16 +356,6 @@ def test_guarantee_is_a_sentence_with_everything_in_it():
         assert part in text
 
 
-def test_guarantees_about_different_things_are_not_compared():
-    one = price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 1e-6)
-    better = price(dpe.GaussianDpEvent(4.0), Relation.ADD_OR_REMOVE_ONE, 1e-6)
-    assert better.stronger_than(one)
-    with pytest.raises(ValueError, match="delta"):
-        one.stronger_than(price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 1e-7))
-    with pytest.raises(ValueError, match="relation"):
-        one.stronger_than(price(GAUSSIAN, Relation.REPLACE_ONE, 1e-6))
-
-
 def test_nan_is_within_no_budget():
     guarantee = PrivacyGuarantee(
         epsilon=math.nan, delta=1e-6, relation=Relation.REPLACE_ONE, accountant="pld"
@@ -390,7 +403,7 @@ def test_quick_bound_keeps_the_dispatch_table_and_the_sampler_share():
     with pytest.raises(UnsupportedAccounting):
         upper_bound(dpe.LaplaceDpEvent(1.0), Relation.ADD_OR_REMOVE_ONE, 1e-6)
     with pytest.raises(ValueError, match="sampler"):
-        upper_bound(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 2.0**-48)
+        upper_bound(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, 2.0**-51)
     assert math.isinf(upper_bound(dpe.NonPrivateDpEvent(), Relation.ADD_OR_REMOVE_ONE, 1e-6))
     without = dpe.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN)
     assert upper_bound(without, Relation.REPLACE_ONE, 1e-6) == pytest.approx(

@@ -18,6 +18,7 @@ from components.fedemb.privacy.events import event_from_json
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
 from components.fedemb.privacy.projection import project
+from components.fedemb.privacy.sampler_share import sampler_delta
 from components.fedemb.privacy.tuning import conditions, price_tuning
 from components.plan_privacy.plan import document, run
 
@@ -355,8 +356,8 @@ def test_searching_costs_more_than_one_run_and_less_than_all():
     search = price_tuning(plan, 1e-6, 10, "logarithmic").epsilon
     assert one < search < ten
     # Ten trials on average draw ten runs' worth of noise.
-    share = price_tuning(plan, 1e-6, 10, "geometric").sampler_total_variation
-    assert share == 10 * 2.0**-47
+    found = price_tuning(plan, 1e-6, 10, "geometric")
+    assert found.sampler_delta == sampler_delta(found.epsilon, 10)
     assert len(conditions(10, "geometric")) == 5
     with pytest.raises(ConfigError, match="mean"):
         price_tuning(plan, 1e-6, 1.0, "geometric")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.fedemb.artifacts import Raw, file_digest
-from components.fedemb.errors import GateDenied, Refused
+from components.fedemb.artifacts import Raw, file_digest, write_json
+from components.fedemb.errors import ArtifactError, GateDenied, Refused
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.trust import trust_of
 from components.release_model import bundle, release
@@ -149,7 +149,11 @@ def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_pat
     with pytest.raises(GateDenied, match="run gate_release"):
         release.run(other.config, **changed)
     verdict = json.loads(other.verdict.read_text())
-    other.verdict.write_text(json.dumps({**verdict, "allow": False}))
+    other.verdict.write_bytes(other.verdict.read_bytes() + b"\n")
+    with pytest.raises(ArtifactError, match="changed after it was written"):
+        release.run(other.config, **arguments(other))
+    verdict.pop("schema")
+    write_json(other.verdict, "fedemb/verdict/1", {**verdict, "allow": False})
     with pytest.raises(Refused):
         release.run(other.config, **arguments(other))
     assert not (other.root / "releases").exists()

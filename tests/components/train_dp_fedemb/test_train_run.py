@@ -20,8 +20,12 @@ from components.fedemb.errors import (
     Refused,
     StorageError,
 )
+from components.fedemb.evidence import read_document, read_rounds
+from components.fedemb.gate.artifact_rules import public_line
+from components.fedemb.gate.differences import differences
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import connect, read_reservation
+from components.fedemb.privacy.plan_document import read_plan
 from components.train_dp_fedemb import centralized, checkpoint, loop, train
 from components.train_dp_fedemb.rounds import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
@@ -267,6 +271,47 @@ def test_nothing_runs_without_the_root_key(ready):
         ready.train()
 
 
+def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monkeypatch):
+    card = json.loads((finished.root / "model" / "model.json").read_text())
+    assert card["key_injected"] is False
+    calls, original = [], RoundLog.commit
+
+    def killing(*arguments):
+        calls.append(original(*arguments))
+        if len(calls) == 2:
+            raise Killed
+        return calls[-1]
+
+    monkeypatch.setattr(RoundLog, "commit", killing)
+    with pytest.raises(Killed):
+        train.run(ready.config, **ready.arguments, root_key=bytes(32))
+    monkeypatch.undo()
+    ready.train()  # the other rounds from the secret key, too late
+    assert json.loads((ready.root / "model" / "model.json").read_text())["key_injected"] is True
+    ours, theirs = (read_rounds(run.root / "model" / "rounds.jsonl") for run in (ready, finished))
+    assert all(ours[index] != theirs[index] for index in (0, 1))
+
+
+def test_release_takes_no_key_that_was_handed_in(ready):
+    release = ready.config.updated({"purpose": "release"})
+    with pytest.raises(ConfigError, match="root_key"):
+        train.run(release, **ready.arguments, root_key=bytes(32))
+
+
+def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
+    _of_the_gates_form(finished)
+
+
+def _of_the_gates_form(run):
+    plan, _ = read_plan(run.arguments["plan_path"], run.config)
+    rounds = read_rounds(run.root / "model" / "rounds.jsonl")
+    read_document(run.root / "model" / "model.json", "model")
+    for index, entry in enumerate(rounds):
+        wanted = {**public_line(plan, index), "output_sha": entry["output_sha"]}
+        assert differences(wanted, dict(entry), tolerance=0.0) == []
+    assert len(rounds) == plan.rounds
+
+
 def test_progress_line_is_public(ready, caplog):
     caplog.set_level("INFO", logger="components.train_dp_fedemb")
     ready.train()
@@ -291,6 +336,7 @@ def test_other_algorithms_run_and_resume(tmp_path, monkeypatch, changes):
     whole = prepare(tmp_path / "one", config(**changes))
     broken = _copy(whole, tmp_path / "two")
     whole.train()
+    _of_the_gates_form(whole)
     original = RoundLog.commit
 
     def killing(self, index, *rest):

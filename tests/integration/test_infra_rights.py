@@ -1,0 +1,227 @@
+"""The real steps behind the rights of infra/rights.yaml: none lacks one, and none has one too many.
+
+`rights_fence` stands in for the cloud. A simulation goes from the reservation to the audit, with
+every feature that reads something on; a release from the reservation to the bundle, on the small
+honest run. Each is interrupted and resumed where a resumed run asks for other things.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from components.fedemb.config import RunConfig
+from components.fedemb.errors import StorageError
+from components.fedemb.privacy import secret_manager
+from components.fedemb.privacy.keys import open_key_store, partition_key
+from components.fedemb.privacy.ledger import (
+    begin_policy,
+    ensure_trust,
+    open_ledger,
+    schedule_of,
+    terms_of,
+)
+from components.fedemb.privacy.mechanism import plan_mechanism
+from components.fedemb.privacy.tombstones import bury, read_tombstones
+from components.fedemb.storage import gcs, open_store, put_tree
+from components.partition_users.hashing import Hasher
+from tests import honest_run
+from tests.partition_run import make_config, rows_of
+from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
+
+LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
+TOMBSTONES, RELEASES = "gs://private/policy/tombstones", "gs://releases"
+PREVIOUS = f"{RELEASES}/embedding/before"
+
+
+@pytest.fixture(scope="module")
+def fence(tmp_path_factory):
+    """The cloud, empty."""
+    made = Fence(tmp_path_factory.mktemp("cloud"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FencedBucket, "fence", made, raising=False)
+        patched.setattr(gcs, "GcsStore", FencedBucket)
+        keys = FencedKeys(made)
+        patched.setattr(secret_manager, "_secret_manager_client", lambda: keys)
+        yield made
+
+
+def _owner_begins(config: RunConfig) -> None:
+    """As `fedemb ledger init`."""
+    keys = open_key_store(KEYS)
+    trust = ensure_trust(open_store(LEDGER), keys)
+    ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
+    begin_policy(ledger, terms_of(config, schedule_of(config, plan_mechanism(config))), keys)
+
+
+def _put_images(address: str, users: int, images: int, tmp_path: Any) -> None:
+    rows = rows_of(users, images)
+    path = tmp_path / "images.parquet"
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), path)
+    store, _, name = address.rpartition("/")
+    open_store(store).upload(path, name)
+
+
+SIMULATION = {
+    "partition__virtual_clients": 4,
+    "partition__groupings": 1,
+    "partition__evaluation": {"by": "hash", "fraction": 0.5},
+    "pretraining__kind": "supervised",
+    "pretraining__source": {"uri": "gs://public-input/images.parquet"},
+    "pretraining__epochs": 1,
+    "model__backbone": "tiny",
+    "model__embedding_dim": 8,
+    "mechanism__rounds": 1,
+    "training__parallel_clients": 1,
+    "policy__policy_id": "trial",
+    "policy__epsilon_cap": 1000.0,
+    "evaluation__bootstrap_samples": 20,
+    "evaluation__centralized_baseline": True,
+    "evaluation__centralized_epochs": 1,
+    "evaluation__previous_release": PREVIOUS,
+    "audit__bootstrap_samples": 20,
+    "storage__tombstones": TOMBSTONES,
+}
+
+
+@pytest.fixture(scope="module")
+def simulated(fence, tmp_path_factory):
+    """From the reservation to the audit, each step in the name of its group."""
+    from components.audit_privacy import audit
+    from components.evaluate_embeddings import evaluate
+    from components.partition_users import partition
+    from components.plan_privacy import plan
+    from components.pretrain_public import pretrain
+    from components.reserve_budget import reserve
+    from components.train_dp_fedemb import train
+
+    here = tmp_path_factory.mktemp("simulation")
+    config = make_config("gs://private-input/images.parquet", **SIMULATION)
+    _owner_begins(config)
+    _put_images("gs://private-input/images.parquet", 60, 3, here)
+    _put_images("gs://public-input/images.parquet", 4, 3, here)
+    keys = open_key_store(KEYS)
+    hasher = Hasher(partition_key(keys, "trial"))
+    bury(TOMBSTONES, keys, "trial", hasher.tombstone(hasher.user_key("user 3")))
+
+    documents = {
+        "plan_path": here / "plan.json",
+        "reservation_path": here / "reservation.json",
+        "users_manifest_path": here / "users.json",
+    }
+    run: dict[str, Any] = {"run_id": "monday"}
+    private = {"private_root": PRIVATE, **run}
+    models = {"pretrained_dir": here / "pretrained", "model_dir": here / "model"}
+    with fence.acting("plan_privacy"):
+        plan.run(config, documents["plan_path"])
+    with fence.acting("pretrain_public"):
+        pretrain.run(config.model, config.pretraining, seed=1, output_dir=here / "pretrained")
+    put_tree(here / "pretrained", PREVIOUS)
+    for _ in range(2):  # a resumed run reserves and partitions again
+        with fence.acting("reserve_budget"):
+            reserve.run(
+                config,
+                plan_path=documents["plan_path"],
+                reservation_path=documents["reservation_path"],
+                ledger_uri=LEDGER,
+                keys_uri=KEYS,
+                **run,
+            )
+        with fence.acting("partition_users"):
+            partition.run(
+                config,
+                reservation_path=documents["reservation_path"],
+                manifest_path=documents["users_manifest_path"],
+                keys_uri=KEYS,
+                **private,
+            )
+    for _ in range(2):  # so does the trainer, when it is killed after its last act
+        with fence.acting("train_dp_fedemb"):
+            train.run(config, **documents, **models, **private, ledger_uri=LEDGER, keys_uri=KEYS)
+    pages = {"report_path": here / "report.json", "html_path": here / "report.html"}
+    measured = {**models, "users_manifest_path": here / "users.json", **private, **pages}
+    with fence.acting("evaluate_embeddings"):
+        report = evaluate.run(config, **measured)
+    assert report["measured"]
+    assert report["previous_release"]["comparable"]
+    with fence.acting("audit_privacy"):
+        assert audit.run(config, **measured)["measured"]
+    return fence
+
+
+class _Remote(honest_run.HonestRun):
+    ledger_uri = LEDGER
+    keys_uri = KEYS
+    releases_uri = RELEASES
+
+
+@pytest.fixture(scope="module")
+def released(fence, tmp_path_factory):
+    """From the reservation to the bundle, on evidence without images."""
+    root = tmp_path_factory.mktemp("release")
+    honest_run.start(root)  # the public backbone
+    run = _Remote(root, "tuesday", honest_run.config(), root)
+    _owner_begins(run.config)
+    acts = {
+        "plan": "plan_privacy",
+        "reserve": "reserve_budget",
+        "partition": "partition_users",
+        "train": "train_dp_fedemb",
+        "measure": "evaluate_embeddings",
+        "account": "account_privacy",
+        "gate": "gate_release",
+        "release": "release_model",
+    }
+    for act, step in acts.items():
+        for _ in range(1 if act == "train" else 2):
+            with fence.acting(step):
+                getattr(run, f"do_{act}")()
+    assert run.ledger().state.attempts["tuesday", 1].status == "released"
+    return fence
+
+
+def test_no_step_asks_for_more_than_its_group_has(simulated, released):
+    assert not simulated.refused
+    assert all(simulated.used[group] for group in GROUPS if group != "plan")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_group_has_more_than_its_steps_ask_for(group, simulated, released):
+    used = simulated.used[group]
+    verbs: dict[tuple[str, str], set[str]] = {}
+    for kind, thing, verb in used:
+        verbs.setdefault((kind, thing), set()).add(verb)
+    found: dict[str, Any] = {"steps": GROUPS[group]["steps"]}
+    found["private"] = {
+        folder: "write" if asked & {"create", "delete"} else "read"
+        for (kind, folder), asked in verbs.items()
+        if kind == "private" and folder
+    }
+    found["input"] = sorted(
+        kind.removesuffix("-input") if "get" in asked else "names"
+        for (kind, _), asked in verbs.items()
+        if kind.endswith("-input")
+    )
+    for bucket, most in (("ledger", "append"), ("releases", "create")):
+        asked = verbs.get((bucket, ""), set())
+        found[bucket] = most if "create" in asked else "read" if asked else "none"
+    found["signing"] = sorted(role for kind, role in verbs if kind == "signing")
+    asked = verbs.get(("keys", ""), set())
+    found["keys"] = next(
+        (right for right in ("destroy", "create") if right in asked), "read" if asked else "none"
+    )
+    table = GROUPS[group]
+    ordered = {name: sorted(table[name]) for name in ("input", "signing")}
+    assert found == {**table, **ordered}
+
+
+def test_planted_table_without_a_right_stops_the_step(fence, monkeypatch):
+    """What the tests above stand on: the fence refuses what the table does not grant."""
+    monkeypatch.setattr(fence, "refused", [])
+    monkeypatch.setitem(GROUPS["partition"], "private", {})
+    with fence.acting("partition_users"), pytest.raises(StorageError, match="may not list"):
+        read_tombstones(TOMBSTONES, "trial")
+    with fence.acting("partition_users"), pytest.raises(StorageError, match="cannot be reached"):
+        open_key_store(KEYS).fetch("signing/policy")
+    assert len(fence.refused) == 2
