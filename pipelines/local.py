@@ -214,10 +214,15 @@ def _guarantee(run: RunDirectory) -> str:
         return "none (nothing was planned)"
     if run.config().purpose == "simulation":
         projections = ", ".join(
-            f"{item['epsilon']:.3g} at {item['population']:,} users" for item in plan["projections"]
+            f"{_stated(item['epsilon'])} at {item['population']:,} users"
+            for item in plan["projections"]
         )
         return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
     return "none (training did not finish); planned: " + plan["guarantee"]["sentence"]
+
+
+def _stated(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.3g}"
 
 
 def _utility(run: RunDirectory) -> str:

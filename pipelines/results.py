@@ -62,7 +62,9 @@ def _price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
     if not projections:
         return "nobody (simulation)", "-"
     largest = max(projections, key=lambda item: item["population"])
-    return f"{largest['population']:,} (projected)", f"{largest['epsilon']:.2g}"
+    epsilon = largest["epsilon"]
+    price = "infinite" if epsilon is None else f"{epsilon:.2g}"
+    return f"{largest['population']:,} (projected)", price
 
 
 def _drop(utility: Mapping[str, Any], far: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.mechanism import MechanismPlan
 
@@ -76,10 +78,15 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> list[str]:
         f"which is then divided by the public constant {plan.normaliser:g}, however many took part."
     )
     paragraphs.append(_ACCOUNTANTS[guarantee.accountant])
+    shift = (
+        f"by a factor of at most e^{guarantee.epsilon:.3g}, except with probability "
+        f"{guarantee.delta:.3g}. It says nothing of what the model reveals about everybody."
+    )
+    if math.isinf(guarantee.epsilon):
+        shift = "without any bound: this protects nobody."
     paragraphs.append(
         f"Meaning. Whatever anybody knew or suspected about a user, the released model shifts the "
-        f"odds by a factor of at most e^{guarantee.epsilon:.3g}, except with probability "
-        f"{guarantee.delta:.3g}. It says nothing of what the model reveals about everybody."
+        f"odds {shift}"
     )
     return paragraphs
 

@@ -7,10 +7,14 @@ import pytest
 from rich.console import Console
 
 from components.fedemb.artifacts import Public
+from components.plan_privacy.plan import run as plan_privacy
 from components.step import EVENT_PREFIX
 from pipelines import artifact_store, run_command
-from pipelines.local import Outcome, PlainView, _follow
+from pipelines.load_config import load_config, with_data
+from pipelines.local import Outcome, PlainView, _follow, _guarantee
+from pipelines.results import _price
 from pipelines.run_command import LiveView
+from pipelines.run_directory import RunDirectory
 
 
 class _Child:
@@ -82,3 +86,15 @@ def test_outputs_are_published_by_type():
     kinds = {kind for outputs in artifact_store.OUTPUTS.values() for kind in outputs.values()}
     assert Public in kinds
     assert {kind.__name__ for kind in kinds} == {"Public", "Noised"}
+
+
+def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
+    config = with_data(load_config("omniglot_identities"), "/images.parquet")
+    run = RunDirectory.create(tmp_path / "runs", "one", config)
+    folder = run.public / "dp-fedemb-1" / "plan-privacy"
+    folder.mkdir(parents=True)
+    plan = plan_privacy(config, folder / "privacy_plan")
+    assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
+    assert "projected epsilon: infinite at 100,000 users, 3.79 at" in _guarantee(run)
+    nobody = {"projections": plan["projections"][:1]}
+    assert _price("simulation", nobody) == ("100,000 (projected)", "infinite")
