@@ -50,7 +50,7 @@ bench: setup ## Time the engine against the plain loop
 	$(BIN)/python -m tests.benchmarks.bench_engine
 
 golden: setup ## Rewrite golden files; review the diff
-	$(BIN)/python -m pytest -q -k "golden" --force-regen tests/components/config tests/components/gate tests/pipelines
+	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/components/config tests/components/gate tests/pipelines
 	git diff --stat tests/golden
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
@@ -58,6 +58,9 @@ lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
 	cd requirements && for name in bootstrap build; do $(COMPILE) $$name.in -o $$name.txt; done
+
+planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
+	$(BIN)/python -m pytest -q -p tests.planted_bug_record -m planted_bug
 
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
 	$(BIN)/fedemb study --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
@@ -74,4 +77,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup run results study check test test-full test-containers test-flink bench golden lock images clean
+.PHONY: help setup run results study check test test-full test-containers test-flink bench golden planted-bugs lock images clean

@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from components.fedemb import planted_bug_suite
+from components.fedemb.provenance import code_digest
+
 REPOSITORY = Path(__file__).parent.parent
+_PLANTED = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` drop any
+def pytest_collection_modifyitems(config, items):
+    if [Path(name).resolve() for name in config.args] == [REPOSITORY / "tests"]:
+        marked = [item for item in items if item.get_closest_marker("planted_bug")]
+        config.stash[_PLANTED] = len(marked)
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +26,24 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real images at {folder}; set FEDEMB_DATA to the folder that holds them")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def planted_bugs_are_found(tmp_path_factory):
+    """A record for this code, so that a stale one stops only those tests that start the real thing.
+
+    The packaged record is compared by tests/planted_bugs/test_planted_bug_record.py.
+    """
+    record = tmp_path_factory.mktemp("planted_bugs") / "record.json"
+    planted_bug_suite.write_record(record, passed=50, total=50, code_sha=code_digest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planted_bug_suite, "RECORD", record)
+        yield
+
+
+@pytest.fixture
+def planted_bugs_collected(request) -> int:
+    """How many tests carry the mark; skips unless all tests were collected."""
+    if _PLANTED not in request.config.stash:
+        pytest.skip("only some tests were collected, so nobody knows how many plant a bug")
+    return request.config.stash[_PLANTED]

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from components.account_privacy import account
+from components.fedemb import planted_bug_suite
 from components.fedemb.artifacts import (
     canonical_json,
     file_digest,
@@ -281,6 +282,7 @@ class HonestRun:
             "level": "monitoring",
             "attack": "verification_score",
             "self_test": SELF_TEST,
+            "planted_bug_suite": planted_bug_suite.read_record(),
             "figures": "private",
             "lower_bound": None,
             "split_by_value": False,

@@ -25,6 +25,7 @@ from components.fedemb.client_data import UserStore
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ArtifactError
 from components.fedemb.pixels import decode_pngs
+from components.fedemb.planted_bug_suite import read_record
 from components.fedemb.provenance import code_digest, config_digest
 from components.fedemb.storage import join, local_tree, open_store
 
@@ -66,7 +67,8 @@ def run(
       run.
 
     Raises:
-      ArtifactError: an artifact is missing, damaged, or of another run.
+      ArtifactError: an artifact is missing, damaged, or of another run; or the package lacks the
+        record of its planted-bug suite.
       StorageError: the private root cannot be read or written.
     """
     model = read_json(model_dir / "model.json", "fedemb/model/1")
@@ -84,6 +86,7 @@ def run(
         "level": "monitoring",
         "attack": "verification_score",
         "self_test": self_test(),
+        "planted_bug_suite": read_record(),
         "figures": "open" if open_figures else "private",
         "lower_bound": None,  # this level measures none
         "split_by_value": config.partition.evaluation.by == "value",

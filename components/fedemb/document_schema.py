@@ -60,6 +60,8 @@ GUARANTEE = closed(
     sentence=TEXT,
 )
 """`PrivacyGuarantee.to_json()`."""
+PLANTED_BUG_SUITE = closed(passed=COUNT, total=COUNT, code_sha=SHA)
+"""`planted_bug_suite.read_record()`."""
 
 
 def checker(schema: dict[str, Any]) -> Any:

@@ -69,7 +69,7 @@ def build_report(
         "time": time,
         "model_sha": model.get("weights_sha"),
         "guarantee": guarantee.to_json(),
-        "setting": _setting(config, ledger, reservation),
+        "setting": _setting(config, ledger, reservation, head_sequence),
         "unit": {
             "unit": "user",
             "identifiers": ledger.terms.identifiers,
@@ -85,7 +85,10 @@ def build_report(
         "mechanism": _mechanism(plan, attempt, model["key_injected"]),
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
-        "tuning": {"data": "not priced", "trials_charged": 0},
+        "tuning": {
+            **config.tuning.model_dump(mode="json"),
+            "runs_charged_before": _charged_until(ledger, reservation.sequence - 1, head_sequence),
+        },
         "evaluation": {"data": "held-out users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
@@ -149,12 +152,17 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _setting(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dict[str, Any]:
-    earlier = [
-        attempt
+def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
+    """Attempts reserved at a record or before that, and as of the head, weigh on their blocks."""
+    return sum(
+        attempt.reserve.sequence <= sequence and attempt.charge_after(head_sequence) is not None
         for attempt in ledger.state.attempts.values()
-        if attempt.charged and attempt.reserve.sequence <= reservation.sequence
-    ]
+    )
+
+
+def _setting(
+    config: RunConfig, ledger: Ledger, reservation: Reservation, head_sequence: int
+) -> dict[str, Any]:
     plan = ledger.terms.schedule
     return {
         "model": "central",
@@ -162,7 +170,7 @@ def _setting(config: RunConfig, ledger: Ledger, reservation: Reservation) -> dic
         "releases": "final model only",
         "recurring": {
             "policy_id": reservation.policy_id,
-            "run_index": len(earlier),
+            "run_index": _charged_until(ledger, reservation.sequence, head_sequence),
             "runs_planned": plan.runs if plan else None,
             "audit_level": config.policy.audit_level,
         },
@@ -290,7 +298,7 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
 def _audit(evidence: Evidence) -> dict[str, Any]:
     audit = evidence.audit.body
     names = ("level", "attack", "model_sha", "code_sha", "figures", "auroc", "lower_bound")
-    found = {name: audit[name] for name in (*names, "sentence")}
+    found = {name: audit[name] for name in (*names, "sentence", "planted_bug_suite")}
     return {**found, "self_test_passed": audit["self_test"]["passed"]}
 
 

@@ -16,6 +16,7 @@ from components.fedemb.document_schema import (
     FLAG,
     GUARANTEE,
     NUMBER,
+    PLANTED_BUG_SUITE,
     SHA,
     SHAS,
     SIGNATURE,
@@ -103,7 +104,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         ledger_sequence=COUNT,
         ledger_head=SHA,
     ),
-    "tuning": closed(data=TEXT, trials_charged=COUNT),
+    "tuning": closed(data=TEXT, trials=COUNT, method=TEXT, runs_charged_before=COUNT),
     "evaluation": closed(data=TEXT, charged=FLAG),
     "pretraining": closed(
         kind=TEXT,
@@ -121,6 +122,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         auroc=or_null(ANY_OBJECT),
         sentence=TEXT,
         self_test_passed=FLAG,
+        planted_bug_suite=PLANTED_BUG_SUITE,
         lower_bound=or_null(NUMBER),
     ),
     "utility": closed(

@@ -29,8 +29,8 @@ ASSUMPTIONS = [
 ]
 LIMITATIONS = [
     "Held-out evaluation users are not covered: the utility figures are exact on them.",
-    "Choosing hyperparameters by looking at private results is not priced; tune on public data, "
-    "or reserve every trial.",
+    "How hyperparameters were chosen is declared, not observed: each private run that was looked "
+    "at costs its own price in the ledger, and what lies in no ledger is not covered.",
     "The audit is monitoring: it can refute the guarantee, never prove it.",
     "How long steps take depends on how many users took part; whoever watches the pipeline's clock "
     "sees that, and it is not covered.",

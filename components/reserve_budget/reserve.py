@@ -15,6 +15,7 @@ from typing import Any
 from components.fedemb.config import ONE_COHORT, RunConfig
 from components.fedemb.errors import ConfigError, LedgerError, Refused
 from components.fedemb.input_version import fingerprint_input
+from components.fedemb.planted_bug_suite import read_record, record_problem
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import (
     KeyStore,
@@ -76,7 +77,8 @@ def run(
       ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series.
-      Refused: the policy has other terms, or asks for an audit that does not exist.
+      Refused: the policy has other terms, or asks for an audit that does not exist; or the
+        planted-bug suite did not pass on this code.
       StorageError: a store cannot be reached, or tombstones are missing: nothing was charged.
     """
     _check_cohorts(config)
@@ -86,6 +88,8 @@ def run(
             "policy.audit_level=full asks for an audit this version does not have, so nothing "
             "could be released; set audit_level: monitoring"
         )
+    if config.purpose == "release":
+        _check_planted_bugs()
     keys = open_key_store(keys_uri)
     ledger = open_or_create(ledger_uri, keys, config, plan)
     check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
@@ -171,6 +175,16 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
                 "its key exists, so there was one: name the right store, restore it from its "
                 "backup, or start another policy_id"
             )
+
+
+def _check_planted_bugs() -> None:
+    """Refuses what the gate would deny in the end: tests of this code not run, or blind."""
+    problem = record_problem(read_record(), code_digest())
+    if problem:
+        raise Refused(
+            f"{problem}, so nothing could be released and nothing was charged; run `make "
+            "planted-bugs` in the checkout of this code and install or build again"
+        )
 
 
 def _check_cohorts(config: RunConfig) -> None:

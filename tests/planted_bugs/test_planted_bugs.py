@@ -12,11 +12,13 @@ def sound(**changes) -> System:
     return System(make_plan(**PLAN, **changes))
 
 
+@pytest.mark.planted_bug
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_sound_system_is_green_in_every_layer(layer):
     assert LAYERS[layer](sound()) == []
 
 
+@pytest.mark.planted_bug
 @pytest.mark.parametrize("layer", ["replay_with_other_data", "coin_chi_square", "recomputation"])
 def test_the_sound_adaptive_clip_is_green_too(layer):
     """In the other layers its clip, a noised output, may lawfully differ between the worlds."""
@@ -24,13 +26,13 @@ def test_the_sound_adaptive_clip_is_green_too(layer):
 
 
 @pytest.mark.parametrize(
-    ("number", "fault", "layer"), FAULTS, ids=[f"{n}-{f.__name__}" for n, f, _ in FAULTS]
+    ("fault", "layer"),
+    [
+        pytest.param(fault, layer, marks=pytest.mark.planted_bug(number), id=fault.__name__)
+        for number, fault, layer in FAULTS
+    ],
 )
-def test_a_planted_bug_turns_its_layer_red(number, fault, layer):
+def test_a_planted_bug_turns_its_layer_red(fault, layer):
     problems = LAYERS[layer](fault(sound()))
     assert problems
     assert not any("this test saw nothing" in problem for problem in problems)
-
-
-def test_every_bug_of_this_package_is_planted():
-    assert {number for number, _, _ in FAULTS} == {*range(1, 14), 15, 17}

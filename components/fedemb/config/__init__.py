@@ -29,6 +29,7 @@ from components.fedemb.config.policy import EvaluationConfig as EvaluationConfig
 from components.fedemb.config.policy import PolicyConfig as PolicyConfig
 from components.fedemb.config.policy import ReleaseConfig as ReleaseConfig
 from components.fedemb.config.policy import StorageConfig as StorageConfig
+from components.fedemb.config.policy import TuningConfig as TuningConfig
 from components.fedemb.config.run import RunConfig as RunConfig
 from components.fedemb.config.section import Name as Name
 from components.fedemb.config.section import Section as Section

@@ -1,10 +1,10 @@
-"""Budget, evaluation, audit, release and stores."""
+"""Budget, choice of hyperparameters, evaluation, audit, release and stores."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from components.fedemb.config.section import Name, Section
 
@@ -34,6 +34,34 @@ class PolicyConfig(Section):
     prices each way at half of delta, as which way is taken may depend on earlier models."""
     audit_level: Literal["monitoring", "full"] = "monitoring"
     """What the audit must have shown before a release."""
+
+
+class TuningConfig(Section):
+    """How the hyperparameters were chosen: a declaration, which the report repeats.
+
+    Looking at the results of private runs costs privacy (Papernot and Steinke, arXiv 2110.03620).
+    """
+
+    data: Literal["undeclared", "public", "private"] = "undeclared"
+    """`public`: on images that are nobody's secret, which costs nothing; `private`: by looking at
+    runs on private users, each charged in the ledger of this policy."""
+    trials: NonNegativeInt = 0
+    """`private` only: how many; the gate wants as many other runs charged before this one."""
+    method: Annotated[str, Field(max_length=500)] = ""
+    """In a few words: on which images, by which search."""
+
+    @model_validator(mode="after")
+    def _whole_declaration(self) -> Self:
+        if (self.data == "private") != (self.trials > 0):
+            raise ValueError(
+                f"tuning.data={self.data} with tuning.trials={self.trials}: trials are the private "
+                "runs looked at, one or more of them with data: private and none otherwise"
+            )
+        if (self.data == "undeclared") != (not self.method.strip()):
+            raise ValueError(
+                f"tuning.data={self.data} with tuning.method={self.method!r}: say both, or neither"
+            )
+        return self
 
 
 class EvaluationConfig(Section):

@@ -14,6 +14,7 @@ from components.fedemb.config.policy import (
     PolicyConfig,
     ReleaseConfig,
     StorageConfig,
+    TuningConfig,
 )
 from components.fedemb.config.section import Section
 from components.fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
@@ -43,6 +44,7 @@ class RunConfig(Section):
     mechanism: MechanismConfig
     """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
     policy: PolicyConfig
+    tuning: TuningConfig = TuningConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     audit: AuditConfig = AuditConfig()
     release: ReleaseConfig = ReleaseConfig()

@@ -16,6 +16,7 @@ from components.fedemb.gate.differences import (
     differences,
 )
 from components.fedemb.model_files import tensor_problem
+from components.fedemb.planted_bug_suite import record_problem
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.mechanism import MechanismPlan
 from components.fedemb.privacy.trust import verify_document
@@ -138,7 +139,7 @@ def public_line(plan: MechanismPlan, index: int) -> dict[str, Any]:
 
 
 def audit(case: Case) -> Iterator[Reason]:
-    """The audit is there, of this model and code, its self-test passed, and refutes nothing."""
+    """The audit is there, of this model and code, was itself tested, and refutes nothing."""
     audit, model = case.evidence.audit.body, case.evidence.model.body
     again = "run audit_privacy on this model, then account_privacy"
     levels = (case.evidence.config.policy.audit_level, case.ledger.terms.audit_level)
@@ -163,6 +164,13 @@ def audit(case: Case) -> Iterator[Reason]:
             "auditor_blind",
             "the auditor failed its own test, so its finding means nothing",
             "fix components/audit_privacy",
+        )
+    problem = record_problem(audit["planted_bug_suite"], case.reservation.code_sha)
+    if problem:
+        yield Reason(
+            "planted_bugs_missed",
+            problem,
+            "run `make planted-bugs` on the code of this run, then a run with a new id",
         )
     bound = audit["lower_bound"]  # null says: none was measured
     if bound is not None and not 0 <= bound <= case.report["accounting"]["epsilon"] < math.inf:

@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("rounds_invalid", artifacts.rounds),
     ("mechanism_invalid", privacy.mechanism),
     ("epsilon_invalid", privacy.epsilon),
+    ("tuning_invalid", privacy.tuning),
     ("audit_invalid", artifacts.audit),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),

@@ -149,3 +149,16 @@ def epsilon(case: Case) -> Iterator[Reason]:
             f"RDP gives epsilon={upper:.4g}, PLD {epsilon:.4g}: PLD should not be above it",
             "report this as a bug of the accounting",
         )
+
+
+def tuning(case: Case) -> Iterator[Reason]:
+    """Private runs that were looked at to choose hyperparameters stand in the ledger."""
+    trials = case.evidence.config.tuning.trials
+    charged = case.report["tuning"]["runs_charged_before"]
+    if not trials <= charged:
+        yield Reason(
+            "tuning_not_charged",
+            f"{trials} private runs were looked at to choose the hyperparameters, and "
+            f"{charged} were charged before this one",
+            "tune under the policy that is charged for it, or on public images",
+        )

@@ -104,6 +104,7 @@ def test_self_test_passes_and_is_the_same_every_time():
     assert abs(result["cases"]["no_leak"]["auroc"] - 0.5) < 0.02
 
 
+@pytest.mark.planted_bug(20)
 @pytest.mark.parametrize(
     ("auditor", "fails"),
     [

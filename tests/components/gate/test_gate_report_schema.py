@@ -12,8 +12,9 @@ from components.fedemb.privacy_report_schema import check_schema, report_schema
 GOLDEN = Path(__file__).parents[2] / "golden" / "privacy_report.schema.json"
 
 
-def test_schema_is_the_golden_one():
-    assert json.loads(GOLDEN.read_text()) == json.loads(json.dumps(report_schema()))
+def test_schema_is_the_golden_one(file_regression):
+    text = json.dumps(report_schema(), indent=1, sort_keys=True) + "\n"
+    file_regression.check(text, fullpath=GOLDEN)
 
 
 @pytest.mark.parametrize("where", ["run", "v1"])

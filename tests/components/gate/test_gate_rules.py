@@ -23,6 +23,9 @@ from components.fedemb.gate.decide import RULES, WAIVABLE, decide
 from components.fedemb.privacy.ledger import read_reservation
 from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer, sign_document
+from components.fedemb.provenance import code_digest
+
+SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
 
 
 def verdict_of(run, *, now=None, **changes):
@@ -97,6 +100,7 @@ def test_guarantee_of_a_report_is_that_of_its_fullest_block(tmp_path):
     assert [row["runs"] for row in cumulative["blocks"]] == [1, 2]
 
 
+@pytest.mark.planted_bug(19)
 @pytest.mark.parametrize("epsilon", [9.0, math.nan, math.inf])
 def test_block_over_its_cap_is_denied(run, monkeypatch, epsilon):
     from components.fedemb.privacy import ledger_state
@@ -120,6 +124,7 @@ def test_unproven_pair_of_sampler_and_relation_is_denied(run, monkeypatch):
     assert "no_proof" in codes(verdict_of(run))
 
 
+@pytest.mark.planted_bug(19)
 def test_old_accounting_library_is_denied(run, monkeypatch):
     from components.fedemb.privacy import accounting
 
@@ -135,6 +140,7 @@ def test_mechanism_without_noise_is_denied_before_it_runs(tmp_path):
         run.do_reserve()
 
 
+@pytest.mark.planted_bug(14)
 @pytest.mark.parametrize("extra", ["head/kernel", "optimizer/vars/0", "seed_generator/state"])
 def test_foreign_tensor_in_the_model_file_is_denied(tmp_path, extra):
     run = honest_run.start(tmp_path)
@@ -163,6 +169,9 @@ def test_model_folder_with_a_further_file_is_denied(run):
     ("changes", "code"),
     [
         ({"self_test": {**honest_run.SELF_TEST, "passed": False}}, "auditor_blind"),
+        ({"planted_bug_suite": {**SUITE, "passed": SUITE["total"] - 1}}, "planted_bugs_missed"),
+        ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
+        ({"planted_bug_suite": {**SUITE, "code_sha": "0" * 64}}, "planted_bugs_missed"),
         ({"level": "full"}, "audit_level_unknown"),
         ({"model_sha": "0" * 64}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
@@ -207,6 +216,19 @@ def test_audit_without_a_self_test_gets_no_report(run, self_test):
         run.do_gate()
 
 
+@pytest.mark.parametrize(
+    "suite",
+    [None, {}, {**SUITE, "passed": 50.0}, {**SUITE, "passed": math.nan}, {**SUITE, "skipped": 1}],
+)
+def test_audit_without_a_record_of_planted_bugs_gets_no_report(run, suite):
+    body = json.loads(run.audit.read_text()) | {"planted_bug_suite": suite}
+    run.audit.write_text(json.dumps(body))
+    with pytest.raises(ArtifactError):
+        run.do_account()
+    with pytest.raises(GateDenied):
+        run.do_gate()
+
+
 def test_missing_audit_is_denied(run):
     run.audit.unlink()
     with pytest.raises(GateDenied, match="audit"):
@@ -218,6 +240,28 @@ def test_full_audit_level_is_refused_before_anything_is_spent(tmp_path):
     run.do_plan()
     with pytest.raises(Refused, match="monitoring"):
         run.do_reserve()
+
+
+def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
+    """Two were looked at; with one charged before it the release is denied, with two allowed."""
+    tuned = {"tuning": {"data": "private", "trials": 2, "method": "grid of clip norms"}}
+    first = honest_run.start(tmp_path / "first", "trial-1", **tuned)
+    policy, found = first.policy_root, {}
+    for name in ("trial-1", "trial-2", "final"):
+        run = honest_run.start(tmp_path / name, name, policy, **tuned).until_gate()
+        found[name] = (codes(verdict_of(run)), json.loads(run.report.read_text())["tuning"])
+    assert [found[name][0] for name in found] == [["tuning_not_charged"]] * 2 + [[]]
+    assert found["final"][1] == {**tuned["tuning"], "runs_charged_before": 2}
+
+
+def test_earlier_reservation_given_back_after_the_report_is_no_reason(tmp_path):
+    early = honest_run.start(tmp_path / "early", "early")
+    early.do_plan()
+    early.do_reserve()
+    run = honest_run.start(tmp_path / "run", "monday", early.policy_root).until_gate()
+    assert json.loads(run.report.read_text())["setting"]["recurring"]["run_index"] == 2
+    run.ledger().void(read_reservation(early.reservation), "never started")
+    assert verdict_of(run).allow
 
 
 @pytest.mark.parametrize("days", [-1, 1])
@@ -246,6 +290,7 @@ def test_manifest_with_other_blocks_is_denied(run):
     assert "not_what_was_reserved" in codes(verdict_of(run))
 
 
+@pytest.mark.planted_bug(16)
 def test_more_rounds_than_reserved_are_denied_already_by_the_accounting(run):
     edit(run.model / "model.json", "fedemb/model/1", rounds_run=7)
     with pytest.raises(PlanMismatch, match="rounds"):
@@ -293,6 +338,7 @@ def test_model_whose_trainer_was_killed_before_the_commit_is_denied(run):
     assert verdict_of(run).allow
 
 
+@pytest.mark.planted_bug(16)
 @pytest.mark.parametrize("says", [2, 6])
 def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
     """Whoever lowers the charge below what was started: whatever the model says of itself."""

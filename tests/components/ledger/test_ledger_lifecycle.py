@@ -21,11 +21,13 @@ from components.fedemb.errors import (
 from components.fedemb.privacy import ledger_state
 from components.fedemb.privacy.accounting import price, rdp_of
 from components.fedemb.privacy.keys import reservation_key_name
-from components.fedemb.privacy.ledger import Anchor, Schedule
-from components.fedemb.privacy.ledger_budget import renyi_epsilon
+from components.fedemb.privacy.ledger import Anchor, Charge, Schedule
+from components.fedemb.privacy.ledger_budget import renyi_epsilon, spent
+from components.fedemb.privacy.ledger_chain import Chain
 from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer
 from components.fedemb.privacy.trust import TrustStore
+from components.fedemb.storage import open_store
 from components.fedemb.storage.local import LocalStore
 from pipelines.ledger_summary import fitting
 
@@ -164,6 +166,7 @@ def _write(kit, sequence, kind, body, run_id="monday"):
     kit.path(sequence).write_bytes(data)
 
 
+@pytest.mark.planted_bug(16)
 @pytest.mark.parametrize(
     "body",
     [
@@ -334,6 +337,33 @@ def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
     kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(3))
     with pytest.raises(PlanMismatch, match="not of the series"):
         kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
+
+
+def test_every_run_of_the_filter_has_its_share_of_the_sampler():
+    terms = kit_.terms(delta=1e-10)
+    charge = Charge(0, "a", canonical_json(kit_.content(noise=8.0)["event"]), "REPLACE_ONE", 20, 20)
+    runs = 40
+    divergence = runs * float(rdp_of(kit_.event(8.0), REPLACE_ONE, [terms.renyi_order])[0])
+    found = spent(terms, [charge] * runs).epsilon
+    left = terms.delta - runs * 2.0**-51 * (1 + math.exp(found))
+    assert left < 0.999 * terms.delta
+    assert found >= renyi_epsilon(divergence, terms.renyi_order, left) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("signatures", [True, False])
+@pytest.mark.parametrize("how", ["spelling", "content"])
+def test_changed_last_record_is_found_even_for_display(tmp_path, signatures, how):
+    """The policy alone: no record follows it and no signed head names it."""
+    kit = kit_.make(tmp_path)
+    path, chain = kit.path(0), Chain(open_store(kit.ledger_uri), kit.policy_id, kit.trust)
+    document = json.loads(path.read_bytes())
+    if how == "content":
+        document["actor"] = "somebody else"
+        path.write_bytes(canonical_json(document))
+    else:
+        path.write_text(json.dumps(document))
+    with pytest.raises((LedgerError, SignatureInvalid)):
+        chain.refresh(signatures=signatures)
 
 
 def test_off_schedule_runs_go_by_renyi_with_half_of_delta(tmp_path):

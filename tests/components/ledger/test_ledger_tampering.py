@@ -66,6 +66,7 @@ def test_every_byte_of_every_record_changed_is_denied(kit):
     assert tried == denied > 4000
 
 
+@pytest.mark.planted_bug(16)
 @pytest.mark.parametrize(
     "change",
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from privacy_worlds import KINDS, make_plan
 
 from components.fedemb.errors import ArtifactError, UnsupportedAccounting
-from components.fedemb.privacy import accounting, loss_grid, renyi
+from components.fedemb.privacy import accounting, loss_grid, noise, renyi
 from components.fedemb.privacy.accounting import (
     curve,
     delta_at,
@@ -26,7 +26,7 @@ from components.fedemb.privacy.guarantee import PrivacyGuarantee
 from components.fedemb.privacy.ledger_budget import renyi_epsilon
 from components.fedemb.privacy.loss_grid import pld_of
 from components.fedemb.privacy.renyi import group_pair_rdp
-from components.fedemb.privacy.sampler_share import with_sampler_share
+from components.fedemb.privacy.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:
@@ -244,6 +244,10 @@ def test_sampler_share_grows_with_epsilon_and_runs(runs):
     left = delta - runs * 2.0**-51 * (1 + math.exp(epsilon))
     assert renyi_epsilon(divergence, order, left) <= epsilon
     assert epsilon == pytest.approx(renyi_epsilon(divergence, order, left), rel=1e-4)
+
+
+def test_share_is_that_of_as_many_normals_as_a_run_may_draw():
+    assert SAMPLER_TOTAL_VARIATION == noise.MAX_NORMALS * noise.TOTAL_VARIATION_PER_NORMAL
 
 
 def test_sampler_is_too_coarse_for_a_huge_epsilon():

@@ -118,6 +118,7 @@ def test_fixed_size_is_priced_with_the_chance_of_a_user():
     assert plan_mechanism(config).sampling_probability == 10 * 60 / 30_000
 
 
+@pytest.mark.planted_bug(18)
 @pytest.mark.parametrize("kind", ["tree_aggregation", "blt"])
 def test_participation_must_be_possible(kind):
     with pytest.raises(ConfigError, match="groupings"):

@@ -297,6 +297,7 @@ def test_state_holds_nothing_of_the_sums(name):
     assert all(len(tag) == 64 for tag in state["tags"])
 
 
+@pytest.mark.planted_bug(18)
 def test_state_of_another_plan_or_with_a_gap_is_refused():
     m = mechanism(make_plan("blt"))
     play(m, range(3))

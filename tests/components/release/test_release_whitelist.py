@@ -124,6 +124,7 @@ def _in_a_collection(graph):
     graph.meta_graphs[0].collection_def["head"].float_list.value.extend(HEAD.ravel().tolist())
 
 
+@pytest.mark.planted_bug(14)
 @pytest.mark.parametrize(
     "plant",
     [

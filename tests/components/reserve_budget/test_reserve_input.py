@@ -1,12 +1,14 @@
-"""What a reservation says about the input, and which blocks a configuration may charge."""
+"""What a reservation says about the input, which blocks may be charged, and by which code."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.fedemb import planted_bug_suite
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import ConfigError
+from components.fedemb.errors import ArtifactError, ConfigError, Refused
+from components.fedemb.provenance import code_digest
 from components.plan_privacy import plan
 from components.reserve_budget import reserve
 
@@ -61,3 +63,26 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
     with pytest.raises(ConfigError, match="cohort column"):
         _reserve(tmp_path, _config(tmp_path, **changes), "a")
     assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"passed": 50, "total": 50, "code_sha": "0" * 64}, "other code"),
+        ({"passed": 49, "total": 50}, "passed 49 of 50"),
+        (None, "record.json"),
+    ],
+    ids=["stale", "missed", "missing"],
+)
+def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
+    tmp_path, monkeypatch, record, words
+):
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(planted_bug_suite, "RECORD", path)
+    if record is not None:
+        planted_bug_suite.write_record(path, **{"code_sha": code_digest(), **record})
+    release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
+    with pytest.raises((Refused, ArtifactError), match=words):
+        _reserve(tmp_path, release, "monday")
+    assert not (tmp_path / "ledger").exists()
+    _reserve(tmp_path, _config(tmp_path, **{"policy.delta": 1e-5}), "study")

@@ -1,0 +1,40 @@
+"""Pytest plugin of `make planted-bugs`: writes into the package what the suite found."""
+
+import pytest
+
+from components.fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
+from components.fedemb.provenance import code_digest
+
+
+class PlantedBugRecord:
+    """Counts the tests that carry the mark, and those that passed."""
+
+    def __init__(self):
+        self.planted: set[int] = set()
+        self.total = self.passed = 0
+
+    def pytest_collection_finish(self, session):
+        marks = [item.get_closest_marker("planted_bug") for item in session.items]
+        self.total = len(marks)
+        self.planted = {number for mark in marks for number in mark.args}
+        missing = set(range(1, KNOWN_BUGS + 1)) - self.planted
+        if missing:
+            raise pytest.UsageError(f"no test plants the bugs {sorted(missing)} of dp.md 6")
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            self.passed += 1
+
+    def pytest_sessionfinish(self, session):
+        if self.total:
+            write_record(RECORD, passed=self.passed, total=self.total, code_sha=code_digest())
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_line(
+            f"planted-bug suite: {self.passed} of {self.total} passed, {len(self.planted)} of "
+            f"{KNOWN_BUGS} known bugs planted; {RECORD.name} says so of this code"
+        )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(PlantedBugRecord())

@@ -1,0 +1,49 @@
+"""The packaged record of the suite is of this code, and what it must say is not negotiable."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import components
+from components.fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
+from components.fedemb.provenance import code_digest
+
+PACKAGED = Path(components.__file__).parent / "planted_bug_suite.json"
+GOOD = {"passed": 50, "total": 50, "code_sha": "a" * 64}
+
+
+def test_packaged_record_is_of_this_code():
+    record = json.loads(PACKAGED.read_bytes())
+    assert record.pop("schema") == SCHEMA
+    problem = record_problem(record, code_digest())
+    assert problem is None, f"{problem}; run `make planted-bugs` and commit {PACKAGED.name}"
+
+
+def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):
+    assert json.loads(PACKAGED.read_bytes())["total"] == planted_bugs_collected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"passed": 49}, "passed 49 of 50"),
+        ({"passed": 51}, "passed 51 of 50"),
+        ({"passed": 0, "total": 0}, "passed 0 of 0"),
+        ({"passed": KNOWN_BUGS - 1, "total": KNOWN_BUGS - 1}, "at least"),
+        ({"passed": float("nan"), "total": float("nan")}, "no numbers"),
+        ({"passed": 50.0}, "no numbers"),
+        ({"passed": True, "total": True}, "no numbers"),
+        ({"code_sha": "b" * 64}, "other code"),
+        ({"code_sha": None}, "other code"),
+        ({"further": 1}, "no record"),
+    ],
+)
+def test_record_that_does_not_say_all_of_this_code_is_a_problem(changes, words):
+    assert record_problem(GOOD, "a" * 64) is None
+    assert words in record_problem({**GOOD, **changes}, "a" * 64)
+
+
+@pytest.mark.parametrize("record", [None, {}, [], "passed", {"passed": 50, "total": 50}])
+def test_no_record_is_a_problem(record):
+    assert "no record" in record_problem(record, "a" * 64)
