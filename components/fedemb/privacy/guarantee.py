@@ -60,10 +60,6 @@ class PrivacyGuarantee:
             "computational, as noise and coins come from ChaCha20"
         )
 
-    def within(self, epsilon_cap: float, delta: float) -> bool:
-        """Whether this guarantee is at least as strong as (epsilon_cap, delta); NaN is not."""
-        return self.epsilon <= epsilon_cap and self.delta <= delta
-
     def to_json(self) -> dict[str, Any]:
         """The guarantee for a plan or report; an infinite epsilon is written as null."""
         return {

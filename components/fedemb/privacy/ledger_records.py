@@ -117,8 +117,6 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
 }
 """Kinds and their fields. `policy`, `waiver` and `keys` are signed by the policy owner."""
 
-KINDS = tuple(_BODIES)
-
 
 @dataclass(frozen=True)
 class Record:
