@@ -28,7 +28,6 @@ from components.fedemb.artifacts import (
 )
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ConfigError, LedgerError
-from components.fedemb.lineage import FILE_NAME
 from components.fedemb.privacy.ledger import TRUST_NAME
 from components.fedemb.provenance import config_digest
 from components.fedemb.storage import join, open_store
@@ -46,8 +45,8 @@ OUTPUTS: Mapping[str, Mapping[str, type[Artifact]]] = {
     "train_dp_fedemb": {"model": Noised},
     "evaluate_embeddings": {"utility_report": Public, "utility_page": Public},
     "audit_privacy": {"audit_report": Public, "audit_page": Public},
-    "account_privacy": {"privacy_report": Public, "privacy_page": Public, FILE_NAME: Public},
-    "gate_release": {"verdict": Public},
+    "account_privacy": {"privacy_report": Public, "privacy_page": Public, "lineage": Public},
+    "gate_release": {"verdict": Public, "lineage": Public},
     "release_model": {"release": Public},
 }
 """Step -> output -> kind: all that is ever copied to the public root. A test holds it against the
@@ -202,11 +201,7 @@ class Publisher:
     def _path(self, step: str, name: str) -> Path | None:
         if (step, name) in self._left_out:
             return None
-        if name == FILE_NAME:  # beside the report
-            report = self._run.output(step, "privacy_report")
-            path = None if report is None else report.with_name(FILE_NAME)
-        else:
-            path = self._run.output(step, name)
+        path = self._run.output(step, name)
         return path if path is not None and path.exists() else None
 
     def _send_step(self, step: str) -> None:

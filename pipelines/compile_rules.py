@@ -25,8 +25,8 @@ OUTPUTS: dict[str, frozenset[str]] = {
     "train-dp-fedemb": frozenset({"model"}),
     "evaluate-embeddings": frozenset({"utility_report", "utility_page", "metrics", "roc"}),
     "audit-privacy": frozenset({"audit_report", "audit_page"}),
-    "account-privacy": frozenset({"privacy_report", "privacy_page", "metrics"}),
-    "gate-release": frozenset({"verdict"}),
+    "account-privacy": frozenset({"privacy_report", "privacy_page", "lineage", "metrics"}),
+    "gate-release": frozenset({"verdict", "lineage"}),
     "release-model": frozenset({"release"}),
 }
 """Artifacts a step may put out. Raw is none of them: `users` is a page of commitments and counts

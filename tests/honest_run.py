@@ -366,6 +366,7 @@ class HonestRun:
             keys_uri=self.keys_uri,
             report_path=self.report,
             html_path=self.page,
+            lineage_path=self.root / "account" / "lineage",
         )
 
     def do_gate(self):
@@ -376,6 +377,7 @@ class HonestRun:
             ledger_uri=self.ledger_uri,
             keys_uri=self.keys_uri,
             verdict_path=self.verdict,
+            lineage_path=self.root / "gate" / "lineage",
         )
 
     def do_release(self):

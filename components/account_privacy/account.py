@@ -15,7 +15,7 @@ from components.fedemb.artifacts import file_digest, write_bytes, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import PlanMismatch
 from components.fedemb.evidence import Evidence, read_evidence
-from components.fedemb.lineage import FILE_NAME, emit, steps_of, tree_lines
+from components.fedemb.lineage import emit, steps_of, tree_lines
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_reservation, read_trust
 from components.fedemb.privacy.plan_document import read_plan
@@ -41,9 +41,10 @@ def run(
     keys_uri: str,
     report_path: Path,
     html_path: Path,
+    lineage_path: Path,
     pretrained_dir: Path | None = None,
 ) -> dict[str, Any]:
-    """Writes the signed privacy report, its page and, beside it, the lineage of the run.
+    """Writes the signed privacy report, its page and the lineage of the run.
 
     Args:
       config: configuration of the run.
@@ -57,6 +58,7 @@ def run(
       keys_uri: key store, for the signature.
       report_path: document to write.
       html_path: page to write.
+      lineage_path: OpenLineage events to write.
       pretrained_dir: not needed: what it holds is bound through the digest of all inputs.
 
     Returns:
@@ -93,12 +95,12 @@ def run(
     signer = Signer.current(open_key_store(keys_uri), "report", ledger.chain.trust)
     signed = sign_document(report, signer)
     write_json(report_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
-    steps = steps_of(evidence, file_digest(report_path))
+    steps = steps_of(evidence, report_sha=file_digest(report_path))
     page = report_page(signed, ledger, plan_document["projections"], tree_lines(steps))
     write_bytes(html_path, page.encode())
     provenance = report["provenance"]
     emit(
-        report_path.with_name(FILE_NAME),
+        lineage_path,
         report["run_id"],
         steps,
         config_sha=provenance["config_sha"],

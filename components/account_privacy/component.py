@@ -19,6 +19,7 @@ def account_privacy(
     utility_report: dsl.Input[dsl.Artifact],
     privacy_report: dsl.Output[dsl.Artifact],
     privacy_page: dsl.Output[dsl.HTML],
+    lineage: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Prices what ran from plan, ledger and round records, and signs the report."""
@@ -42,6 +43,7 @@ def account_privacy(
             keys_uri=keys,
             report_path=Path(privacy_report.path),
             html_path=Path(privacy_page.path),
+            lineage_path=Path(lineage.path),
         )
         accounting = report["accounting"]
         metrics.log_metric("epsilon", accounting["epsilon"])

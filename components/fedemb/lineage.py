@@ -26,6 +26,8 @@ from components.fedemb.storage import open_store
 PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
 FILE_NAME = "lineage.jsonl"
+OUTPUT_NAME = "lineage"
+"""What a pipeline calls the same file, as an output of account_privacy and gate_release."""
 SEND_SECONDS = 3.0
 """How long a receiver may take to connect, or to answer one event."""
 SEND_SECONDS_IN_ALL = 15.0
@@ -43,6 +45,7 @@ class StepLineage:
     step: str
     inputs: Artifacts
     outputs: Artifacts
+    failed: bool = False
 
 
 def emit(
@@ -54,10 +57,10 @@ def emit(
     code_sha: str,
     time: datetime | None = None,
 ) -> None:
-    """Appends one COMPLETE event per step.
+    """Writes one event per step: COMPLETE, or FAIL.
 
     Args:
-      path: JSON-lines file.
+      path: JSON-lines file; one that is there is replaced.
       run_id: name of the run, parent of all its steps.
       steps: in the order they ran.
       config_sha: digest of the configuration.
@@ -68,6 +71,7 @@ def emit(
     from openlineage.client.transport.file import FileConfig, FileTransport
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     when = (time or datetime.now(UTC)).isoformat()
     events = [_event(run_id, step, when, config_sha, code_sha) for step in steps]
     file = FileTransport(FileConfig(log_file_path=str(path), append=True))
@@ -146,7 +150,7 @@ def _event(run_id: str, step: StepLineage, when: str, config_sha: str, code_sha:
         tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in digests.items()]
     )
     return RunEvent(
-        eventType=RunState.COMPLETE,
+        eventType=RunState.FAIL if step.failed else RunState.COMPLETE,
         eventTime=when,
         run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tags}),
         job=Job(namespace=NAMESPACE, name=step.step),
@@ -164,12 +168,20 @@ def _uuid(*parts: str) -> str:
 
 def steps_of(
     evidence: Evidence,
+    *,
     report_sha: str | None = None,
     verdict_sha: str | None = None,
+    denied: bool = False,
+    released: bool = False,
 ) -> list[StepLineage]:
-    """The steps of a run, from its documents; report and verdict as far as they exist.
+    """The steps of a run, from its documents, as far as it came.
 
-    With a verdict comes the release, which has no digest here: it contains the lineage.
+    Args:
+      evidence: documents of the run.
+      report_sha: of the privacy report, once there is one.
+      verdict_sha: of the verdict, once there is one.
+      denied: whether the verdict ended the run.
+      released: whether a release follows. It has no digest here: it contains the lineage.
     """
     files, users = evidence.model_files, evidence.users.body
     plan = {"privacy_plan": evidence.plan.sha}
@@ -208,10 +220,10 @@ def steps_of(
         steps.append(StepLineage("account_privacy", taken, report))
         if verdict_sha is not None:
             verdict = {"verdict": verdict_sha}
-            steps.append(StepLineage("gate_release", {**taken, **report}, verdict))
-            steps.append(
-                StepLineage("release_model", {**verdict, **report, **model}, {"release": None})
-            )
+            steps.append(StepLineage("gate_release", {**taken, **report}, verdict, denied))
+            if released:
+                last = {**verdict, **report, **model}
+                steps.append(StepLineage("release_model", last, {"release": None}))
     return steps
 
 
@@ -220,7 +232,7 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
 
     Args:
       uri: a lineage file, or what holds one: a run, a release; local, gs:// or s3://. Of several
-        files the longest is taken: a release repeats and completes what the report's file says.
+        files the longest is taken: gate and release repeat and complete what was said before.
 
     Raises:
       InputError: there is no lineage at the address.
@@ -231,7 +243,8 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
     if store.local_root is not None and store.local_root.is_file():
         store, name = open_store(store.local_root.parent), store.local_root.name
     else:
-        mine = (item for item in store.entries() if item.name.split("/")[-1] == FILE_NAME)
+        names = (FILE_NAME, OUTPUT_NAME)
+        mine = (item for item in store.entries() if item.name.split("/")[-1] in names)
         found = max(mine, key=lambda item: item.size, default=None)
         if found is None:
             raise InputError(
@@ -242,7 +255,10 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
         events = [json.loads(line) for line in store.read(name).decode().splitlines()]
         return [
             StepLineage(
-                event["job"]["name"], _read(event.get("inputs")), _read(event.get("outputs"))
+                event["job"]["name"],
+                _read(event.get("inputs")),
+                _read(event.get("outputs")),
+                event["eventType"] == "FAIL",
             )
             for event in events
         ]
@@ -287,7 +303,8 @@ def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]
         step = maker.get(name)
         again = name in seen
         seen.add(name)
-        suffix = "" if step is None else f"  <- {step.step}" + (" (above)" if again else "")
+        suffix = "" if step is None else f"  <- {step.step}" + (", failed" if step.failed else "")
+        suffix += " (above)" if again and step is not None else ""
         lines.append(indent + branch + label + suffix)
         if step is None or again:
             return

@@ -18,6 +18,7 @@ def gate_release(
     audit_report: dsl.Input[dsl.Artifact],
     utility_report: dsl.Input[dsl.Artifact],
     verdict: dsl.Output[dsl.Artifact],
+    lineage: dsl.Output[dsl.Artifact],
 ):
     """Recomputes, compares, and allows the release or raises."""
     from pathlib import Path
@@ -39,5 +40,6 @@ def gate_release(
             ledger_uri=ledger,
             keys_uri=keys,
             verdict_path=Path(verdict.path),
+            lineage_path=Path(lineage.path),
         )
         verdict.metadata["allow"] = decision["allow"]

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import write_json
+from components.fedemb.artifacts import file_digest, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import GateDenied, StorageError
-from components.fedemb.evidence import read_document, read_evidence, sentence_of
+from components.fedemb.evidence import Evidence, read_document, read_evidence, sentence_of
 from components.fedemb.gate.case import Reason, Verdict
 from components.fedemb.gate.decide import decide
+from components.fedemb.lineage import emit, steps_of
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_trust
 from components.fedemb.privacy.signatures import Signer, sign_document
@@ -43,6 +44,7 @@ def run(
     ledger_uri: str,
     keys_uri: str,
     verdict_path: Path,
+    lineage_path: Path,
 ) -> dict[str, Any]:
     """Decides, writes the signed verdict, and raises if it denies.
 
@@ -58,6 +60,7 @@ def run(
       ledger_uri: root of the ledgers.
       keys_uri: key store, for the signature of the verdict.
       verdict_path: document to write.
+      lineage_path: OpenLineage events to write, unless the evidence cannot be read.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
@@ -68,6 +71,7 @@ def run(
       StorageError: a store cannot be reached; run again.
     """
     model_sha = report_sha = ""
+    evidence: Evidence | None = None
     trust: TrustStore | None = None
     try:
         report = read_document(report_path, "report")
@@ -101,7 +105,19 @@ def run(
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
     signed = sign_document(document, signer)
     write_json(verdict_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
-    if not verdict.allow and not verdict.simulation:
+    denied = not verdict.allow and not verdict.simulation
+    if evidence is not None:
+        verdict_sha = file_digest(verdict_path)
+        steps = steps_of(evidence, report_sha=report_sha, verdict_sha=verdict_sha, denied=denied)
+        reserved = evidence.reservation.body
+        emit(
+            lineage_path,
+            reserved["run_id"],
+            steps,
+            config_sha=reserved["config_sha"],
+            code_sha=reserved["code_sha"],
+        )
+    if denied:
         raise GateDenied(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")
     return signed

@@ -198,7 +198,7 @@ def _complete(
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    steps = steps_of(evidence, report.sha)
+    steps = steps_of(evidence, report_sha=report.sha)
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.
     projections = evidence.plan.body["projections"]
     page = report_page(dict(report.body), ledger, projections, tree_lines(steps))
@@ -207,7 +207,12 @@ def _complete(
     emit(
         tree / "lineage.jsonl",
         report.body["run_id"],
-        steps_of(evidence, report.sha, file_digest(tree / "verdict.json")),
+        steps_of(
+            evidence,
+            report_sha=report.sha,
+            verdict_sha=file_digest(tree / "verdict.json"),
+            released=True,
+        ),
         config_sha=provenance["config_sha"],
         code_sha=provenance["code_sha"],
     )

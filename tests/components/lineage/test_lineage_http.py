@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import honest_run
 import pytest
 
-from components.account_privacy import account
 from components.fedemb import lineage
+from components.fedemb.artifacts import file_digest, write_json
+from components.fedemb.errors import GateDenied
 
 
 class Receiver:
@@ -155,6 +156,27 @@ def test_account_goes_on_without_its_receiver(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     run = honest_run.start(tmp_path / "run").until_gate()
     assert run.report.exists()
-    assert (run.root / lineage.FILE_NAME).exists()
+    assert [step.step for step in lineage.read_steps(run.root)][-1] == "account_privacy"
     assert "ConnectionError" in _sentence(caplog)
-    assert account.FILE_NAME == lineage.FILE_NAME
+
+
+def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run").until_gate()
+    audit = json.loads(run.audit.read_text()) | {"level": "full"}
+    write_json(run.audit, audit.pop("schema"), audit)
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    steps = lineage.read_steps(run.root)
+    assert [step.step for step in steps][-2:] == ["account_privacy", "gate_release"]
+    assert [step.failed for step in steps] == [False] * 8 + [True]
+    digest = file_digest(run.verdict)[:12]
+    assert lineage.tree_lines(steps)[0] == f"verdict  {digest}  <- gate_release, failed"
+    last = json.loads(receiver.received[-1][2])
+    assert (last["job"]["name"], last["eventType"]) == ("gate_release", "FAIL")
+
+
+def test_emitting_again_replaces_the_file(tmp_path):
+    for _ in range(2):
+        _emit(tmp_path / "lineage.jsonl")
+    assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS)
