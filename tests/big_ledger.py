@@ -25,6 +25,7 @@ def grow(run: honest_run.HonestRun, records: int) -> None:
         run_id, first = f"bulk-{number:05d}", sequence
         log = {
             "schema": "fedemb/round_log/1",
+            "card_sha": "0" * 64,
             "run_id": run_id,
             "attempt": 1,
             "rounds_started": 0,

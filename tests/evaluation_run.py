@@ -24,6 +24,7 @@ RUN_ID = "run-1"
 def config(**overrides: Any) -> RunConfig:
     tree = {
         "purpose": "release",
+        "tuning": {"data": "public", "method": "on drawn glyphs"},
         "data": {"source": {"uri": "builtin"}},
         "partition": {"virtual_clients": 4},
         "model": {"backbone": "lenet", "embedding_dim": 16, "image_size": SIZE},

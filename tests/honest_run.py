@@ -25,6 +25,7 @@ from components.fedemb.artifacts import (
     write_bytes,
     write_json,
 )
+from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from components.fedemb.config import RunConfig
 from components.fedemb.privacy.events import event_to_json
 from components.fedemb.privacy.keys import open_key_store
@@ -80,15 +81,16 @@ def config(**changes) -> RunConfig:
                 "renyi_order": 8.0,
             },
             "release": {"name": "glyphs", "version": "1.0"},
+            "tuning": {"data": "public", "method": "on drawn glyphs"},
         }
     )
     return base.updated(changes) if changes else base
 
 
-def write_model_file(path: Path, tensors=TENSORS, names=None) -> None:
+def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
     """A `.keras` file without Keras: tensors under the names Keras gives them."""
     buffer = io.BytesIO()
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     with h5py.File(buffer, "w") as file:
         for position, tensor in enumerate(tensors):
             name = names[position] if names else f"layers/conv2d_{position}/vars/0"
@@ -265,6 +267,7 @@ class HonestRun:
             reservation,
             rounds_started=rounds,
             round_log_sha=file_digest(self.model / "rounds.jsonl"),
+            card_sha=file_digest(self.model / "model.json"),
             signer=Signer.current(self.keys, "trainer", ledger.chain.trust),
             keys=self.keys,
         )
@@ -280,7 +283,7 @@ class HonestRun:
             **common,
             "code_sha": model["code_sha"],
             "level": "monitoring",
-            "attack": "verification_score",
+            "attack": ATTACK,
             "self_test": SELF_TEST,
             "planted_bug_suite": planted_bug_suite.read_record(),
             "figures": "private",
@@ -288,10 +291,10 @@ class HonestRun:
             "split_by_value": False,
             "users_at_most": self.config.audit.max_users,
             "bootstrap_samples": self.config.audit.bootstrap_samples,
-            "limitations": ["It attacks with one simple score."],
+            "limitations": list(LIMITATIONS),
             **dict.fromkeys(("auroc", "tpr_at_fpr", "finding", "calibrated", "measured")),
-            "sentence": "Monitoring only.",
         }
+        audit["sentence"] = audit_sentence(audit)
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
         recall = {"0.001": {**estimate, "threshold": 0.7}}
         retrieval = {

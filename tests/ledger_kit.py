@@ -125,6 +125,7 @@ def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):
         reservation,
         rounds_started=rounds,
         round_log_sha=sha(f"log {rounds}"),
+        card_sha=sha("card"),
         signer=kit.trainer,
         keys=kit.keys,
     )

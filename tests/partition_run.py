@@ -42,6 +42,7 @@ def make_config(uri: str, **overrides: Any) -> RunConfig:
     """A configuration for tiny images; overrides are dotted, with `__` for the dot."""
     base = {
         "purpose": "simulation",
+        "tuning": {"data": "public", "method": "on drawn glyphs"},
         "data": {"source": {"uri": uri}},
         "partition": {"virtual_clients": 5, "groupings": 2, "shards": 2},
         "model": {"image_size": SIZE},

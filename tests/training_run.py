@@ -36,6 +36,7 @@ def config(**changes: Any) -> RunConfig:
     """Six rounds of about six small virtual clients."""
     tree = {
         "purpose": "simulation",
+        "tuning": {"data": "public", "method": "on drawn glyphs"},
         "data": {"source": {"uri": "private.parquet"}},
         "partition": {"virtual_clients": 12},
         "model": {"backbone": "tiny", "embedding_dim": 8, "image_size": SIZE},

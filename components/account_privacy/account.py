@@ -15,7 +15,7 @@ from components.fedemb.artifacts import file_digest, write_bytes, write_json
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import PlanMismatch
 from components.fedemb.evidence import Evidence, read_evidence
-from components.fedemb.lineage import emit, steps_of, tree_lines
+from components.fedemb.lineage import send, tree_lines, write_run
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_reservation, read_trust
 from components.fedemb.privacy.plan_document import read_plan
@@ -95,17 +95,15 @@ def run(
     signer = Signer.current(open_key_store(keys_uri), "report", ledger.chain.trust)
     signed = sign_document(report, signer)
     write_json(report_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
-    steps = steps_of(evidence, report_sha=file_digest(report_path))
+    steps = write_run(
+        lineage_path,
+        evidence,
+        report_sha=file_digest(report_path),
+        commitments=report["provenance"]["commitments"],
+    )
     page = report_page(signed, ledger, plan_document["projections"], tree_lines(steps))
     write_bytes(html_path, page.encode())
-    provenance = report["provenance"]
-    emit(
-        lineage_path,
-        report["run_id"],
-        steps,
-        config_sha=provenance["config_sha"],
-        code_sha=provenance["code_sha"],
-    )
+    send(lineage_path.read_bytes)
     _log.info("guarantee: %s", report["guarantee"]["sentence"])
     return signed
 

@@ -19,8 +19,8 @@ import numpy as np
 from components.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from components.audit_privacy.page import audit_page
 from components.audit_privacy.self_test import self_test
-from components.audit_privacy.sentence import LIMITATIONS, audit_sentence
 from components.fedemb.artifacts import canonical_json, read_json, write_bytes, write_json
+from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from components.fedemb.client_data import UserStore
 from components.fedemb.config import RunConfig
 from components.fedemb.errors import ArtifactError
@@ -84,7 +84,7 @@ def run(
         "model_sha": model["weights_sha"],
         "code_sha": code_digest(),
         "level": "monitoring",
-        "attack": "verification_score",
+        "attack": ATTACK,
         "self_test": self_test(),
         "planted_bug_suite": read_record(),
         "figures": "open" if open_figures else "private",

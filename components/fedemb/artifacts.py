@@ -177,17 +177,14 @@ def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise write_error(f"could not create {path.name}", path, error) from error
 
 
-def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> str:
-    """Writes a document `{"schema": schema, **body}` atomically and returns its JSON digest.
+def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
+    """Writes a document `{"schema": schema, **body}` atomically, indented for people.
 
-    `schema` is `fedemb/<artifact>/<version>`. The file is indented for people; the digest is that
-    of the canonical form.
+    `schema` is `fedemb/<artifact>/<version>`.
     """
     document = {"schema": schema, **body}
-    digest = json_digest(document)
     text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     write_bytes(path, text.encode() + b"\n")
-    return digest
 
 
 def _refuse(constant: str) -> float:

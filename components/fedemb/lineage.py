@@ -1,9 +1,19 @@
 """Lineage: which step took what and gave what, as OpenLineage events in a JSON-lines file.
 
-The file is the default; where `OPENLINEAGE_URL` is set, the events are sent there as well (with
-`OPENLINEAGE_API_KEY` and `OPENLINEAGE_ENDPOINT`, if the receiver wants them). A receiver that is
-down costs a few seconds and a sentence in the log, never the run: the file has it all. Raw
-artifacts appear by name, with the keyed commitment that the ledger holds, never by a plain digest.
+account_privacy, gate_release and release_model write the file, each the whole run as far as it
+came. Where `OPENLINEAGE_URL` is set, its events are sent there as well (with `OPENLINEAGE_API_KEY`
+and `OPENLINEAGE_ENDPOINT`, if the receiver wants them), unless `OPENLINEAGE_DISABLED` is `true`.
+No other OpenLineage setting is read. A receiver that is down costs each of these steps at most
+`SEND_SECONDS_IN_ALL` and a sentence in the log, never the run.
+
+On a cluster kfp keeps no outputs of a step that fails, so the file of a denied run stays in its pod
+and only the receiver has its events; a local run keeps it, and publishes it with
+`--artifact-store`.
+
+Raw artifacts appear by name, at most with the keyed commitment that the ledger holds, never by a
+plain digest. Other digests are of documents and files as a step found them, judged by nobody before
+the gate; after a denial the gate's events have those of report and verdict alone, for what was
+rejected could say anything.
 """
 
 from __future__ import annotations
@@ -13,15 +23,19 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from components.fedemb.artifacts import write_bytes
 from components.fedemb.errors import ArtifactError, InputError
 from components.fedemb.evidence import Evidence
-from components.fedemb.storage import open_store
+from components.fedemb.storage import Store, open_store
+
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
 
 PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
@@ -48,55 +62,64 @@ class StepLineage:
     failed: bool = False
 
 
-def emit(
+def write(
     path: Path,
     run_id: str,
     steps: Iterable[StepLineage],
     *,
     config_sha: str,
-    code_sha: str,
+    code_sha: str | None,
     time: datetime | None = None,
 ) -> None:
     """Writes one event per step: COMPLETE, or FAIL.
+
+    No OpenLineage client writes it: one drops and adds what settings around the run tell it to, and
+    the file is signed and published.
 
     Args:
       path: JSON-lines file; one that is there is replaced.
       run_id: name of the run, parent of all its steps.
       steps: in the order they ran.
       config_sha: digest of the configuration.
-      code_sha: digest of the code.
+      code_sha: digest of the code; None leaves it out.
       time: of the events; None takes the clock.
+
+    Raises:
+      InputError: the path cannot be one of a file.
+      StorageError: the disk is full or the folder may not be written.
     """
-    from openlineage.client import OpenLineageClient
-    from openlineage.client.transport.file import FileConfig, FileTransport
+    from openlineage.client.serde import Serde
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
     when = (time or datetime.now(UTC)).isoformat()
-    events = [_event(run_id, step, when, config_sha, code_sha) for step in steps]
-    file = FileTransport(FileConfig(log_file_path=str(path), append=True))
-    client = OpenLineageClient(transport=file)
-    for event in events:
-        client.emit(event)
-    if os.environ.get("OPENLINEAGE_URL"):
-        problem = ["it did not answer in time"]
-        sender = threading.Thread(
-            target=lambda: problem.append(_send(os.environ["OPENLINEAGE_URL"], events)), daemon=True
+    shas = {"config_sha": config_sha, "code_sha": code_sha, "run_id": run_id}
+    tags = {key: value for key, value in shas.items() if value is not None}
+    lines = [Serde.to_json(_event(run_id, step, when, tags)) + "\n" for step in steps]
+    write_bytes(path, "".join(lines).encode())
+
+
+def send(read: Callable[[], bytes]) -> None:
+    """Sends the events of a lineage file, if there is a receiver; what goes wrong is a warning.
+
+    Args:
+      read: gives the file; called only where there is a receiver.
+    """
+    url = os.environ.get("OPENLINEAGE_URL")
+    if not url or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+        return
+    problem = ["it did not answer in time"]
+    sender = threading.Thread(target=lambda: problem.append(_send(url, read)), daemon=True)
+    sender.start()
+    sender.join(SEND_SECONDS_IN_ALL)  # a receiver that answers byte by byte outlasts timeouts
+    if problem[-1]:
+        _log.warning(
+            "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, and "
+            "the events are in its lineage file",
+            problem[-1],
         )
-        sender.start()
-        sender.join(SEND_SECONDS_IN_ALL)  # a receiver that answers byte by byte outlasts timeouts
-        if problem[-1]:
-            _log.warning(
-                "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, "
-                "and the events are in %s",
-                problem[-1],
-                FILE_NAME,
-            )
 
 
-def _send(url: str, events: list[Any]) -> str:
+def _send(url: str, read: Callable[[], bytes]) -> str:
     """Sends events to a receiver; the first that fails is the last. Returns why, or nothing."""
-    from openlineage.client import OpenLineageClient
     from openlineage.client.transport.http import (
         ApiKeyTokenProvider,
         HttpConfig,
@@ -113,16 +136,16 @@ def _send(url: str, events: list[Any]) -> str:
             retry={"total": 0},
             auth=ApiKeyTokenProvider({"apiKey": key}) if key else TokenProvider({}),
         )
-        client = OpenLineageClient(transport=HttpTransport(config))
-        for event in events:
-            client.emit(event)
+        transport = HttpTransport(config)
+        for line in read().splitlines():
+            transport.emit(json.loads(line))
     except Exception as error:  # whatever a receiver does, the run goes on
         response = getattr(error, "response", None)
         return f"HTTP {response.status_code}" if response is not None else type(error).__name__
     return ""
 
 
-def _event(run_id: str, step: StepLineage, when: str, config_sha: str, code_sha: str) -> Any:
+def _event(run_id: str, step: StepLineage, when: str, tags: Mapping[str, str]) -> RunEvent:
     from openlineage.client.event_v2 import (
         InputDataset,
         Job,
@@ -145,14 +168,13 @@ def _event(run_id: str, step: StepLineage, when: str, config_sha: str, code_sha:
         run=parent_run.Run(runId=_uuid(run_id)),
         job=parent_run.Job(namespace=NAMESPACE, name="dp-fedemb"),
     )
-    digests = {"config_sha": config_sha, "code_sha": code_sha, "run_id": run_id}
-    tags = tags_run.TagsRunFacet(
-        tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in digests.items()]
+    tagged = tags_run.TagsRunFacet(
+        tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
     )
     return RunEvent(
         eventType=RunState.FAIL if step.failed else RunState.COMPLETE,
         eventTime=when,
-        run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tags}),
+        run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tagged}),
         job=Job(namespace=NAMESPACE, name=step.step),
         producer=PRODUCER,
         inputs=[InputDataset(NAMESPACE, name(k), facets=facets(v)) for k, v in step.inputs.items()],
@@ -169,7 +191,8 @@ def _uuid(*parts: str) -> str:
 def steps_of(
     evidence: Evidence,
     *,
-    report_sha: str | None = None,
+    report_sha: str,
+    commitments: Artifacts,
     verdict_sha: str | None = None,
     denied: bool = False,
     released: bool = False,
@@ -178,15 +201,16 @@ def steps_of(
 
     Args:
       evidence: documents of the run.
-      report_sha: of the privacy report, once there is one.
+      report_sha: of the privacy report.
+      commitments: keyed, to `users` and `evaluation`, as the ledger holds them; what was not
+        compared with it is left out.
       verdict_sha: of the verdict, once there is one.
-      denied: whether the verdict ended the run.
+      denied: whether the verdict ended the run. Then only report and verdict have a digest.
       released: whether a release follows. It has no digest here: it contains the lineage.
     """
-    files, users = evidence.model_files, evidence.users.body
+    files = evidence.model_files
     plan = {"privacy_plan": evidence.plan.sha}
     reservation = {"reservation": evidence.reservation.sha}
-    commitments = users.get("commitments", {})
     private = {
         "users": commitments.get("users"),
         "evaluation_identities": commitments.get("evaluation"),
@@ -195,6 +219,8 @@ def steps_of(
     pretrained = {"pretrained": evidence.model.body.get("initial_weights_sha")}
     model = {"model": files.get("backbone.keras"), "rounds": files.get("rounds.jsonl")}
     audit, utility = {"audit_report": evidence.audit.sha}, {"utility_report": evidence.utility.sha}
+    report, verdict = {"privacy_report": report_sha}, {"verdict": verdict_sha}
+    taken = {**plan, **reservation, **manifest, **model, **audit, **utility}
     steps = [
         StepLineage("plan_privacy", {}, plan),
         StepLineage("reserve_budget", plan, reservation),
@@ -213,17 +239,52 @@ def steps_of(
             utility,
         ),
         StepLineage("audit_privacy", {**private, **model, **pretrained}, audit),
+        StepLineage("account_privacy", taken, report),
     ]
-    if report_sha is not None:
-        report = {"privacy_report": report_sha}
-        taken = {**plan, **reservation, **manifest, **model, **audit, **utility}
-        steps.append(StepLineage("account_privacy", taken, report))
-        if verdict_sha is not None:
-            verdict = {"verdict": verdict_sha}
-            steps.append(StepLineage("gate_release", {**taken, **report}, verdict, denied))
-            if released:
-                last = {**verdict, **report, **model}
-                steps.append(StepLineage("release_model", last, {"release": None}))
+    if verdict_sha is not None:
+        steps.append(StepLineage("gate_release", {**taken, **report}, verdict, denied))
+    if released:
+        steps.append(
+            StepLineage("release_model", {**verdict, **report, **model}, {"release": None})
+        )
+    if denied:
+        known = {*report, *verdict}
+        steps = [
+            replace(step, inputs=_only(known, step.inputs), outputs=_only(known, step.outputs))
+            for step in steps
+        ]
+    return steps
+
+
+def _only(known: set[str], artifacts: Artifacts) -> Artifacts:
+    return {name: sha if name in known else None for name, sha in artifacts.items()}
+
+
+def write_run(
+    path: Path,
+    evidence: Evidence,
+    *,
+    report_sha: str,
+    commitments: Artifacts,
+    verdict_sha: str | None = None,
+    denied: bool = False,
+    released: bool = False,
+) -> list[StepLineage]:
+    """Writes the lineage of a run as far as it came, and returns its steps.
+
+    Arguments are those of `steps_of`, errors those of `write`.
+    """
+    steps = steps_of(
+        evidence,
+        report_sha=report_sha,
+        commitments=commitments,
+        verdict_sha=verdict_sha,
+        denied=denied,
+        released=released,
+    )
+    reserved = evidence.reservation.body
+    code_sha = None if denied else reserved["code_sha"]
+    write(path, reserved["run_id"], steps, config_sha=evidence.config_sha, code_sha=code_sha)
     return steps
 
 
@@ -232,25 +293,26 @@ def read_steps(uri: str | Path) -> list[StepLineage]:
 
     Args:
       uri: a lineage file, or what holds one: a run, a release; local, gs:// or s3://. Of several
-        files the longest is taken: gate and release repeat and complete what was said before.
+        files the one with most steps is taken: gate and release repeat and complete what was said
+        before.
 
     Raises:
       InputError: there is no lineage at the address.
-      ArtifactError: the file does not hold lines of OpenLineage events.
+      ArtifactError: a file does not hold lines of OpenLineage events.
     """
     store = open_store(uri)
-    name = FILE_NAME
     if store.local_root is not None and store.local_root.is_file():
-        store, name = open_store(store.local_root.parent), store.local_root.name
-    else:
-        names = (FILE_NAME, OUTPUT_NAME)
-        mine = (item for item in store.entries() if item.name.split("/")[-1] in names)
-        found = max(mine, key=lambda item: item.size, default=None)
-        if found is None:
-            raise InputError(
-                f"{uri} holds no {FILE_NAME}; it is written when the privacy report is made"
-            )
-        name = found.name
+        return _read_file(open_store(store.local_root.parent), store.local_root.name)
+    ours = (FILE_NAME, OUTPUT_NAME)
+    names = [item.name for item in store.entries() if item.name.split("/")[-1] in ours]
+    if not names:
+        raise InputError(
+            f"{uri} holds no {FILE_NAME}; it is written when the privacy report is made"
+        )
+    return max((_read_file(store, name) for name in names), key=len)
+
+
+def _read_file(store: Store, name: str) -> list[StepLineage]:
     try:
         events = [json.loads(line) for line in store.read(name).decode().splitlines()]
         return [

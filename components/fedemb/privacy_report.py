@@ -87,7 +87,9 @@ def build_report(
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": {
             **config.tuning.model_dump(mode="json"),
-            "runs_charged_before": _charged_until(ledger, reservation.sequence - 1, head_sequence),
+            "other_runs_before": len(
+                ledger.state.committed_runs(before=reservation.sequence) - {reservation.run_id}
+            ),
         },
         "evaluation": {"data": "held-out users", "charged": False},
         "pretraining": _pretraining(config, evidence),

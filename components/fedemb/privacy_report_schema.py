@@ -104,7 +104,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         ledger_sequence=COUNT,
         ledger_head=SHA,
     ),
-    "tuning": closed(data=TEXT, trials=COUNT, method=TEXT, runs_charged_before=COUNT),
+    "tuning": closed(data=TEXT, trials=COUNT, method=TEXT, other_runs_before=COUNT),
     "evaluation": closed(data=TEXT, charged=FLAG),
     "pretraining": closed(
         kind=TEXT,

@@ -18,7 +18,7 @@ from components.fedemb.errors import GateDenied, StorageError
 from components.fedemb.evidence import Evidence, read_document, read_evidence, sentence_of
 from components.fedemb.gate.case import Reason, Verdict
 from components.fedemb.gate.decide import decide
-from components.fedemb.lineage import emit, steps_of
+from components.fedemb.lineage import send, write_run
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import open_ledger, read_trust
 from components.fedemb.privacy.signatures import Signer, sign_document
@@ -60,7 +60,8 @@ def run(
       ledger_uri: root of the ledgers.
       keys_uri: key store, for the signature of the verdict.
       verdict_path: document to write.
-      lineage_path: OpenLineage events to write, unless the evidence cannot be read.
+      lineage_path: OpenLineage events to write, unless the evidence cannot be read. On a
+        cluster kfp keeps it, like the verdict, only if the gate does not deny.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
@@ -108,15 +109,16 @@ def run(
     denied = not verdict.allow and not verdict.simulation
     if evidence is not None:
         verdict_sha = file_digest(verdict_path)
-        steps = steps_of(evidence, report_sha=report_sha, verdict_sha=verdict_sha, denied=denied)
-        reserved = evidence.reservation.body
-        emit(
+        write_run(
             lineage_path,
-            reserved["run_id"],
-            steps,
-            config_sha=reserved["config_sha"],
-            code_sha=reserved["code_sha"],
+            evidence,
+            report_sha=report_sha,
+            # The rules hold them against the ledger; nobody looked at those of a simulation.
+            commitments=evidence.users.body["commitments"] if verdict.allow else {},
+            verdict_sha=verdict_sha,
+            denied=denied,
         )
+        send(lineage_path.read_bytes)
     if denied:
         raise GateDenied(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")

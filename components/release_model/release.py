@@ -1,8 +1,9 @@
 """Verifies again, builds the signed bundle and publishes it by exclusive create.
 
 A release becomes visible with its marker `<name>/<version>.json`, created exclusively after the
-whole bundle is in place; the ledger's release record is the last act. A process killed before the
-marker leaves nothing that counts; run again, it finishes what it began and builds nothing twice.
+whole bundle is in place; the ledger's release record is the last act, and lineage is sent after it.
+A process killed before the marker leaves nothing that counts; run again, it finishes what it began
+and builds nothing twice.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from components.fedemb.artifacts import (
     write_json,
 )
 from components.fedemb.config import RunConfig
-from components.fedemb.errors import GateDenied, Refused
+from components.fedemb.errors import GateDenied, Refused, SignatureInvalid
 from components.fedemb.evidence import Evidence, read_document, read_evidence
 from components.fedemb.gate.decide import decide
-from components.fedemb.lineage import emit, steps_of, tree_lines
+from components.fedemb.lineage import FILE_NAME, send, steps_of, tree_lines, write_run
 from components.fedemb.privacy.keys import open_key_store
 from components.fedemb.privacy.ledger import Ledger, connect, read_reservation
 from components.fedemb.privacy.signatures import Signer, current_bundle_key
@@ -34,7 +35,7 @@ from components.fedemb.storage import open_store
 from components.release_model import bundle as parts
 from components.release_model.marker import SCHEMA, Marker
 from components.release_model.model_card import model_card
-from components.release_model.verify import verify_bundle
+from components.release_model.verify import check_files, verify_bundle
 
 __all__ = ["run", "verify_bundle"]
 
@@ -81,7 +82,8 @@ def run(
 
     Raises:
       GateDenied: the verdict or the rules, asked again, deny.
-      Refused: the version is taken by another model, or a tensor is not the backbone's.
+      Refused: the version is taken by another model, a tensor is not the backbone's, or the bundle
+        has other files than `fedemb verify` demands.
     """
     if config.purpose == "simulation":
         names = ("uri", "name", "version", "bundle_sha", "model_sha")
@@ -136,6 +138,7 @@ def run(
             signer = Signer.current(keys, "release", ledger.chain.trust)
             parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
             parts.sign_bundle(tree, current_bundle_key(keys, ledger.chain.trust))
+            _require_files(tree)
             published = marker.publish(tree, identity)
     ledger.release(
         reservation,
@@ -148,6 +151,9 @@ def run(
     body = {key: published[key] for key in ("uri", "name", "version", "bundle_sha", "model_sha")}
     write_json(release_path, SCHEMA, body)
     _log.info("released %s %s at %s", name, version, published["uri"])
+    # What is published, whoever built it; run again, it is sent again.
+    bundle = open_store(published["uri"])
+    send(lambda: bundle.read(FILE_NAME))
     return {"schema": SCHEMA, **body}
 
 
@@ -170,6 +176,17 @@ def _allowed(
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
     return verdict
+
+
+def _require_files(tree: Path) -> None:
+    """Refuses a bundle that `fedemb verify` would find incomplete: published, it stays so."""
+    try:
+        check_files(tree)
+    except SignatureInvalid as error:
+        raise Refused(
+            f"nothing is published, because it would not verify: {error}; release again from an "
+            "installation with the versions in requirements/"
+        ) from error
 
 
 def _complete(
@@ -198,21 +215,17 @@ def _complete(
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    steps = steps_of(evidence, report_sha=report.sha)
+    commitments = evidence.users.body["commitments"]  # compared with the ledger by `_allowed`
+    steps = steps_of(evidence, report_sha=report.sha, commitments=commitments)
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.
     projections = evidence.plan.body["projections"]
     page = report_page(dict(report.body), ledger, projections, tree_lines(steps))
     write_bytes(tree / "privacy_report.html", page.encode())
-    provenance = report.body["provenance"]
-    emit(
-        tree / "lineage.jsonl",
-        report.body["run_id"],
-        steps_of(
-            evidence,
-            report_sha=report.sha,
-            verdict_sha=file_digest(tree / "verdict.json"),
-            released=True,
-        ),
-        config_sha=provenance["config_sha"],
-        code_sha=provenance["code_sha"],
+    write_run(
+        tree / FILE_NAME,
+        evidence,
+        report_sha=report.sha,
+        commitments=commitments,
+        verdict_sha=file_digest(tree / "verdict.json"),
+        released=True,
     )

@@ -101,7 +101,7 @@ def _problems(
         problems.append(f"the ledger inside the bundle does not hold: {sentence_of(error)}")
     checks: list[Callable[[], Any]] = [
         lambda: parts.check_signature(bundle, trust),
-        lambda: _check_files(bundle),
+        lambda: check_files(bundle),
         lambda: _check_name(bundle, marked),
         lambda: _check_attestation(bundle, trust),
         lambda: _check_serving(bundle),
@@ -134,7 +134,13 @@ def _facts(bundle: Path) -> dict[str, str]:
     }
 
 
-def _check_files(bundle: Path) -> None:
+def check_files(bundle: Path) -> None:
+    """A bundle has all its files, no other, and each as its manifest says.
+
+    Raises:
+      SignatureInvalid: and which file.
+      ArtifactError: there is no manifest that can be read.
+    """
     found = tree_digests(bundle)
     allowed = {*parts.FILES, *(f"{parts.SAVED_MODEL}/{name}" for name in parts.SAVED_MODEL_FILES)}
     if set(found) != allowed:

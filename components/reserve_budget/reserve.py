@@ -77,8 +77,9 @@ def run(
       ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series.
-      Refused: the policy has other terms, or asks for an audit that does not exist; or the
-        planted-bug suite did not pass on this code.
+      Refused: the policy has other terms, or asks for an audit that does not exist; the
+        planted-bug suite did not pass on this code; or private runs were looked at that the ledger
+        does not hold.
       StorageError: a store cannot be reached, or tombstones are missing: nothing was charged.
     """
     _check_cohorts(config)
@@ -88,10 +89,13 @@ def run(
             "policy.audit_level=full asks for an audit this version does not have, so nothing "
             "could be released; set audit_level: monitoring"
         )
-    if config.purpose == "release":
-        _check_planted_bugs()
+    suite = read_record()  # the audit needs it too, at the end
     keys = open_key_store(keys_uri)
     ledger = open_or_create(ledger_uri, keys, config, plan)
+    last = ledger.state.last_attempt(run_id) if attempt is None else attempt
+    found = ledger.state.attempts.get((run_id, last))
+    if config.purpose == "release" and (found is None or found.void is not None):
+        _check_before_charge(config, ledger, run_id, suite)
     check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
     content = {
         "purpose": config.purpose,
@@ -177,13 +181,23 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
             )
 
 
-def _check_planted_bugs() -> None:
-    """Refuses what the gate would deny in the end: tests of this code not run, or blind."""
-    problem = record_problem(read_record(), code_digest())
+def _check_before_charge(
+    config: RunConfig, ledger: Ledger, run_id: str, suite: dict[str, Any]
+) -> None:
+    """Refuses what the gate would deny in the end: tests that were blind, tuning in no ledger."""
+    problem = record_problem(suite, code_digest())
     if problem:
         raise Refused(
             f"{problem}, so nothing could be released and nothing was charged; run `make "
             "planted-bugs` in the checkout of this code and install or build again"
+        )
+    others = len(ledger.state.committed_runs() - {run_id})
+    if not config.tuning.trials <= others:
+        raise Refused(
+            f"tuning.trials={config.tuning.trials} private runs were looked at, and the ledger of "
+            f"policy {config.policy.policy_id!r} holds {others} other runs, so nothing could be "
+            "released and nothing was charged; tune under the policy that is charged for it, or on "
+            "public images"
         )
 
 

@@ -174,6 +174,7 @@ def run(
         reservation,
         rounds_started=state.rounds,
         round_log_sha=sha256_hex(lines),
+        card_sha=file_digest(model_dir / "model.json"),
         signer=Signer.current(keys, "trainer", ledger.chain.trust),
         keys=keys,
     )

@@ -43,10 +43,11 @@ class TuningConfig(Section):
     """
 
     data: Literal["undeclared", "public", "private"] = "undeclared"
-    """`public`: on images that are nobody's secret, which costs nothing; `private`: by looking at
-    runs on private users, each charged in the ledger of this policy."""
+    """A release needs a declaration. `public`: on images that are nobody's secret, which costs
+    nothing; `private`: by looking at runs on private users, each charged in the ledger of this
+    policy."""
     trials: NonNegativeInt = 0
-    """`private` only: how many; the gate wants as many other runs charged before this one."""
+    """`private` only: how many; as many other runs must be charged before this one."""
     method: Annotated[str, Field(max_length=500)] = ""
     """In a few words: on which images, by which search."""
 

@@ -83,6 +83,11 @@ class RunConfig(Section):
                 " keep them apart"
             )
         if self.purpose == "release":
+            if self.tuning.data == "undeclared":
+                raise ValueError(
+                    "a release says how its hyperparameters were chosen; set tuning.data: public, "
+                    "or private with the number of trials, and tuning.method in a few words"
+                )
             if self.training.algorithm == "centralized":
                 raise ValueError(
                     "training.algorithm=centralized has no privacy and cannot stand in a release"

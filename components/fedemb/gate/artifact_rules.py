@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from components.fedemb.artifacts import json_digest
+from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from components.fedemb.gate.case import RERUN, Case, Reason
 from components.fedemb.gate.differences import (
     LATER_TOLERANCE,
@@ -170,7 +171,8 @@ def audit(case: Case) -> Iterator[Reason]:
         yield Reason(
             "planted_bugs_missed",
             problem,
-            "run `make planted-bugs` on the code of this run, then a run with a new id",
+            "run `make planted-bugs` on the code of this run, then audit_privacy and "
+            "account_privacy again; with other code, start a run with a new id",
         )
     bound = audit["lower_bound"]  # null says: none was measured
     if bound is not None and not 0 <= bound <= case.report["accounting"]["epsilon"] < math.inf:
@@ -178,6 +180,13 @@ def audit(case: Case) -> Iterator[Reason]:
             "audit_refutes",
             f"the audit's lower bound {bound} is above the certified epsilon, or no bound",
             "do not release; look for the leak",
+        )
+    words = (audit["attack"], audit["limitations"], audit["sentence"])
+    if words != (ATTACK, list(LIMITATIONS), audit_sentence(dict(audit))):
+        yield Reason(
+            "audit_words_differ",
+            "the words of the audit do not follow from its fields, and might hold private figures",
+            again,
         )
     if audit["figures"] != "private" or any(audit[name] is not None for name in _RAW_FIGURES):
         yield Reason(
@@ -210,12 +219,20 @@ def utility(case: Case) -> Iterator[Reason]:
 
 
 def model(case: Case) -> Iterator[Reason]:
-    """Only the backbone's tensors are in the model file."""
+    """The model is the one the trainer signed, with the backbone's tensors and no other."""
     tensors = [dict(tensor) for tensor in case.evidence.tensors]
     if case.evidence.model.body["weights_sha"] != case.evidence.model_files["backbone.keras"]:
         yield Reason(
             "weights_differ",
             "the model file is not the one whose digest model.json names",
+            "take the model artifact from the training step again",
+        )
+    commit = case.attempt.commit
+    if commit is None or commit.body["round_log"]["card_sha"] != case.evidence.model.sha:
+        yield Reason(
+            "model_card_changed",
+            "model.json is not the one the trainer signed at commit: it names weights, tensors and "
+            "whose key drew the noise",
             "take the model artifact from the training step again",
         )
     problem = tensor_problem(tensors, list(case.evidence.model.body["tensors"]))

@@ -153,12 +153,11 @@ def epsilon(case: Case) -> Iterator[Reason]:
 
 def tuning(case: Case) -> Iterator[Reason]:
     """Private runs that were looked at to choose hyperparameters stand in the ledger."""
-    trials = case.evidence.config.tuning.trials
-    charged = case.report["tuning"]["runs_charged_before"]
-    if not trials <= charged:
+    trials, found = case.evidence.config.tuning.trials, case.report["tuning"]["other_runs_before"]
+    if not trials <= found:
         yield Reason(
             "tuning_not_charged",
-            f"{trials} private runs were looked at to choose the hyperparameters, and "
-            f"{charged} were charged before this one",
+            f"{trials} private runs were looked at to choose the hyperparameters, and the ledger "
+            f"holds {found} other runs before this one",
             "tune under the policy that is charged for it, or on public images",
         )

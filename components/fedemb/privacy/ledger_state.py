@@ -6,6 +6,7 @@ writer may not add, a reader does not accept either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from components.fedemb.privacy.ledger_terms import PolicyTerms
 from components.fedemb.privacy.trust import TrustStore
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
-_ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "signature"}
+_ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "card_sha", "signature"}
 
 
 @dataclass
@@ -109,6 +110,14 @@ class LedgerState:
     def last_attempt(self, run_id: str) -> int:
         """Number of the run's latest attempt, 0 if none."""
         return self._last_attempt.get(run_id, 0)
+
+    def committed_runs(self, *, before: float = math.inf) -> set[str]:
+        """Ids of the runs that were charged, and committed before a record of the ledger."""
+        return {
+            attempt.reserve.run_id
+            for attempt in self.attempts.values()
+            if attempt.charged and attempt.commit and attempt.commit.sequence < before
+        }
 
     def charges(self, block: str) -> list[Charge]:
         """What weighs on a block, in order."""

@@ -141,6 +141,7 @@ class Ledger(PolicyLedger):
         *,
         rounds_started: int,
         round_log_sha: str,
+        card_sha: str,
         signer: Signer,
         keys: KeyStore | None = None,
     ) -> Record:
@@ -150,6 +151,7 @@ class Ledger(PolicyLedger):
           reservation: the attempt.
           rounds_started: rounds whose noise was drawn, finished or not.
           round_log_sha: digest of the trainer's round log.
+          card_sha: digest of `model.json`, which names the weights and whose key drew the noise.
           signer: the trainer's key, role `trainer`.
           keys: where the root key lies.
 
@@ -164,6 +166,7 @@ class Ledger(PolicyLedger):
             "attempt": reservation.attempt,
             "rounds_started": rounds_started,
             "sha": round_log_sha,
+            "card_sha": card_sha,
         }
         body = {
             "reservation": reservation.sequence,
@@ -174,11 +177,11 @@ class Ledger(PolicyLedger):
         def decide() -> dict[str, Any] | Record:
             attempt = self.attempt(reservation)
             if attempt.commit is not None:
-                logged = attempt.commit.body["round_log"]
-                if (logged["rounds_started"], logged["sha"]) != (rounds_started, round_log_sha):
+                signed = {**attempt.commit.body["round_log"], "signature": None}
+                if signed != {**log, "signature": None}:
                     raise PlanMismatch(
-                        f"run {reservation.run_id!r} is committed with another round log; a closed "
-                        "attempt does not change, start a run with a new id"
+                        f"run {reservation.run_id!r} is committed with another round log or model; "
+                        "a closed attempt does not change, start a run with a new id"
                     )
                 return attempt.commit
             if attempt.bind is None:

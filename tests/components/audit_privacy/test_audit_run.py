@@ -9,8 +9,8 @@ from evaluation_run import FinishedRun, config, write_users
 
 from components.audit_privacy import audit
 from components.audit_privacy.audit import SCHEMA, run
-from components.audit_privacy.sentence import audit_sentence
 from components.fedemb.artifacts import parse_json, read_json
+from components.fedemb.audit_words import audit_sentence
 from components.fedemb.errors import ArtifactError
 from components.fedemb.evidence import read_document
 

@@ -50,6 +50,7 @@ def test_every_setting_has_words():
         ("model.channels=2", "1 or 3"),
         ("tuning={data: private, method: a grid}", "one or more of them with data: private"),
         ("tuning={data: public, method: a grid, trials: 3}", "none otherwise"),
+        ("tuning={}", "a release says how its hyperparameters were chosen"),
         ("tuning={data: public}", "say both, or neither"),
         ("tuning={method: a grid}", "say both, or neither"),
         ("nonsense", "expected key=value"),

@@ -24,6 +24,7 @@ from components.fedemb.privacy.ledger import read_reservation
 from components.fedemb.privacy.ledger_records import encode_record
 from components.fedemb.privacy.signatures import Signer, sign_document
 from components.fedemb.provenance import code_digest
+from components.reserve_budget import reserve
 
 SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
 
@@ -151,6 +152,18 @@ def test_foreign_tensor_in_the_model_file_is_denied(tmp_path, extra):
     assert "foreign_tensor" in codes(verdict_of(run))
 
 
+@pytest.mark.planted_bug(14)
+def test_weights_swapped_after_the_commit_are_denied(run):
+    """Same names and shapes, and a model.json that names the new file: only the commit can tell."""
+    tensors = json.loads((run.model / "model.json").read_text())["tensors"]
+    honest_run.write_model_file(run.model / "backbone.keras", tensors, seed=1)
+    swapped = file_digest(run.model / "backbone.keras")
+    edit(run.model / "model.json", "fedemb/model/1", weights_sha=swapped)
+    run.do_measure()
+    run.do_account()
+    assert codes(verdict_of(run)) == ["model_card_changed"]
+
+
 def test_tensor_of_another_shape_is_denied(tmp_path):
     run = honest_run.start(tmp_path)
     tensors = [*honest_run.TENSORS[:-1], {"name": "embedding/kernel", "shape": [4, 9]}]
@@ -180,6 +193,9 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"figures": "open"}, "audit_figures_open"),
         ({"auroc": {"value": 0.6, "low": 0.5, "high": 0.7}}, "audit_figures_open"),
         ({"measured": True}, "audit_figures_open"),
+        ({"sentence": "AUROC 0.731; one user scored 0.99."}, "audit_words_differ"),
+        ({"limitations": ["AUROC 0.731"]}, "audit_words_differ"),
+        ({"attack": "AUROC 0.731"}, "audit_words_differ"),
     ],
 )
 def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
@@ -243,15 +259,38 @@ def test_full_audit_level_is_refused_before_anything_is_spent(tmp_path):
 
 
 def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
-    """Two were looked at; with one charged before it the release is denied, with two allowed."""
+    """Two were looked at: refused uncharged after one other run, allowed after two."""
+    first = honest_run.start(tmp_path / "first", "trial-1").until_gate()
     tuned = {"tuning": {"data": "private", "trials": 2, "method": "grid of clip norms"}}
-    first = honest_run.start(tmp_path / "first", "trial-1", **tuned)
-    policy, found = first.policy_root, {}
-    for name in ("trial-1", "trial-2", "final"):
-        run = honest_run.start(tmp_path / name, name, policy, **tuned).until_gate()
-        found[name] = (codes(verdict_of(run)), json.loads(run.report.read_text())["tuning"])
-    assert [found[name][0] for name in found] == [["tuning_not_charged"]] * 2 + [[]]
-    assert found["final"][1] == {**tuned["tuning"], "runs_charged_before": 2}
+    final = honest_run.start(tmp_path / "final", "final", first.policy_root, **tuned)
+    final.do_plan()
+    with pytest.raises(Refused, match=r"holds 1 other runs.*nothing was charged"):
+        final.do_reserve()
+    assert ("final", 1) not in final.ledger().state.attempts
+    honest_run.start(tmp_path / "second", "trial-2", first.policy_root).until_gate()
+    final.until_gate()
+    assert verdict_of(final).allow
+    found = json.loads(final.report.read_text())["tuning"]
+    assert found == {**tuned["tuning"], "other_runs_before": 2}
+
+
+def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_run(
+    tmp_path, monkeypatch
+):
+    first = honest_run.start(tmp_path / "first").until_gate()
+    early = honest_run.start(tmp_path / "early", "early", first.policy_root)
+    early.do_plan()
+    early.do_reserve()
+    tuned = {"tuning": {"data": "private", "trials": 1, "method": "grid of clip norms"}}
+    again = honest_run.start(tmp_path / "again", first.run_id, first.policy_root, **tuned)
+    again.do_plan()
+    with pytest.raises(Refused, match="holds 0 other runs"):
+        again.do_reserve(attempt=2)
+    monkeypatch.setattr(reserve, "_check_before_charge", lambda *_: None)
+    again.do_reserve(attempt=2)
+    for act in ("partition", "train", "measure", "account"):
+        getattr(again, f"do_{act}")()
+    assert codes(verdict_of(again)) == ["tuning_not_charged"]
 
 
 def test_earlier_reservation_given_back_after_the_report_is_no_reason(tmp_path):
@@ -347,6 +386,7 @@ def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
         read_reservation(run.reservation),
         rounds_started=2,
         round_log_sha=file_digest(run.model / "rounds.jsonl"),
+        card_sha=file_digest(run.model / "model.json"),
         signer=Signer.load_or_create(run.keys, "trainer"),
     )
     edit(run.model / "model.json", "fedemb/model/1", rounds_run=says)
@@ -408,7 +448,7 @@ def test_injected_key_is_denied(run):
     edit(run.model / "model.json", "fedemb/model/1", key_injected=True)
     run.do_account()
     assert json.loads(run.report.read_text())["mechanism"]["noise"]["secure"] is False
-    assert codes(verdict_of(run)) == ["key_injected"]
+    assert codes(verdict_of(run)) == ["model_card_changed", "key_injected"]
 
 
 def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):

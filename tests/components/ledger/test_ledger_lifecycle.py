@@ -251,7 +251,12 @@ def test_round_log_must_be_signed_by_a_trainer(kit):
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     kit_.bind(ledger, reservation)
     impostor = Signer("trainer", b"0" * 32)
-    act = {"rounds_started": 1, "round_log_sha": kit_.sha("log"), "signer": impostor}
+    act = {
+        "rounds_started": 1,
+        "round_log_sha": kit_.sha("log"),
+        "card_sha": kit_.sha("card"),
+        "signer": impostor,
+    }
     with pytest.raises(SignatureInvalid, match=r"not believed in the role 'trainer'"):
         ledger.commit(reservation, **act)
     ledger.verify()

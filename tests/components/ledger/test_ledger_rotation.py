@@ -63,7 +63,12 @@ def test_ledger_goes_on_with_new_keys_and_the_pinned_ones_lead_to_them(kit):
     kit_.bind(kit.open(), reservation)
     trainer = Signer.current(kit.keys, "trainer", kit.reader().chain.trust)
     kit.open().commit(
-        reservation, rounds_started=3, round_log_sha=kit_.sha("log"), signer=trainer, keys=kit.keys
+        reservation,
+        rounds_started=3,
+        round_log_sha=kit_.sha("log"),
+        card_sha=kit_.sha("card"),
+        signer=trainer,
+        keys=kit.keys,
     )
     reader = open_ledger(kit.ledger_uri, "weekly", trust=pinned)
     reader.verify()
@@ -178,7 +183,7 @@ def test_step_whose_key_was_rotated_meanwhile_writes_nothing_and_may_run_again(k
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
     kit_.bind(ledger, reservation)
     rotate(kit, [role])
-    act = {"rounds_started": 2, "round_log_sha": kit_.sha("log")}
+    act = {"rounds_started": 2, "round_log_sha": kit_.sha("log"), "card_sha": kit_.sha("card")}
     with pytest.raises(Retry, match=r"rotated since this step.*run the step again"):
         ledger.commit(reservation, **act, signer=trainer, keys=kit.keys)
     again = kit.open()

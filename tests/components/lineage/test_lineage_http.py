@@ -2,64 +2,11 @@
 
 import json
 import logging
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import honest_run
-import pytest
 
 from components.fedemb import lineage
-from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.errors import GateDenied
-
-
-class Receiver:
-    """An HTTP server that keeps what it is sent, and answers as told."""
-
-    def __init__(self, status: int = 201, drip: float = 0.0):
-        received = self.received = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                received.append((self.path, dict(self.headers), body))
-                self.send_response(status)
-                self.send_header("Content-Length", "50" if drip else "0")
-                self.end_headers()
-                for _ in range(50 if drip else 0):
-                    time.sleep(drip)
-                    self.wfile.write(b" ")
-                    self.wfile.flush()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
-@pytest.fixture
-def receiving(monkeypatch):
-    """Starts a receiver and names it in the environment."""
-    started = []
-
-    def start(**behaviour):
-        receiver = Receiver(**behaviour)
-        started.append(receiver)
-        monkeypatch.setenv("OPENLINEAGE_URL", receiver.url)
-        return receiver
-
-    yield start
-    for receiver in started:
-        receiver.close()
-
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),
@@ -68,7 +15,8 @@ STEPS = [
 
 
 def _emit(path):
-    lineage.emit(path, "run-1", STEPS, config_sha="a" * 64, code_sha="b" * 64)
+    lineage.write(path, "run-1", STEPS, config_sha="a" * 64, code_sha="b" * 64)
+    lineage.send(path.read_bytes)
 
 
 def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, caplog):
@@ -76,7 +24,7 @@ def test_receiver_gets_the_events_of_the_file(receiving, tmp_path, monkeypatch, 
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "a key")
     _emit(tmp_path / "lineage.jsonl")
     written = [json.loads(line) for line in (tmp_path / "lineage.jsonl").read_text().splitlines()]
-    assert [json.loads(body) for _, _, body in receiver.received] == written
+    assert receiver.events == written
     assert {path for path, _, _ in receiver.received} == {"/api/v1/lineage"}
     assert {headers["Authorization"] for _, headers, _ in receiver.received} == {"Bearer a key"}
     assert [event["job"]["name"] for event in written] == ["partition_users", "train_dp_fedemb"]
@@ -128,7 +76,7 @@ def test_run_sends_no_raw_fact(receiving, tmp_path):
     run = honest_run.start(tmp_path / "run").until_gate()
     run.do_gate()
     run.do_release()
-    events = [json.loads(body) for _, _, body in receiver.received]
+    events = receiver.events
     assert {event["job"]["name"] for event in events} == {
         *("plan_privacy", "reserve_budget", "pretrain_public", "partition_users"),
         *("train_dp_fedemb", "evaluate_embeddings", "audit_privacy", "account_privacy"),
@@ -160,23 +108,14 @@ def test_account_goes_on_without_its_receiver(tmp_path, monkeypatch, caplog):
     assert "ConnectionError" in _sentence(caplog)
 
 
-def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
-    receiver = receiving()
-    run = honest_run.start(tmp_path / "run").until_gate()
-    audit = json.loads(run.audit.read_text()) | {"level": "full"}
-    write_json(run.audit, audit.pop("schema"), audit)
-    with pytest.raises(GateDenied):
-        run.do_gate()
-    steps = lineage.read_steps(run.root)
-    assert [step.step for step in steps][-2:] == ["account_privacy", "gate_release"]
-    assert [step.failed for step in steps] == [False] * 8 + [True]
-    digest = file_digest(run.verdict)[:12]
-    assert lineage.tree_lines(steps)[0] == f"verdict  {digest}  <- gate_release, failed"
-    last = json.loads(receiver.received[-1][2])
-    assert (last["job"]["name"], last["eventType"]) == ("gate_release", "FAIL")
-
-
-def test_emitting_again_replaces_the_file(tmp_path):
+def test_writing_again_replaces_the_file(tmp_path):
     for _ in range(2):
         _emit(tmp_path / "lineage.jsonl")
     assert len(lineage.read_steps(tmp_path / "lineage.jsonl")) == len(STEPS)
+
+
+def test_file_that_cannot_be_read_is_a_sentence(receiving, tmp_path, caplog):
+    receiver = receiving()
+    lineage.send((tmp_path / "none").read_bytes)
+    assert "FileNotFoundError" in _sentence(caplog)
+    assert receiver.received == []

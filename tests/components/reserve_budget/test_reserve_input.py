@@ -18,6 +18,7 @@ def _config(root: Path, **changes: Any) -> RunConfig:
     source.write_bytes(b"rows")
     tree = {
         "purpose": "simulation",
+        "tuning": {"data": "public", "method": "on drawn glyphs"},
         "data": {"source": {"uri": str(source)}},
         "partition": {"virtual_clients": 5},
         "mechanism": {
@@ -84,5 +85,16 @@ def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
     release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
     with pytest.raises((Refused, ArtifactError), match=words):
         _reserve(tmp_path, release, "monday")
-    assert not (tmp_path / "ledger").exists()
-    _reserve(tmp_path, _config(tmp_path, **{"policy.delta": 1e-5}), "study")
+    ledger = tmp_path / "ledger" / "default"
+    assert not ledger.exists() or [p.name for p in ledger.glob("*.json")] == ["00000000.json"]
+
+
+def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):
+    release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
+    first = _reserve(tmp_path, release, "monday")
+    record = tmp_path / "record.json"
+    planted_bug_suite.write_record(record, passed=49, total=50, code_sha=code_digest())
+    monkeypatch.setattr(planted_bug_suite, "RECORD", record)
+    assert _reserve(tmp_path, release, "monday")["record_sha"] == first["record_sha"]
+    with pytest.raises(Refused, match="passed 49 of 50"):
+        _reserve(tmp_path, release, "tuesday")

@@ -101,6 +101,7 @@ def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
     log = attempt.commit.body["round_log"]
     assert log["rounds_started"] == 6
     assert log["sha"] == file_digest(finished.root / "model" / "rounds.jsonl")
+    assert log["card_sha"] == file_digest(finished.root / "model" / "model.json")
     keys = open_key_store(arguments["keys_uri"])
     assert not keys.exists(f"reservation/{RUN_ID}-{attempt.reserve.attempt}")
 

@@ -1,9 +1,14 @@
-"""The plain sentences of the audit report."""
+"""The plain sentences of the audit report.
+
+The gate writes them again from the report's fields and compares: prose could hold any figure. So in
+version 1 of the schema they never change.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+ATTACK = "verification_score"
 LIMITATIONS = (
     "It attacks with one simple score. A stronger attack may find more.",
     "It bounds no epsilon, neither from above nor from below: only the accounting can promise, and "

@@ -1,0 +1,138 @@
+"""Lineage says and sends nothing that the gate rejected, or that did not happen."""
+
+import json
+
+import honest_run
+import pytest
+
+from components.fedemb import lineage
+from components.fedemb.artifacts import file_digest, write_json
+from components.fedemb.errors import GateDenied, SignatureInvalid
+from components.fedemb.privacy.ledger import Ledger
+
+FORGED = "f" * 64
+"""Of a document that somebody changed: a plain digest of private rows, say."""
+
+
+def _change(path, **changes):
+    body = {**json.loads(path.read_text()), **changes}
+    write_json(path, body.pop("schema"), body)
+
+
+def _versions(events):
+    return {
+        dataset["name"].rpartition("/")[2]: dataset["facets"]["version"]["datasetVersion"]
+        for event in events
+        for dataset in (*event["inputs"], *event["outputs"])
+        if dataset.get("facets")
+    }
+
+
+def _jobs(receiver):
+    return [event["job"]["name"] for event in receiver.events]
+
+
+def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run").until_gate()
+    audit = json.loads(run.audit.read_text()) | {"level": "full"}
+    write_json(run.audit, audit.pop("schema"), audit)
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    steps = lineage.read_steps(run.root)
+    assert [step.step for step in steps][-2:] == ["account_privacy", "gate_release"]
+    assert [step.failed for step in steps] == [False] * 8 + [True]
+    digest = file_digest(run.verdict)[:12]
+    assert lineage.tree_lines(steps)[0] == f"verdict  {digest}  <- gate_release, failed"
+    last = receiver.events[-1]
+    assert (last["job"]["name"], last["eventType"]) == ("gate_release", "FAIL")
+
+
+@pytest.mark.parametrize("forged", ["users", "model", "reservation", "plan"])
+def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_path, forged):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    if forged == "users":
+        _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
+    elif forged == "model":
+        honest_run.write_model_file(run.model / "backbone.keras", names=["a/0", "b/0", "c/0"])
+    elif forged == "reservation":
+        _change(run.reservation, code_sha=FORGED, config_sha=FORGED)
+    else:
+        _change(run.plan, plan_sha=FORGED)
+    receiver = receiving()
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    told = _versions(receiver.events)
+    digests = {"privacy_report": file_digest(run.report), "verdict": file_digest(run.verdict)}
+    assert told == digests
+    said = (run.root / "gate" / "lineage").read_text()
+    sent = b"".join(body for _, _, body in receiver.received).decode()
+    for digest in (FORGED, file_digest(run.model / "backbone.keras"), file_digest(run.users)):
+        assert digest not in said
+        assert digest not in sent
+    drawn = "\n".join(lineage.tree_lines(lineage.read_steps(run.root)))
+    for name in ("gate_release, failed", "model  <- train_dp_fedemb", "raw_images"):
+        assert name in drawn
+
+
+def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run")
+    for act in ("plan", "reserve", "partition", "train", "measure"):
+        getattr(run, f"do_{act}")()
+    _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
+    run.do_account()
+    assert _versions(receiver.events)["users"] == honest_run.COMMITMENTS["users"]
+    assert FORGED not in (run.root / "account" / "lineage").read_text()
+
+
+def test_simulation_whose_documents_nobody_compared_tells_no_commitment(receiving, tmp_path):
+    run = honest_run.start(tmp_path / "run", purpose="simulation").until_gate()
+    _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
+    receiver = receiving()
+    run.do_gate()
+    assert {"users", "evaluation_identities"}.isdisjoint(_versions(receiver.events))
+
+
+def test_receiver_hears_of_no_release_that_was_refused(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    planted = run.root / "releases" / "glyphs" / "1.0" / "file"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("put there by somebody else")
+    with pytest.raises(SignatureInvalid):
+        run.do_release()
+    assert _jobs(receiver)[-1] == "gate_release"
+    assert "release_model" not in _jobs(receiver)
+
+
+def test_receiver_hears_of_a_release_once_the_ledger_has_it(receiving, tmp_path):
+    receiver = receiving()
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Ledger, "release", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.do_release()
+    assert (run.root / "releases" / "glyphs" / "1.0.json").exists()
+    assert "release_model" not in _jobs(receiver)
+    before = len(receiver.received)
+    run.do_release()
+    published = run.root / "releases" / "glyphs" / "1.0" / "lineage.jsonl"
+    lines = [json.loads(line) for line in published.read_text().splitlines()]
+    assert receiver.events[before:] == lines
+    assert _jobs(receiver)[-1] == "release_model"
+
+
+def test_release_does_not_wait_for_a_receiver_that_is_down(tmp_path, monkeypatch, caplog):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    run.do_release()
+    assert any("ConnectionError" in message for message in caplog.messages)
+    assert run.problems() == []

@@ -1,0 +1,37 @@
+"""A bundle that would not verify for its files is not published."""
+
+import fake_serving
+import honest_run
+import pytest
+
+from components.fedemb.errors import Refused
+from components.release_model.bundle import SAVED_MODEL_FILES
+
+
+@pytest.fixture(scope="module")
+def allowed(tmp_path_factory):
+    """A run that the gate allowed."""
+    run = honest_run.start(tmp_path_factory.mktemp("allowed")).until_gate()
+    run.do_gate()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("written", "odd"),
+    [
+        (SAVED_MODEL_FILES[:-1], "saved_model/variables/variables.index"),
+        ((*SAVED_MODEL_FILES, "assets/vocabulary.txt"), "saved_model/assets/vocabulary.txt"),
+    ],
+    ids=["missing", "extra"],
+)
+def test_bundle_with_other_files_is_not_published(allowed, monkeypatch, written, odd):
+    monkeypatch.setattr(fake_serving, "SAVED_MODEL_FILES", written)
+    with pytest.raises(Refused, match=f"nothing is published.*{odd}"):
+        allowed.do_release()
+    assert not (allowed.root / "releases").exists()
+    assert allowed.ledger().state.attempts[allowed.run_id, 1].releases == []
+
+
+def test_bundle_with_the_right_files_is_published_after_a_refusal(allowed):
+    allowed.do_release()
+    assert allowed.problems() == []
