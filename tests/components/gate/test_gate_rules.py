@@ -293,6 +293,19 @@ def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_r
     assert codes(verdict_of(again)) == ["tuning_not_charged"]
 
 
+def test_run_reserved_later_does_not_count_before_an_earlier_one(tmp_path):
+    run = honest_run.start(tmp_path / "run")
+    for act in ("plan", "reserve"):
+        getattr(run, f"do_{act}")()
+    later = honest_run.start(tmp_path / "later", "later", run.policy_root)
+    later.do_plan()
+    later.do_reserve()
+    for act in ("partition", "train", "measure", "account"):
+        getattr(run, f"do_{act}")()
+    assert json.loads(run.report.read_text())["setting"]["recurring"]["run_index"] == 1
+    assert verdict_of(run).allow
+
+
 def test_earlier_reservation_given_back_after_the_report_is_no_reason(tmp_path):
     early = honest_run.start(tmp_path / "early", "early")
     early.do_plan()

@@ -246,6 +246,35 @@ def test_run_that_was_voided_may_reserve_again_as_next_attempt(kit):
     assert ledger.reserve(run_id="monday", content=kit_.content(noise=3.0)).attempt == 2
 
 
+@pytest.mark.parametrize("field", ["rounds_started", "round_log_sha", "card_sha"])
+def test_closed_attempt_takes_no_other_rounds_log_or_model(kit, field):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit_.bind(ledger, reservation)
+    act = {"rounds_started": 3, "round_log_sha": kit_.sha("log"), "card_sha": kit_.sha("card")}
+    first = ledger.commit(reservation, **act, signer=kit.trainer)
+    assert ledger.commit(reservation, **act, signer=kit.trainer) == first
+    other = {**act, field: 2 if field == "rounds_started" else kit_.sha("other")}
+    with pytest.raises(PlanMismatch, match="another round log or model"):
+        ledger.commit(reservation, **other, signer=kit.trainer)
+
+
+def test_only_charged_runs_committed_in_time_count_as_trials(kit):
+    ledger = kit.open()
+    for name, purpose, committed in (
+        ("release", "release", True),
+        ("simulation", "simulation", True),
+        ("open", "release", False),
+    ):
+        reservation = ledger.reserve(run_id=name, content=kit_.content(purpose=purpose))
+        kit_.bind(ledger, reservation)
+        if committed:
+            kit_.commit(kit, ledger, reservation, 20)
+    assert ledger.state.committed_runs() == {"release"}
+    assert ledger.state.committed_runs(before=3) == set()
+    assert ledger.state.committed_runs(before=4) == {"release"}
+
+
 def test_round_log_must_be_signed_by_a_trainer(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
