@@ -3,19 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
+from fedemb.config import RunConfig
+from fedemb.steps.account_privacy.component import account_privacy
+from fedemb.steps.audit_privacy.component import audit_privacy
+from fedemb.steps.evaluate_embeddings.component import evaluate_embeddings
+from fedemb.steps.gate_release.component import gate_release
+from fedemb.steps.partition_users.component import partition_users
+from fedemb.steps.plan_privacy.component import plan_privacy
+from fedemb.steps.pretrain_public.component import pretrain_public
+from fedemb.steps.release_model.component import release_model
+from fedemb.steps.reserve_budget.component import reserve_budget
+from fedemb.steps.train_dp_fedemb.component import train_dp_fedemb
 from kfp import dsl
-
-from components.account_privacy.component import account_privacy
-from components.audit_privacy.component import audit_privacy
-from components.evaluate_embeddings.component import evaluate_embeddings
-from components.fedemb.config import RunConfig
-from components.gate_release.component import gate_release
-from components.partition_users.component import partition_users
-from components.plan_privacy.component import plan_privacy
-from components.pretrain_public.component import pretrain_public
-from components.release_model.component import release_model
-from components.reserve_budget.component import reserve_budget
-from components.train_dp_fedemb.component import train_dp_fedemb
 
 PIPELINE_NAME = "dp-fedemb"
 

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import honest_run
-
-from components.fedemb.privacy.ledger import read_reservation
-from components.fedemb.privacy.ledger_records import encode_record, record_name
-from components.fedemb.privacy.signatures import Signer, sign_document
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger.ledger import read_reservation
+from fedemb.ledger.records import encode_record, record_name
 
 
 def grow(run: honest_run.HonestRun, records: int) -> None:
@@ -59,7 +58,7 @@ def grow(run: honest_run.HonestRun, records: int) -> None:
                 signer=signer,
             )
             (folder / record_name(reservation.policy_id, sequence)).write_bytes(data)
-            from components.fedemb.artifacts import sha256_hex
+            from fedemb.documents.artifacts import sha256_hex
 
             sequence, previous = sequence + 1, sha256_hex(data)
     assert json.loads(data)["sequence"] == sequence - 1

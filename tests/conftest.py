@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from components.fedemb import planted_bug_suite
-from components.fedemb.provenance import code_digest
+from fedemb import planted_bug_suite
+from fedemb.provenance import code_digest
 
 REPOSITORY = Path(__file__).parent.parent
 _PLANTED = pytest.StashKey[int]()

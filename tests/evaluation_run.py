@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedemb.config import RunConfig
+from fedemb.data.pixels import encode_png
+from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from fedemb.documents.artifacts import file_digest, write_json
 
-from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.pixels import encode_png
-from components.fedemb.records import UserRecord, encode_user
-from components.fedemb.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -105,8 +105,7 @@ def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
     """Teaches a backbone blobs of other identities: better than untrained, in seconds."""
     import keras
     import tensorflow as tf
-
-    from components.fedemb.embedding import preprocess
+    from fedemb.embedding import preprocess
 
     random = np.random.default_rng(99)
     blobs = random.uniform(0, 255, (users, SIZE // 3, SIZE // 3)).repeat(3, 1).repeat(3, 2)
@@ -136,7 +135,7 @@ def finished_run(
     root: Path, *, trained_users: int = 40, held_out: int = 60, groups: int = 1
 ) -> FinishedRun:
     """Writes users, evaluation, pretrained and model folders of a run."""
-    from components.fedemb.embedding import build_backbone
+    from fedemb.embedding import build_backbone
 
     run, settings = FinishedRun(root), config()
     write_users(run.private / "users", trained_users, seed=1)

@@ -1,9 +1,9 @@
-"""Stands in for components.release_model.serving where a test needs no TensorFlow."""
+"""Stands in for fedemb.steps.release_model.serving where a test needs no TensorFlow."""
 
 from types import SimpleNamespace
 
-from components.fedemb.model_files import stored_tensors
-from components.release_model.bundle import SAVED_MODEL_FILES
+from fedemb.documents.model_files import stored_tensors
+from fedemb.steps.release_model.bundle import SAVED_MODEL_FILES
 
 
 def load_whitelisted(path, start, model):

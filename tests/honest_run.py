@@ -14,29 +14,28 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-
-from components.account_privacy import account
-from components.fedemb import planted_bug_suite
-from components.fedemb.artifacts import (
+from fedemb import planted_bug_suite
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import (
     canonical_json,
+    config_digest,
     file_digest,
     json_digest,
     sha256_hex,
     write_bytes,
     write_json,
 )
-from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
-from components.fedemb.config import RunConfig
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.ledger import connect, read_reservation
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.provenance import config_digest
-from components.gate_release import gate
-from components.plan_privacy import plan
-from components.release_model import release
-from components.reserve_budget import reserve
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.signatures import Signer
+from fedemb.ledger.ledger import connect, read_reservation
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
+from fedemb.steps.account_privacy import account
+from fedemb.steps.gate_release import gate
+from fedemb.steps.plan_privacy import plan
+from fedemb.steps.release_model import release
+from fedemb.steps.reserve_budget import reserve
 
 TENSORS = [
     {"name": "block1_conv/kernel", "shape": [3, 3, 1, 4]},
@@ -420,7 +419,7 @@ def stand_in_for_serving():
     """
     import fake_serving
 
-    name = "components.release_model.serving"
+    name = "fedemb.steps.release_model.serving"
     before = sys.modules.get(name)
     sys.modules[name] = fake_serving
     try:

@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import honest_run
-
-from components.fedemb.privacy import keys
-from components.fedemb.storage import local
-from components.release_model import marker, release
-from components.reserve_budget import reserve
+from fedemb.keys import keys
+from fedemb.steps.release_model import marker, release
+from fedemb.steps.reserve_budget import reserve
+from fedemb.storage import local
 
 
 def _record(number):

@@ -5,18 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.keys import KeyStore, open_key_store
-from components.fedemb.privacy.ledger import (
-    Ledger,
-    PolicyTerms,
-    UserTerms,
-    ensure_trust,
-    open_ledger,
-)
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.storage import open_store
+from fedemb.keys.keys import KeyStore, open_key_store
+from fedemb.keys.signatures import Signer
+from fedemb.ledger.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.storage import open_store
 
 DELTA = 1e-5
 

@@ -4,8 +4,7 @@ import multiprocessing
 import os
 
 import ledger_kit as kit_
-
-from components.fedemb.errors import BudgetExceeded
+from fedemb.errors import BudgetExceeded
 
 PATIENCE = 500
 """Seconds until all have started; a loaded machine takes its time."""

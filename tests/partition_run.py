@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from components.fedemb.artifacts import tree_digests
-from components.fedemb.client_data import GroupIndex, UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.group_index import encode_groups, encode_index, split_groups
-from components.fedemb.pixels import encode_png
-from components.fedemb.records import UserRecord
-from components.fedemb.user_layout import group_files, groups_in_file, groups_name, index_name
-from components.partition_users.hashing import Hasher, KeyRef
+from fedemb.config import RunConfig
+from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.group_index import encode_groups, encode_index, split_groups
+from fedemb.data.pixels import encode_png
+from fedemb.data.records import UserRecord
+from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
+from fedemb.documents.artifacts import tree_digests
+from fedemb.steps.partition_users.hashing import Hasher, KeyRef
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -150,7 +149,7 @@ class Partitioner:
         row_group_size: int = 7,
         **overrides: Any,
     ) -> Result:
-        from components.partition_users.partition import partition_images
+        from fedemb.steps.partition_users.partition import partition_images
 
         self._made += 1
         if not isinstance(source, str):

@@ -1,9 +1,8 @@
 """Pytest plugin of `make planted-bugs`: writes into the package what the suite found."""
 
 import pytest
-
-from components.fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
-from components.fedemb.provenance import code_digest
+from fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
+from fedemb.provenance import code_digest
 
 
 class PlantedBugRecord:

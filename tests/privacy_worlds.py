@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-
-from components.fedemb.privacy import blt, tree
-from components.fedemb.privacy.mechanism import AdaptiveClip, MechanismPlan
+from fedemb.privacy.mechanisms import blt, tree
+from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan
 
 ROOT = bytes(range(32))
 

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedemb.config import RunConfig
+from fedemb.data.pixels import encode_png
+from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from fedemb.documents.artifacts import config_digest, tree_digest, write_json
+from fedemb.keys.keys import commit_to, commitment_key, open_key_store
 
-from components.fedemb.artifacts import tree_digest, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.pixels import encode_png
-from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
-from components.fedemb.provenance import config_digest
-from components.fedemb.records import UserRecord, encode_user
-from components.fedemb.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -110,16 +109,16 @@ class ReadyRun:
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
-        from components.train_dp_fedemb import train
+        from fedemb.steps.train_dp_fedemb import train
 
         return train.run(run_config or self.config, **self.arguments)
 
 
 def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
     """Plans, reserves, writes users and initial weights."""
-    from components.plan_privacy import plan
-    from components.pretrain_public import pretrain
-    from components.reserve_budget import reserve
+    from fedemb.steps.plan_privacy import plan
+    from fedemb.steps.pretrain_public import pretrain
+    from fedemb.steps.reserve_budget import reserve
 
     ready = ReadyRun(root, run_config or config())
     settings = ready.config
@@ -185,8 +184,7 @@ def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
 def main(folder: str, *times: str) -> None:
     """See the module."""
     import tensorflow  # noqa: F401  (before the forks)
-
-    from components.train_dp_fedemb import train
+    from fedemb.steps.train_dp_fedemb import train
 
     settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
     ready = ReadyRun(Path(folder), settings)

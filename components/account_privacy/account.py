@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import file_digest, write_bytes, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import PlanMismatch
-from components.fedemb.evidence import Evidence, read_evidence
-from components.fedemb.lineage import send, tree_lines, write_run
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.ledger import open_ledger, read_reservation, read_trust
-from components.fedemb.privacy.plan_document import read_plan
-from components.fedemb.privacy.signatures import Signer, sign_document
-from components.fedemb.privacy_report import SCHEMA, build_report
-from components.fedemb.privacy_report_page import report_page
-from components.fedemb.privacy_report_schema import check_schema
-from components.fedemb.storage import open_store
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import file_digest, write_bytes, write_json
+from fedemb.documents.evidence import Evidence, read_evidence
+from fedemb.documents.privacy_report_schema import check_schema
+from fedemb.errors import PlanMismatch
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger.ledger import open_ledger, read_reservation, read_trust
+from fedemb.lineage import send, tree_lines, write_run
+from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.reports.privacy_report import SCHEMA, build_report
+from fedemb.reports.privacy_report_page import report_page
+from fedemb.storage import open_store
 
 _log = logging.getLogger(__name__)
 

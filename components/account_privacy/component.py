@@ -1,8 +1,7 @@
 """KFP face of account_privacy."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("light")
@@ -25,9 +24,9 @@ def account_privacy(
     """Prices what ran from plan, ledger and round records, and signs the report."""
     from pathlib import Path
 
-    from components.account_privacy.account import run
-    from components.fedemb.config import RunConfig
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.account_privacy.account import run
+    from fedemb.steps.step import step_process
 
     with step_process("account_privacy"):
         report = run(

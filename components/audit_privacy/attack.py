@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.embedding.bootstrap import Estimate, draw_weights
-from components.fedemb.errors import InputError
+from fedemb.errors import InputError
+from fedemb.evaluation.bootstrap import Estimate, draw_weights
 
 MIN_USERS = 10
 """On each side; with fewer an interval says nothing."""

@@ -15,19 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.audit_privacy.attack import MIN_USERS, attack, verification_scores
-from components.audit_privacy.page import audit_page
-from components.audit_privacy.self_test import self_test
-from components.fedemb.artifacts import canonical_json, read_json, write_bytes, write_json
-from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError
-from components.fedemb.pixels import decode_pngs
-from components.fedemb.planted_bug_suite import read_record
-from components.fedemb.provenance import code_digest, config_digest
-from components.fedemb.storage import join, local_tree, open_store
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.data.pixels import decode_pngs
+from fedemb.documents.artifacts import (
+    canonical_json,
+    config_digest,
+    read_json,
+    write_bytes,
+    write_json,
+)
+from fedemb.errors import ArtifactError
+from fedemb.planted_bug_suite import read_record
+from fedemb.provenance import code_digest
+from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
+from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
+from fedemb.steps.audit_privacy.page import audit_page
+from fedemb.steps.audit_privacy.self_test import self_test
+from fedemb.storage import join, local_tree, open_store
 
 SCHEMA = "fedemb/audit_report/1"
 IMAGES_PER_USER = 8
@@ -111,7 +116,7 @@ def _attack_real_users(
     config: RunConfig, model_dir: Path, pretrained_dir: Path, private_root: str, run_id: str
 ) -> dict[str, Any]:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
-    from components.fedemb.embedding.loading import load_backbone
+    from fedemb.embedding.loading import load_backbone
 
     backbones = [
         load_backbone(folder / "backbone.keras", config.model)
@@ -172,7 +177,7 @@ def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _embed(backbones: list[Any], images: np.ndarray, config: RunConfig) -> list[np.ndarray]:
-    from components.fedemb.embedding import embed
+    from fedemb.embedding import embed
 
     return [embed(backbone, images, config.evaluation.batch_size) for backbone in backbones]
 

@@ -1,8 +1,7 @@
 """KFP face of audit_privacy."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("trainer")
@@ -19,9 +18,9 @@ def audit_privacy(
     """Attacks the model: can it tell training users from held-out ones?"""
     from pathlib import Path
 
-    from components.audit_privacy.audit import run
-    from components.fedemb.config import RunConfig
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.audit_privacy.audit import run
+    from fedemb.steps.step import step_process
 
     with step_process("audit_privacy", private=True):
         report = run(

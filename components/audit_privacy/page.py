@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from components.fedemb import report as pages
+from fedemb.reports import report as pages
 
 _CASES = {
     "no_leak": "no leak planted",

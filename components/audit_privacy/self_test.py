@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from components.audit_privacy.attack import AttackResult, attack, verification_scores
-from components.fedemb.errors import InputError
+from fedemb.errors import InputError
+from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
 
 USERS = 400
 IMAGES = 4

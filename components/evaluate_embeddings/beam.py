@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.evaluate_embeddings.measure import Subjects
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import ModelConfig, RunConfig
+from fedemb.config import ModelConfig, RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.steps.evaluate_embeddings.measure import Subjects
 
 _USERS_PER_TASK = 64
 
@@ -24,9 +23,8 @@ _USERS_PER_TASK = 64
 def export_for_inference(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel: serialized Examples with one feature `image` to unit embeddings."""
     import tensorflow as tf
+    from fedemb.embedding import decode_image, preprocess
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    from components.fedemb.embedding import decode_image, preprocess
 
     feature = {"image": tf.io.FixedLenFeature([], tf.string)}
     shape = tf.TensorSpec([model.image_size, model.image_size, model.channels], tf.uint8)
@@ -56,7 +54,7 @@ def export_for_inference(backbone: Any, model: ModelConfig, folder: Path) -> Non
 
 def images_of(path: str, rows: Sequence[int], limits: Sequence[int]) -> Iterator[Any]:
     """Yields ((row, image), serialized Example) for every image of some users of a store."""
-    from components.fedemb.records import example_class
+    from fedemb.data.records import example_class
 
     for row, limit, user in zip(rows, limits, UserStore(Path(path)).read(rows), strict=True):
         for place, image in enumerate(user.images[:limit]):

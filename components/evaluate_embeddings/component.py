@@ -1,8 +1,7 @@
 """KFP face of evaluate_embeddings."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("trainer")
@@ -21,9 +20,9 @@ def evaluate_embeddings(
     """Measures verification and retrieval on identities that never trained."""
     from pathlib import Path
 
-    from components.evaluate_embeddings.evaluate import run
-    from components.fedemb.config import RunConfig
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.evaluate_embeddings.evaluate import run
+    from fedemb.steps.step import step_process
 
     with step_process("evaluate_embeddings", private=True):
         report = run(

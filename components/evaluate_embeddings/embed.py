@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-
-from components.evaluate_embeddings.measure import Subjects
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding import embed
-from components.fedemb.pixels import decode_pngs
-from components.fedemb.records import UserRecord
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.data.pixels import decode_pngs
+from fedemb.data.records import UserRecord
+from fedemb.embedding import embed
+from fedemb.steps.evaluate_embeddings.measure import Subjects
 
 PIECE = 512
 """Users read at once: memory does not grow with the set."""

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.evaluate_embeddings import measure as m
-from components.evaluate_embeddings.embed import embed_users
-from components.evaluate_embeddings.page import write_utility_page
-from components.evaluate_embeddings.previous import compare_with_previous, embedding_space_id
-from components.evaluate_embeddings.sentence import COVERS, utility_sentence
-from components.fedemb.artifacts import read_json, write_json
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding.loading import load_backbone
-from components.fedemb.errors import ArtifactError
-from components.fedemb.provenance import config_digest
-from components.fedemb.storage import join, local_tree
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.embedding.loading import load_backbone
+from fedemb.errors import ArtifactError
+from fedemb.steps.evaluate_embeddings import measure as m
+from fedemb.steps.evaluate_embeddings.embed import embed_users
+from fedemb.steps.evaluate_embeddings.page import write_utility_page
+from fedemb.steps.evaluate_embeddings.previous import compare_with_previous, embedding_space_id
+from fedemb.steps.evaluate_embeddings.sentence import COVERS, utility_sentence
+from fedemb.storage import join, local_tree
 
 SCHEMA = "fedemb/utility_report/1"
 MODEL_SCHEMA = "fedemb/model/1"
@@ -82,7 +80,7 @@ def run(
                 config, pretrained_dir, private_root, run_id
             )
         if pipeline_options:
-            from components.evaluate_embeddings.beam import embed_users_beam
+            from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
 
             subjects, embeddings = embed_users_beam(store, backbones, config, pipeline_options)
         else:
@@ -114,7 +112,7 @@ def run(
 
 
 def _backbones(config: RunConfig, model_dir: Path, pretrained_dir: Path) -> dict[str, Any]:
-    from components.fedemb.embedding import build_backbone
+    from fedemb.embedding import build_backbone
 
     backbones = {
         "model": load_backbone(model_dir / "backbone.keras", config.model),
@@ -130,8 +128,8 @@ def _train_centralized(
     config: RunConfig, pretrained_dir: Path, private_root: str, run_id: str
 ) -> Any:
     """Trains the baseline without privacy, from the same public start. Simulations only."""
-    from components.fedemb.client_data import load_examples
-    from components.fedemb.embedding import train_centralized
+    from fedemb.data.client_data import load_examples
+    from fedemb.embedding import train_centralized
 
     backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
     with local_tree(join(private_root, run_id, "users")) as folder:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.config import EvaluationConfig
-from components.fedemb.embedding.bootstrap import Estimate
-from components.fedemb.embedding.metrics import Verification, arrange, rates_at, verify
-from components.fedemb.embedding.retrieval import Retrieval, retrieve
-from components.fedemb.errors import InputError
+from fedemb.config import EvaluationConfig
+from fedemb.errors import InputError
+from fedemb.evaluation.bootstrap import Estimate
+from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
+from fedemb.evaluation.retrieval import Retrieval, retrieve
 
 MIN_SUBGROUP_IDENTITIES = 10
 """Smaller subgroups are counted, not measured: their intervals would say nothing."""

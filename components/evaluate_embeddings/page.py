@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.fedemb import report as pages
+from fedemb.reports import report as pages
 
 NAMES = {
     "model": "this model",

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.evaluate_embeddings.embed import embed_users
-from components.evaluate_embeddings.measure import Subjects, differences, measure
-from components.fedemb.artifacts import file_digest, json_digest, parse_json
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import ModelConfig, RunConfig
-from components.fedemb.embedding.loading import load_backbone
-from components.fedemb.errors import ArtifactError, FedEmbError
-from components.fedemb.storage import local_tree
+from fedemb.config import ModelConfig, RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.documents.artifacts import file_digest, json_digest, parse_json
+from fedemb.embedding.loading import load_backbone
+from fedemb.errors import ArtifactError, FedEmbError
+from fedemb.steps.evaluate_embeddings.embed import embed_users
+from fedemb.steps.evaluate_embeddings.measure import Subjects, differences, measure
+from fedemb.storage import local_tree
 
 
 def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:

@@ -29,10 +29,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.errors import ArtifactError, InputError
-from components.fedemb.evidence import Evidence
-from components.fedemb.storage import Store, open_store
+from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.evidence import Evidence
+from fedemb.errors import ArtifactError, InputError
+from fedemb.storage import Store, open_store
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent

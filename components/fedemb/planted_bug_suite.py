@@ -12,11 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import components
-from components.fedemb.artifacts import read_json, write_json
+import fedemb
+from fedemb.documents.artifacts import read_json, write_json
 
 SCHEMA = "fedemb/planted_bug_suite/1"
-RECORD = Path(components.__file__).parent / "planted_bug_suite.json"
+RECORD = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 KNOWN_BUGS = 20
 """Of dp.md 6; the suite plants each at least once."""
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
-import components
-from components.fedemb.artifacts import file_digest, json_digest
-from components.fedemb.config import RunConfig
+import fedemb
+from fedemb.documents.artifacts import file_digest, json_digest
 
 
 @cache
 def code_digest() -> str:
-    """SHA-256 over names and contents of all sources below `components/`, 64 hexadecimal digits.
+    """SHA-256 over names and contents of the sources of library and steps, 64 hexadecimal digits.
 
     Part of what a reservation binds: a resumed attempt with other code is refused.
     """
-    root = Path(components.__file__).parent
-    sources = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".html", ".css"))
+    root = Path(fedemb.__file__).parent
+    sources: list[Path] = []
+    for folder, folders, names in os.walk(root, followlinks=True):  # a checkout links its steps
+        if Path(folder) == root and "pipelines" in folders:
+            folders.remove("pipelines")
+        sources += [Path(folder, name) for name in names if name.endswith((".py", ".html", ".css"))]
+    sources.sort()
     return json_digest({path.relative_to(root).as_posix(): file_digest(path) for path in sources})
-
-
-def config_digest(config: RunConfig) -> str:
-    """SHA-256 of the whole configuration, stamped on every artifact as `config_sha`."""
-    return json_digest(config.model_dump(mode="json"))

@@ -1,8 +1,7 @@
 """KFP face of gate_release."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("light")
@@ -23,9 +22,9 @@ def gate_release(
     """Recomputes, compares, and allows the release or raises."""
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.gate_release.gate import run
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.gate_release.gate import run
+    from fedemb.steps.step import step_process
 
     with step_process("gate_release"):
         decision = run(

@@ -1,6 +1,6 @@
 """Allows a release, or raises with every reason and its remedy. There is no way around it.
 
-The decision is the pure function `components.fedemb.gate.decide.decide`; this step reads the
+The decision is the pure function `fedemb.gate.decide.decide`; this step reads the
 documents strictly, lets it decide, signs the verdict and raises on a denial. What cannot be read is
 a reason like any other.
 """
@@ -12,19 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import GateDenied, StorageError
-from components.fedemb.evidence import Evidence, read_document, read_evidence, sentence_of
-from components.fedemb.gate.case import Reason, Verdict
-from components.fedemb.gate.decide import decide
-from components.fedemb.lineage import send, write_run
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.ledger import open_ledger, read_trust
-from components.fedemb.privacy.signatures import Signer, sign_document
-from components.fedemb.privacy.trust import TrustStore
-from components.fedemb.provenance import config_digest
-from components.fedemb.storage import open_store
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import config_digest, file_digest, write_json
+from fedemb.documents.evidence import Evidence, read_document, read_evidence, sentence_of
+from fedemb.errors import GateDenied, StorageError
+from fedemb.gate.case import Reason, Verdict
+from fedemb.gate.decide import decide
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger.ledger import open_ledger, read_trust
+from fedemb.lineage import send, write_run
+from fedemb.storage import open_store
 
 SCHEMA = "fedemb/verdict/1"
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from components.fedemb.config import EvaluationByHash, EvaluationByValue, RunConfig
-from components.fedemb.records import canonical_text
-from components.partition_users.hashing import Hasher
+from fedemb.config import EvaluationByHash, EvaluationByValue, RunConfig
+from fedemb.data.records import canonical_text
+from fedemb.steps.partition_users.hashing import Hasher
 
 _REMEMBERED = 1 << 16
 

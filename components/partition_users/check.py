@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.client_data import GroupIndex, UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.privacy.keys import derive
-from components.fedemb.report import histogram_chart, render
-from components.fedemb.storage import join, local_tree, open_store
-from components.partition_users import shards
-from components.partition_users.hashing import KeyRef
-from components.partition_users.partition import partition_images
+from fedemb.config import RunConfig
+from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.keys.keys import derive
+from fedemb.reports.report import histogram_chart, render
+from fedemb.steps.partition_users import shards
+from fedemb.steps.partition_users.hashing import KeyRef
+from fedemb.steps.partition_users.partition import partition_images
+from fedemb.storage import join, local_tree, open_store
 
 BAD = {
     "user_id_missing": "no user id (empty, null, not text)",

@@ -1,8 +1,7 @@
 """KFP face of partition_users."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("cpu")
@@ -21,9 +20,9 @@ def partition_users(
     """
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.partition_users.partition import run
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.partition_users.partition import run
+    from fedemb.steps.step import step_process
 
     with step_process("partition_users", private=True):
         manifest = run(

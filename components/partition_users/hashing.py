@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from components.fedemb.privacy.keys import derive, open_key_store, partition_key
+from fedemb.keys.keys import derive, open_key_store, partition_key
 
 KEY_BYTES = 8
 """Bytes of a user key. Two users who collide are treated, and protected, as one."""

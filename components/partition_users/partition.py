@@ -22,17 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from components.fedemb import errors
-from components.fedemb.artifacts import json_digest, read_json, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
-from components.fedemb.input_version import fingerprint_input
-from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
-from components.fedemb.privacy.tombstones import check_tombstones
-from components.fedemb.provenance import config_digest
-from components.fedemb.sources import find_parts
-from components.partition_users import shards
-from components.partition_users.hashing import KeyRef
+from fedemb import errors
+from fedemb.config import RunConfig
+from fedemb.data.input_version import fingerprint_input
+from fedemb.data.sources import find_parts
+from fedemb.documents.artifacts import config_digest, json_digest, read_json, write_json
+from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
+from fedemb.keys.keys import commit_to, commitment_key, open_key_store
+from fedemb.keys.tombstones import check_tombstones
+from fedemb.steps.partition_users import shards
+from fedemb.steps.partition_users.hashing import KeyRef
 
 SCHEMA = "fedemb/users/1"
 RESERVATION_SCHEMA = "fedemb/reservation/1"
@@ -145,9 +144,9 @@ def partition_images(
     Raises:
       InputError, StorageError: as `run`.
     """
-    from components.partition_users.public_set import build_public
-    from components.partition_users.reading import Job, columns_of
-    from components.partition_users.transforms import build
+    from fedemb.steps.partition_users.public_set import build_public
+    from fedemb.steps.partition_users.reading import Job, columns_of
+    from fedemb.steps.partition_users.transforms import build
 
     _check(config)
     shards.clean(root)

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.fedemb.config import EvaluationByValue, RunConfig
-from components.fedemb.pixels import BadImageError, canonical_image
-from components.fedemb.records import canonical_text
-from components.fedemb.sources import Batch, image_files
-from components.partition_users.assignment import Assigner, Assignment
-from components.partition_users.hashing import Hasher
+from fedemb.config import EvaluationByValue, RunConfig
+from fedemb.data.pixels import BadImageError, canonical_image
+from fedemb.data.records import canonical_text
+from fedemb.data.sources import Batch, image_files
+from fedemb.steps.partition_users.assignment import Assigner, Assignment
+from fedemb.steps.partition_users.hashing import Hasher
 
 _CHUNK = 64
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-
-from components.fedemb.config import SourceConfig
-from components.fedemb.pixels import BadImageError, decode_image
-from components.fedemb.sources import Part, image_files
-from components.fedemb.storage import Store, open_store
-from components.partition_users.hashing import shard_of
-from components.partition_users.reading import Job, read_batches
-from components.partition_users.shards import WORK
+from fedemb.config import SourceConfig
+from fedemb.data.pixels import BadImageError, decode_image
+from fedemb.data.sources import Part, image_files
+from fedemb.steps.partition_users.hashing import shard_of
+from fedemb.steps.partition_users.reading import Job, read_batches
+from fedemb.steps.partition_users.shards import WORK
+from fedemb.storage import Store, open_store
 
 
 def write_public_digests(root: str, shard: int, digests: Iterable[bytes]) -> None:

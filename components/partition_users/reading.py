@@ -8,10 +8,9 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
-
-from components.fedemb.config import RunConfig, SourceConfig
-from components.fedemb.sources import Part, read_part, source_format, split_part
-from components.partition_users.hashing import KeyRef
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.sources import Part, read_part, source_format, split_part
+from fedemb.steps.partition_users.hashing import KeyRef
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def read_batches(
         | f"{name}Parts" >> beam.Reshuffle()
     )
     if source_format(source) == "tfrecord":
-        from components.partition_users.tfrecords import read_tfrecords
+        from fedemb.steps.partition_users.tfrecords import read_tfrecords
 
         batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
     else:

@@ -20,13 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-
-from components.fedemb.artifacts import canonical_json, json_digest, sha256_hex
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import StorageError
-from components.fedemb.group_index import GroupPiece, encode_groups, encode_index
-from components.fedemb.storage import join, open_store
-from components.fedemb.user_layout import (
+from fedemb.config import RunConfig
+from fedemb.data.group_index import GroupPiece, encode_groups, encode_index
+from fedemb.data.user_layout import (
     STORE_SCHEMA,
     WRITER_OPTIONS,
     group_files,
@@ -35,6 +31,9 @@ from components.fedemb.user_layout import (
     index_name,
     shard_name,
 )
+from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
+from fedemb.errors import StorageError
+from fedemb.storage import join, open_store
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"

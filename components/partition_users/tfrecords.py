@@ -13,11 +13,10 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
-
-from components.fedemb.config import SourceConfig
-from components.fedemb.records import canonical_text, encode_example
-from components.fedemb.source_files import example_values, iter_tfrecord
-from components.fedemb.sources import Batch, Part, apply_where
+from fedemb.config import SourceConfig
+from fedemb.data.records import canonical_text, encode_example
+from fedemb.data.source_files import example_values, iter_tfrecord
+from fedemb.data.sources import Batch, Part, apply_where
 
 ROWS = 256
 

@@ -18,24 +18,23 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
-
-from components.fedemb.group_index import split_groups
-from components.fedemb.privacy.tombstones import read_tombstones
-from components.fedemb.records import UserRecord, encode_user
-from components.fedemb.sources import Batch, Part
-from components.fedemb.user_layout import group_files
-from components.partition_users import shards
-from components.partition_users.assignment import Assigner
-from components.partition_users.hashing import KEY_BYTES, Hasher, shard_of
-from components.partition_users.prepare import (
+from fedemb.data.group_index import split_groups
+from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.sources import Batch, Part
+from fedemb.data.user_layout import group_files
+from fedemb.keys.tombstones import read_tombstones
+from fedemb.steps.partition_users import shards
+from fedemb.steps.partition_users.assignment import Assigner
+from fedemb.steps.partition_users.hashing import KEY_BYTES, Hasher, shard_of
+from fedemb.steps.partition_users.prepare import (
     SEVERAL_COHORTS,
     Preparer,
     UserPart,
     merge,
     new_part,
 )
-from components.partition_users.public_set import PublicSet
-from components.partition_users.reading import Job, columns_of, read_batches
+from fedemb.steps.partition_users.public_set import PublicSet
+from fedemb.steps.partition_users.reading import Job, columns_of, read_batches
 
 
 class _Prepare(beam.DoFn):

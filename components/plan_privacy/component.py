@@ -1,8 +1,7 @@
 """KFP face of plan_privacy."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("cpu")
@@ -10,9 +9,9 @@ def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.plan_privacy.plan import run
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.plan_privacy.plan import run
+    from fedemb.steps.step import step_process
 
     with step_process("plan_privacy"):
         plan = run(RunConfig.model_validate_json(config), Path(privacy_plan.path))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from components.fedemb.privacy.guarantee import PrivacyGuarantee
-from components.fedemb.privacy.mechanism import MechanismPlan
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _UNIT = (
     "Unit. One user with everything they own: all their images, however many. The guarantee does "

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ConfigError
-from components.fedemb.privacy.extrapolation import COMPUTE, GROWTH, SETTINGS, Cohort, points
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.plan_privacy.figure import extrapolation_svg
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import write_bytes
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.extrapolation import COMPUTE, GROWTH, SETTINGS, Cohort, points
+from fedemb.steps.plan_privacy.figure import extrapolation_svg
 
 
 def extrapolate(

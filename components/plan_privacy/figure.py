@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from components.fedemb.privacy.extrapolation import Point
+from fedemb.privacy.planning.extrapolation import Point
 
 _STYLE: Any = {
     "svg.hashsalt": "fedemb-extrapolation",

@@ -11,13 +11,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import json_digest, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.privacy.accounting import curve, library_version, price, supports
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.guarantee import PrivacyGuarantee
-from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
-from components.fedemb.privacy.projection import Projection, project
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import json_digest, write_json
+from fedemb.privacy.accounting.accounting import curve, library_version, price, supports
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
+from fedemb.privacy.planning.projection import Projection, project
 
 SCHEMA = "fedemb/privacy_plan/1"
 CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(4, 11))

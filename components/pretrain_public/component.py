@@ -1,8 +1,7 @@
 """KFP face of pretrain_public."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("trainer")
@@ -10,9 +9,9 @@ def pretrain_public(model: str, pretraining: str, seed: int, pretrained: dsl.Out
     """Trains the backbone on public images, imports one, or draws initial weights."""
     from pathlib import Path
 
-    from components.fedemb.config import ModelConfig, PretrainingConfig
-    from components.pretrain_public.pretrain import run
-    from components.step import step_process
+    from fedemb.config import ModelConfig, PretrainingConfig
+    from fedemb.steps.pretrain_public.pretrain import run
+    from fedemb.steps.step import step_process
 
     with step_process("pretrain_public"):
         card = run(

@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import write_json
-from components.fedemb.config import ModelConfig, PretrainingConfig
-from components.fedemb.embedding import build_backbone, load_backbone, save_backbone
-from components.fedemb.embedding.central import train_contrastive, train_supervised
-from components.fedemb.errors import ArtifactError, InputError
+from fedemb.config import ModelConfig, PretrainingConfig
+from fedemb.documents.artifacts import write_json
+from fedemb.embedding import build_backbone, load_backbone, save_backbone
+from fedemb.embedding.central import train_contrastive, train_supervised
+from fedemb.errors import ArtifactError, InputError
 
 SCHEMA = "fedemb/pretrained/1"
 _LOG = logging.getLogger(__name__)
@@ -103,8 +103,7 @@ def _train(
     backbone: Any, model: ModelConfig, pretraining: PretrainingConfig, seed: int
 ) -> tuple[int, int, float]:
     import numpy as np
-
-    from components.fedemb.sources import read_public_images
+    from fedemb.data.sources import read_public_images
 
     if pretraining.source is None:
         raise InputError("pretraining.source is missing; name the public images")

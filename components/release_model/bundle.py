@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-
-from components.fedemb.artifacts import (
+from fedemb.documents.artifacts import (
     Artifact,
     file_digest,
     require_publishable,
@@ -35,9 +34,9 @@ from components.fedemb.artifacts import (
     write_bytes,
     write_json,
 )
-from components.fedemb.errors import ArtifactError, SignatureInvalid
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.privacy.trust import TrustStore
+from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import TrustStore
 
 MANIFEST_SCHEMA = "fedemb/bundle/1"
 PREDICATE_TYPE = "urn:fedemb:verdict:1"

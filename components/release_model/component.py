@@ -1,8 +1,7 @@
 """KFP face of release_model."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("cpu")
@@ -25,9 +24,9 @@ def release_model(
     """Verifies again, then publishes the signed bundle by exclusive create."""
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.release_model.release import run
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.release_model.release import run
+    from fedemb.steps.step import step_process
 
     with step_process("release_model"):
         published = run(

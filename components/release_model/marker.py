@@ -12,12 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import canonical_json, file_digest
-from components.fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
-from components.fedemb.evidence import read_document
-from components.fedemb.privacy.trust import TrustStore
-from components.fedemb.storage import Store, create_tree, join, local_tree, open_store
-from components.release_model import bundle as parts
+from fedemb.documents.artifacts import canonical_json, file_digest
+from fedemb.documents.evidence import read_document
+from fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
+from fedemb.keys.trust import TrustStore
+from fedemb.steps.release_model import bundle as parts
+from fedemb.storage import Store, create_tree, join, local_tree, open_store
 
 SCHEMA = "fedemb/release/1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from components.fedemb.config import RunConfig
+from fedemb.config import RunConfig
 
 
 def model_card(config: RunConfig, report: dict[str, Any], name: str, version: str) -> str:

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import (
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import (
     Noised,
     Public,
     canonical_json,
@@ -21,21 +22,20 @@ from components.fedemb.artifacts import (
     write_bytes,
     write_json,
 )
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import GateDenied, Refused, SignatureInvalid
-from components.fedemb.evidence import Evidence, read_document, read_evidence
-from components.fedemb.gate.decide import decide
-from components.fedemb.lineage import FILE_NAME, send, steps_of, tree_lines, write_run
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.ledger import Ledger, connect, read_reservation
-from components.fedemb.privacy.signatures import Signer, current_bundle_key
-from components.fedemb.privacy.trust import verify_document
-from components.fedemb.privacy_report_page import report_page
-from components.fedemb.storage import open_store
-from components.release_model import bundle as parts
-from components.release_model.marker import SCHEMA, Marker
-from components.release_model.model_card import model_card
-from components.release_model.verify import check_files, verify_bundle
+from fedemb.documents.evidence import Evidence, read_document, read_evidence
+from fedemb.errors import GateDenied, Refused, SignatureInvalid
+from fedemb.gate.decide import decide
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.signatures import Signer, current_bundle_key
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import Ledger, connect, read_reservation
+from fedemb.lineage import FILE_NAME, send, steps_of, tree_lines, write_run
+from fedemb.reports.privacy_report_page import report_page
+from fedemb.steps.release_model import bundle as parts
+from fedemb.steps.release_model.marker import SCHEMA, Marker
+from fedemb.steps.release_model.model_card import model_card
+from fedemb.steps.release_model.verify import check_files, verify_bundle
+from fedemb.storage import open_store
 
 __all__ = ["run", "verify_bundle"]
 
@@ -193,7 +193,7 @@ def _complete(
     tree: Path, config: RunConfig, evidence: Evidence, ledger: Ledger, *, start: Path
 ) -> None:
     """Adds what is made at release: serving model, card, ledger copy, lineage."""
-    from components.release_model.serving import (
+    from fedemb.steps.release_model.serving import (
         load_whitelisted,
         save_for_serving,
         serving_problem,

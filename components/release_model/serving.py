@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.config import ModelConfig
-from components.fedemb.errors import Refused
-from components.release_model.whitelist import serving_problem
+from fedemb.config import ModelConfig
+from fedemb.errors import Refused
+from fedemb.steps.release_model.whitelist import serving_problem
 
 __all__ = ["load_whitelisted", "save_for_serving", "serving_problem"]
 
@@ -23,7 +23,7 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
     Raises:
       Refused: a tensor is missing, extra, or has another shape.
     """
-    from components.fedemb.embedding.loading import load_backbone
+    from fedemb.embedding.loading import load_backbone
 
     backbone = load_backbone(path, model)
     allowed = {_variable(item) for item in load_backbone(start, model).weights}
@@ -48,8 +48,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     of unit length.
     """
     import tensorflow as tf
-
-    from components.fedemb.embedding import decode_image, preprocess
+    from fedemb.embedding import decode_image, preprocess
 
     trainable, fixed = backbone.trainable_variables, backbone.non_trainable_variables
 

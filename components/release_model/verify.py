@@ -14,30 +14,20 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import file_digest, json_digest, read_json, tree_digests
+from fedemb.documents.evidence import Document, Evidence, read_document, read_rounds, sentence_of
+from fedemb.documents.model_files import stored_tensors
+from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
+from fedemb.gate.decide import decide
+from fedemb.keys.trust import TrustStore, verify_document
+from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Anchor, Ledger, open_ledger
+from fedemb.reports.privacy_report_words import all_runs
+from fedemb.steps.release_model import bundle as parts
+from fedemb.steps.release_model.marker import bundle_address
+from fedemb.storage import LocalStore, local_tree
 from google.protobuf.message import DecodeError
-
-from components.fedemb.artifacts import (
-    file_digest,
-    json_digest,
-    read_json,
-    tree_digests,
-)
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import (
-    ArtifactError,
-    FedEmbError,
-    SignatureInvalid,
-)
-from components.fedemb.evidence import Document, Evidence, read_document, read_rounds, sentence_of
-from components.fedemb.gate.decide import decide
-from components.fedemb.model_files import stored_tensors
-from components.fedemb.privacy.ledger import Anchor, Ledger, open_ledger
-from components.fedemb.privacy.ledger_chain import Chain
-from components.fedemb.privacy.trust import TrustStore, verify_document
-from components.fedemb.privacy_report_words import all_runs
-from components.fedemb.storage import LocalStore, local_tree
-from components.release_model import bundle as parts
-from components.release_model.marker import bundle_address
 
 
 @dataclass(frozen=True)
@@ -192,7 +182,7 @@ def _check_attestation(bundle: Path, trust: TrustStore) -> None:
 
 def _check_serving(bundle: Path) -> None:
     try:
-        from components.release_model.serving import serving_problem
+        from fedemb.steps.release_model.serving import serving_problem
 
         problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
     except ModuleNotFoundError as error:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.artifacts import sha256_hex
-from components.fedemb.model_files import stored_values
+from fedemb.documents.artifacts import sha256_hex
+from fedemb.documents.model_files import stored_values
 
 SMALL = 16
 """Elements of a numeric constant that need not be a weight: shapes, axes, epsilons, scales. The

@@ -1,8 +1,7 @@
 """KFP face of reserve_budget."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("light")
@@ -17,9 +16,9 @@ def reserve_budget(
     """Charges the ledger before the first private byte is read, or refuses."""
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.reserve_budget.reserve import run
-    from components.step import step_process
+    from fedemb.config import RunConfig
+    from fedemb.steps.reserve_budget.reserve import run
+    from fedemb.steps.step import step_process
 
     with step_process("reserve_budget"):
         entry = run(

@@ -12,18 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.config import ONE_COHORT, RunConfig
-from components.fedemb.errors import ConfigError, LedgerError, Refused
-from components.fedemb.input_version import fingerprint_input
-from components.fedemb.planted_bug_suite import read_record, record_problem
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.keys import (
-    KeyStore,
-    commitment_key,
-    open_key_store,
-    reservation_key_name,
-)
-from components.fedemb.privacy.ledger import (
+from fedemb.config import ONE_COHORT, RunConfig
+from fedemb.data.input_version import fingerprint_input
+from fedemb.documents.artifacts import config_digest
+from fedemb.errors import ConfigError, LedgerError, Refused
+from fedemb.keys.keys import KeyStore, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys.signatures import Signer
+from fedemb.keys.tombstones import check_tombstones
+from fedemb.ledger.ledger import (
     Ledger,
     begin_policy,
     blocks_of,
@@ -34,12 +30,12 @@ from components.fedemb.privacy.ledger import (
     terms_of,
     write_reservation,
 )
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.plan_document import read_plan
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.privacy.tombstones import check_tombstones
-from components.fedemb.provenance import code_digest, config_digest
-from components.fedemb.storage import open_store
+from fedemb.planted_bug_suite import read_record, record_problem
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.provenance import code_digest
+from fedemb.storage import open_store
 
 _log = logging.getLogger(__name__)
 

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.client_data import UserStore, load_examples
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding.central import train_centralized
-from components.fedemb.embedding.server import ServerState
-from components.fedemb.errors import ConfigError
-from components.fedemb.storage import Store
-from components.train_dp_fedemb import checkpoint
-from components.train_dp_fedemb.checkpoint import Progress
-from components.train_dp_fedemb.rounds import RoundLog
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore, load_examples
+from fedemb.embedding.central import train_centralized
+from fedemb.embedding.server import ServerState
+from fedemb.errors import ConfigError
+from fedemb.steps.train_dp_fedemb import checkpoint
+from fedemb.steps.train_dp_fedemb.checkpoint import Progress
+from fedemb.steps.train_dp_fedemb.rounds import RoundLog
+from fedemb.storage import Store
 
 
 def require_no_privacy(config: RunConfig) -> None:
@@ -61,7 +60,7 @@ def train(
     Returns:
       The state after the only round.
     """
-    from components.fedemb.privacy.queries import RoundOutput
+    from fedemb.privacy.queries import RoundOutput
 
     start = _flat(backbone)
     record = log.read(0)

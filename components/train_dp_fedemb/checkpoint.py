@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.embedding.server import ServerState
-from components.fedemb.errors import ArtifactError, PlanMismatch
-from components.fedemb.storage import Store
+from fedemb.embedding.server import ServerState
+from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.storage import Store
 
 SCHEMA = "fedemb/checkpoint/1"
 _NAME = "checkpoint.npz"

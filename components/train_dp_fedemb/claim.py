@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from components.fedemb.artifacts import canonical_json
-from components.fedemb.privacy.keys import commit_to
-from components.fedemb.storage import Store
+from fedemb.documents.artifacts import canonical_json
+from fedemb.keys.keys import commit_to
+from fedemb.storage import Store
 
 _NAME = "claim"
 

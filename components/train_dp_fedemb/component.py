@@ -1,8 +1,7 @@
 """KFP face of train_dp_fedemb."""
 
+from fedemb.steps.step import step
 from kfp import dsl
-
-from components.step import step
 
 
 @step("trainer")
@@ -21,9 +20,9 @@ def train_dp_fedemb(
     """Runs the private rounds; the output is the noised backbone and its public round log."""
     from pathlib import Path
 
-    from components.fedemb.config import RunConfig
-    from components.step import step_process
-    from components.train_dp_fedemb.train import run
+    from fedemb.config import RunConfig
+    from fedemb.steps.step import step_process
+    from fedemb.steps.train_dp_fedemb.train import run
 
     with step_process("train_dp_fedemb", private=True):
         card = run(

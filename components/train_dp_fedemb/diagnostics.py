@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.embedding.rounds import STATISTICS, RoundSums
-from components.fedemb.storage import Store, put_tree
+from fedemb.embedding.rounds import STATISTICS, RoundSums
+from fedemb.storage import Store, put_tree
 
 _FILE = "diagnostics.jsonl"
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.client_data import UserStore, load_examples
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding.rounds import ClientExamples, RoundFunction, Slab
-from components.fedemb.group_index import GroupIndex
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore, load_examples
+from fedemb.data.group_index import GroupIndex
+from fedemb.embedding.rounds import ClientExamples, RoundFunction, Slab
 
 CACHE_BYTES = 256 << 20
 """Decoded images kept for later rounds, at most."""

@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.client_data import UserStore
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding.backbones import trainable_variables, with_bfloat16
-from components.fedemb.embedding.rounds import RoundFunction, RoundSums
-from components.fedemb.embedding.server import initial_state, server_step
-from components.fedemb.errors import ArtifactError, Interrupted, StorageError
-from components.fedemb.group_index import GroupIndex
-from components.fedemb.storage import Store
-from components.train_dp_fedemb import checkpoint
-from components.train_dp_fedemb.checkpoint import Progress
-from components.train_dp_fedemb.diagnostics import Diagnostics, describe
-from components.train_dp_fedemb.feed import ClientLoader, Feed, all_classes
-from components.train_dp_fedemb.interrupt import StopRequest
-from components.train_dp_fedemb.rounds import RoundLog, RoundRecord
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.data.group_index import GroupIndex
+from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+from fedemb.embedding.rounds import RoundFunction, RoundSums
+from fedemb.embedding.server import initial_state, server_step
+from fedemb.errors import ArtifactError, Interrupted, StorageError
+from fedemb.steps.train_dp_fedemb import checkpoint
+from fedemb.steps.train_dp_fedemb.checkpoint import Progress
+from fedemb.steps.train_dp_fedemb.diagnostics import Diagnostics, describe
+from fedemb.steps.train_dp_fedemb.feed import ClientLoader, Feed, all_classes
+from fedemb.steps.train_dp_fedemb.interrupt import StopRequest
+from fedemb.steps.train_dp_fedemb.rounds import RoundLog, RoundRecord
+from fedemb.storage import Store
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-
-from components.fedemb.artifacts import canonical_json, parse_json, sha256_hex
-from components.fedemb.errors import ArtifactError, PlanMismatch
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.storage import Store
+from fedemb.documents.artifacts import canonical_json, parse_json, sha256_hex
+from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.storage import Store
 
 SCHEMA = "fedemb/round/1"
 

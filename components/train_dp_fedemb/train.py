@@ -13,7 +13,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import (
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import (
+    config_digest,
     file_digest,
     json_digest,
     read_json,
@@ -22,30 +24,24 @@ from components.fedemb.artifacts import (
     write_bytes,
     write_json,
 )
-from components.fedemb.config import RunConfig
-from components.fedemb.embedding.backbones import trainable_variables
-from components.fedemb.embedding.cluster import training_devices
-from components.fedemb.embedding.loading import load_backbone, save_backbone
-from components.fedemb.embedding.rounds import assign_weights
-from components.fedemb.embedding.server import released_weights
-from components.fedemb.embedding.standardized import plain_form
-from components.fedemb.errors import ConfigError, PlanMismatch
-from components.fedemb.privacy.keys import (
-    commit_to,
-    commitment_key,
-    open_key_store,
-    reservation_key_name,
-)
-from components.fedemb.privacy.ledger import Reservation, connect, read_reservation
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.plan_document import read_plan
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.provenance import code_digest, config_digest
-from components.fedemb.storage import join, local_tree, open_store
-from components.train_dp_fedemb import centralized, checkpoint
-from components.train_dp_fedemb.claim import claim
-from components.train_dp_fedemb.loop import Trainer
-from components.train_dp_fedemb.rounds import RoundLog
+from fedemb.embedding.backbones import trainable_variables
+from fedemb.embedding.cluster import training_devices
+from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.embedding.rounds import assign_weights
+from fedemb.embedding.server import released_weights
+from fedemb.embedding.standardized import plain_form
+from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.keys.keys import commit_to, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys.signatures import Signer
+from fedemb.ledger.ledger import Reservation, connect, read_reservation
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.provenance import code_digest
+from fedemb.steps.train_dp_fedemb import centralized, checkpoint
+from fedemb.steps.train_dp_fedemb.claim import claim
+from fedemb.steps.train_dp_fedemb.loop import Trainer
+from fedemb.steps.train_dp_fedemb.rounds import RoundLog
+from fedemb.storage import join, local_tree, open_store
 
 SCHEMA = "fedemb/model/1"
 _INJECTED = "key_injected"
@@ -94,7 +90,7 @@ def run(
       StorageError: a host of the job was lost; resume.
       Interrupted: asked to stop; the round at hand is finished and kept.
     """
-    from components.fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.queries import build_mechanism
 
     _check_algorithm(config)
     _check_key(config, root_key)

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import file_digest, read_json, write_json
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import InputError
-from pipelines.study.protocol import Protocol
-from pipelines.study.rows import Row
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import file_digest, read_json, write_json
+from fedemb.errors import InputError
+from fedemb.pipelines.study.protocol import Protocol
+from fedemb.pipelines.study.rows import Row
 
 SCHEMA = "fedemb/study_row/1"
 Say = Callable[[str], None]
@@ -65,7 +65,7 @@ class Study:
 
     def run(self, row: Row) -> None:
         """Runs one row in this process and stores its result."""
-        from pipelines.study.train import run_row
+        from fedemb.pipelines.study.train import run_row
 
         split = self.protocol.split(row.stage)
         found = run_row(row, self.base, split, self.protocol.column, self.cache)

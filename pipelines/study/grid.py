@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from components.fedemb.config import RunConfig
-from pipelines.load_config import load_config, with_data
-from pipelines.study.rows import IN_ROUNDS, NOISE, Method, Row
+from fedemb.config import RunConfig
+from fedemb.pipelines.run.load_config import load_config, with_data
+from fedemb.pipelines.study.rows import IN_ROUNDS, NOISE, Method, Row
 
 PRESET = "omniglot_identities"
 LOCAL: dict[str, Any] = {

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedemb.documents.artifacts import write_bytes
+from fedemb.pipelines.study.rows import METHODS, Method
+from fedemb.pipelines.study.table import Line
+from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
+from fedemb.reports.report import write_page
 from markupsafe import Markup
-
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.charts import SERIES, SOFT, figure_svg, new_figure
-from components.fedemb.report import write_page
-from pipelines.study.rows import METHODS, Method
-from pipelines.study.table import Line
 
 CURVES: tuple[Method, ...] = ("fedemb", "ftrl", "fedavg")
 LEVELS: tuple[tuple[str, Any], ...] = (("centralized", "-"), ("public_only", (0, (4, 3))))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from components.fedemb.artifacts import json_digest
-from components.fedemb.config import RunConfig
-from components.fedemb.privacy.extrapolation import cyclic_participation
-from pipelines.study.protocol import Split, Stage
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import json_digest
+from fedemb.pipelines.study.protocol import Split, Stage
+from fedemb.privacy.planning.extrapolation import cyclic_participation
 
 VERSION = 1
 """Of what a row means; a new number recomputes all of them."""

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-
-from pipelines.study.certify import POPULATIONS
-from pipelines.study.rows import METHODS, Row
+from fedemb.pipelines.study.certify import POPULATIONS
+from fedemb.pipelines.study.rows import METHODS, Row
 
 Result = Mapping[str, Any]
 HEADER = (

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from components.evaluate_embeddings.measure import Subjects, measure, rate_name
-from components.fedemb.artifacts import json_digest, write_bytes
-from components.fedemb.config import RunConfig, SourceConfig
-from components.fedemb.embedding import (
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.sources import read_public_images
+from fedemb.documents.artifacts import json_digest, write_bytes
+from fedemb.embedding import (
     ClientExamples,
     RoundFunction,
     assign_weights,
@@ -36,13 +35,13 @@ from components.fedemb.embedding import (
     train_centralized,
     trainable_variables,
 )
-from components.fedemb.embedding.backbones import with_bfloat16
-from components.fedemb.privacy.extrapolation import at_equal_utility
-from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
-from components.fedemb.provenance import code_digest
-from components.fedemb.sources import read_public_images
-from pipelines.study.protocol import Split
-from pipelines.study.rows import Row
+from fedemb.embedding.backbones import with_bfloat16
+from fedemb.pipelines.study.protocol import Split
+from fedemb.pipelines.study.rows import Row
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
+from fedemb.privacy.planning.extrapolation import at_equal_utility
+from fedemb.provenance import code_digest
+from fedemb.steps.evaluate_embeddings.measure import Subjects, measure, rate_name
 
 LIBRARIES = ("tensorflow", "keras", "numpy", "dp-accounting", "tensorflow-privacy")
 LAST_ROUNDS = 10
@@ -107,7 +106,7 @@ def _load(source: str, size: int) -> Images:
 
 def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
     """The public start of a row; trained once per recipe and seed, then read from the cache."""
-    from components.fedemb.embedding.central import train_contrastive, train_supervised
+    from fedemb.embedding.central import train_contrastive, train_supervised
 
     recipe, seed = config.pretraining, config.training.seed
     backbone = build_backbone(config.model, seed)
@@ -155,7 +154,7 @@ def mechanism_plan(config: RunConfig, noise: float) -> MechanismPlan:
 
 def train_rounds(config: RunConfig, noise: float, backbone: Any, users: Images) -> dict[str, float]:
     """Trains a backbone in place by rounds; returns what the last rounds looked like."""
-    from components.fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.queries import build_mechanism
 
     training = config.training
     plan = mechanism_plan(config, noise)

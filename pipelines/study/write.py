@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import json_digest, read_json, write_bytes, write_json
-from pipelines.study.certify import certificates
-from pipelines.study.execute import Study
-from pipelines.study.page import verdict, write_study
-from pipelines.study.rows import Row
-from pipelines.study.table import (
+from fedemb.documents.artifacts import json_digest, read_json, write_bytes, write_json
+from fedemb.pipelines.study.certify import certificates
+from fedemb.pipelines.study.execute import Study
+from fedemb.pipelines.study.page import verdict, write_study
+from fedemb.pipelines.study.rows import Row
+from fedemb.pipelines.study.table import (
     ABLATION_HEADER,
     HEADER,
     PRICE_HEADER,

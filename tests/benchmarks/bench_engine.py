@@ -65,12 +65,12 @@ class Bench:
     """The engine and the plain loop on one workload."""
 
     def __init__(self, workload: Workload, cores: int) -> None:
-        from components.fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig
-        from components.fedemb.embedding import ClientExamples, RoundFunction, build_backbone
-        from components.fedemb.embedding.backbones import with_bfloat16
-        from components.fedemb.embedding.threads import configure_threads
-        from components.fedemb.privacy.mechanism import MechanismPlan
-        from components.fedemb.privacy.queries import build_mechanism
+        from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig
+        from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
+        from fedemb.embedding.backbones import with_bfloat16
+        from fedemb.embedding.threads import configure_threads
+        from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+        from fedemb.privacy.queries import build_mechanism
 
         workers = configure_threads(cores)
         self.workload, self.cores = workload, cores
@@ -233,9 +233,10 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     """Opens an index of a million virtual clients of two users each and asks for a thousand."""
-    from components.fedemb.artifacts import write_json
-    from components.fedemb.client_data import STORE_SCHEMA
-    from components.fedemb.group_index import GroupIndex
+    from fedemb.data.client_data import STORE_SCHEMA
+    from fedemb.data.group_index import GroupIndex
+    from fedemb.documents.artifacts import write_json
+
     from tests.partition_run import write_index_files
 
     random = np.random.default_rng(0)

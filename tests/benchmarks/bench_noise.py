@@ -51,9 +51,8 @@ def mechanism_seconds(
 ) -> tuple[list[Seconds], list[Seconds]]:
     """Seconds of each aggregate, and of clip and sum for each virtual client."""
     import tensorflow as tf
-
-    from components.fedemb.privacy.mechanism import MechanismPlan
-    from components.fedemb.privacy.queries import build_mechanism
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.queries import build_mechanism
 
     plan = MechanismPlan(
         kind="group_poisson_gaussian",

@@ -65,9 +65,9 @@ def draw(folder: Path, users: int, images: int) -> None:
 
 def partition(folder: Path, users: int, images: int, options: list[str]) -> dict[str, Any]:
     """Partitions the files in `folder / "in"`; returns what it took."""
-    from components.fedemb.config import RunConfig
-    from components.partition_users.hashing import KeyRef
-    from components.partition_users.partition import partition_images
+    from fedemb.config import RunConfig
+    from fedemb.steps.partition_users.hashing import KeyRef
+    from fedemb.steps.partition_users.partition import partition_images
 
     config = RunConfig.model_validate(
         {

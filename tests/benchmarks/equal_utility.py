@@ -29,10 +29,10 @@ from absl import logging
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import pld
-
-from components.fedemb.privacy import blt
-from components.fedemb.privacy.accounting import price
-from components.fedemb.privacy.extrapolation import (
+from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.mechanisms import blt
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.extrapolation import (
     BltParameters,
     Cohort,
     at_equal_utility,
@@ -41,7 +41,6 @@ from components.fedemb.privacy.extrapolation import (
     plan_at,
     prefix_variance,
 )
-from components.fedemb.privacy.mechanism import MechanismPlan
 
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005

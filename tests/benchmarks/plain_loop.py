@@ -40,8 +40,7 @@ class PlainLoop:
         threads: int,
     ) -> None:
         import tensorflow as tf
-
-        from components.fedemb.embedding.preprocessing import preprocess
+        from fedemb.embedding.preprocessing import preprocess
 
         flat, wanted = images.reshape(-1, *images.shape[2:]), labels.reshape(-1)
         per_epoch = len(flat) // batch_size

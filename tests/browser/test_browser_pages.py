@@ -2,8 +2,7 @@
 
 import pytest
 from evaluation_run import config, shared_run
-
-from components.fedemb.report import render_run_index
+from fedemb.reports.report import render_run_index
 
 pytestmark = pytest.mark.browser
 
@@ -55,7 +54,7 @@ def measured(step, folder, settings):
 
 
 def build_utility(folder, _):
-    from components.evaluate_embeddings.evaluate import run
+    from fedemb.steps.evaluate_embeddings.evaluate import run
 
     start = shared_run(lambda name: folder / name).root / "pretrained"
     settings = config(
@@ -69,13 +68,13 @@ def build_utility(folder, _):
 
 
 def build_audit(folder, _):
-    from components.audit_privacy.audit import run
+    from fedemb.steps.audit_privacy.audit import run
 
     return measured(run, folder, config(purpose="simulation"))
 
 
 def build_audit_of_release(folder, _):
-    from components.audit_privacy.audit import run
+    from fedemb.steps.audit_privacy.audit import run
 
     return measured(run, folder, config())
 
@@ -90,7 +89,7 @@ def build_privacy_report(folder, _):
 
 
 def build_check_data(folder, request):
-    from components.partition_users.check import check
+    from fedemb.steps.partition_users.check import check
 
     source = request.getfixturevalue("data_dir") / "omniglot_small.parquet"
     settings = config(**{"data.source.uri": str(source), "model.image_size": 28})

@@ -17,11 +17,10 @@ GOLDEN = TESTS / "golden" / "v1"
 
 def main() -> None:
     import honest_run
-
-    from components.fedemb.artifacts import file_digest
-    from components.fedemb.embedding import build_backbone
-    from components.fedemb.embedding.loading import save_backbone
-    from components.release_model import release
+    from fedemb.documents.artifacts import file_digest
+    from fedemb.embedding import build_backbone
+    from fedemb.embedding.loading import save_backbone
+    from fedemb.steps.release_model import release
 
     if GOLDEN.exists():
         sys.exit(f"{GOLDEN} exists; version 1 is written once")

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-
-from components.fedemb.evidence import read_document
-from components.fedemb.privacy.ledger import TrustStore, open_ledger
-from components.fedemb.privacy.trust import verify_document
-from components.release_model.verify import verify_bundle
+from fedemb.documents.evidence import read_document
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import TrustStore, open_ledger
+from fedemb.steps.release_model.verify import verify_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 TRUST = GOLDEN / "ledger" / "trust.json"

@@ -31,12 +31,12 @@ SMALL = [
 PIPELINE = """
 import sys
 from kfp import dsl, local
-from pipelines.docker_runner import container_runner
+from fedemb.pipelines.run.docker_runner import container_runner
 
 @dsl.component(base_image="fedemb-python-light:unpinned", install_kfp_package=False)
 def first(fail: bool, note: dsl.Output[dsl.Artifact]):
     import os
-    from components.fedemb.privacy import accounting
+    from fedemb.privacy import accounting
     if fail:
         os._exit(3)
     with open(note.path, "w") as file:
@@ -124,9 +124,9 @@ def test_light_image_holds_accounting_ledger_and_gate_without_tensorflow(engine)
         "assert u.find_spec('tensorflow') is None and u.find_spec('apache_beam') is None\n"
         "for step in ('plan_privacy.plan', 'reserve_budget.reserve', 'account_privacy.account',"
         " 'gate_release.gate'):\n"
-        "    importlib.import_module('components.' + step)\n"
-        "from components.fedemb.storage import gcs, s3\n"
-        "from components.fedemb.privacy import accounting, ledger\n"
+        "    importlib.import_module('fedemb.steps.' + step)\n"
+        "from fedemb.storage import gcs, s3\n"
+        "from fedemb.privacy import accounting, ledger\n"
         "print('fine')"
     )
     assert _python(engine, LIGHT, program).strip() == "fine"
@@ -135,8 +135,8 @@ def test_light_image_holds_accounting_ledger_and_gate_without_tensorflow(engine)
 def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
     program = (
         "import json\n"
-        "from components.fedemb.planted_bug_suite import read_record, record_problem\n"
-        "from components.fedemb.provenance import code_digest\n"
+        "from fedemb.planted_bug_suite import read_record, record_problem\n"
+        "from fedemb.provenance import code_digest\n"
         "assert record_problem(read_record(), code_digest()) is None\n"
         "parts = json.load(open('/opt/fedemb/sbom.cdx.json'))['components']\n"
         "print(json.dumps([code_digest(), len(parts)]))"
@@ -163,7 +163,7 @@ def _run_pipeline(engine: dict[str, str], root: Path, data: Path) -> subprocess.
 @pytest.mark.timeout(3600)
 def test_whole_pipeline_runs_with_every_step_in_a_container(engine, tmp_path):
     """The same run without containers stands beside it, for the price of them."""
-    from pipelines.run_command import prepare
+    from fedemb.pipelines.run.command import prepare
 
     run = prepare("quickstart", SMALL, tmp_path)
     started = time.monotonic()
@@ -175,7 +175,15 @@ def test_whole_pipeline_runs_with_every_step_in_a_container(engine, tmp_path):
     assert run.document("gate_release", "verdict")["allow"] is True
 
     settings = [word for item in SMALL for word in ("--set", item)]
-    command = [sys.executable, "-m", "pipelines.cli", "run", "--runs", str(tmp_path), *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "fedemb.pipelines.cli.main",
+        "run",
+        "--runs",
+        str(tmp_path),
+        *settings,
+    ]
     started = time.monotonic()
     subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(HERE.parents[1])}, check=True, timeout=3000
@@ -199,7 +207,7 @@ def _figure(*words: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_refusal_of_a_step_in_a_container_fails_the_run_before_data_is_read(engine, tmp_path):
-    from pipelines.run_command import prepare
+    from fedemb.pipelines.run.command import prepare
 
     run = prepare("quickstart", [*SMALL, "policy.epsilon_cap=0.01"], tmp_path)
     result = _run_pipeline(engine, run.root, tmp_path / "builtin-data")

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("components", "pipelines")
+OURS = ("fedemb",)
 NOT_IN_LIGHT = {
     "jax": "blt.optimise: only plan_privacy asks for it, in the image cpu",
     "jax_privacy": "the same",
 }
-NOT_IN_AN_IMAGE = {"docker": "pipelines.docker_runner starts containers, from outside them"}
+NOT_IN_AN_IMAGE = {
+    "docker": "fedemb.pipelines.run.docker_runner starts containers, from outside them"
+}
 
 
 def imports(source: str) -> Iterator[str]:

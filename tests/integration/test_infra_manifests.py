@@ -56,7 +56,7 @@ def test_namespaced_objects_name_their_namespace_and_cluster_wide_ones_do_not(ma
 
 
 def test_every_step_is_in_exactly_one_group():
-    from pipelines.dp_fedemb import STEPS
+    from fedemb.pipelines.dp_fedemb import STEPS
 
     assert sorted(step for group in GROUPS.values() for step in group["steps"]) == sorted(STEPS)
 
@@ -78,7 +78,7 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
 
 
 def test_compiled_pods_bear_the_label_the_policies_read(tmp_path):
-    from pipelines.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 
     image = "registry.example/fedemb@sha256:" + "a" * 64
     compile_pipeline(tmp_path / "p.yaml", profile="cpu", images=parse_images([image]))
@@ -110,7 +110,7 @@ def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
 
 
 def test_profile_for_s3_hands_each_step_the_key_of_its_group_and_keys_to_who_holds_some():
-    from pipelines.cluster import load_profile
+    from fedemb.pipelines.compile.cluster import load_profile
 
     profile = load_profile("gpu", INFRA / "profiles" / "s3.yaml")
     for group, rights in GROUPS.items():
@@ -248,8 +248,8 @@ def test_ledger_is_locked_and_keys_are_in_no_bucket():
 def test_names_of_signing_secrets_are_those_of_the_key_store():
     import hashlib
 
-    from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
-    from components.fedemb.privacy.signatures import ROLES
+    from fedemb.keys.secret_manager import SecretManagerKeyStore
+    from fedemb.keys.signatures import ROLES
 
     store = SecretManagerKeyStore("project", client=object())
     digest = hashlib.sha256(b"signing/report").hexdigest()

@@ -10,22 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fedemb.config import RunConfig
+from fedemb.errors import StorageError
+from fedemb.keys import secret_manager
+from fedemb.keys.keys import open_key_store, partition_key
+from fedemb.keys.tombstones import bury, read_tombstones
+from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedule_of, terms_of
+from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.steps.partition_users.hashing import Hasher
+from fedemb.storage import gcs, open_store, put_tree
 
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import StorageError
-from components.fedemb.privacy import secret_manager
-from components.fedemb.privacy.keys import open_key_store, partition_key
-from components.fedemb.privacy.ledger import (
-    begin_policy,
-    ensure_trust,
-    open_ledger,
-    schedule_of,
-    terms_of,
-)
-from components.fedemb.privacy.mechanism import plan_mechanism
-from components.fedemb.privacy.tombstones import bury, read_tombstones
-from components.fedemb.storage import gcs, open_store, put_tree
-from components.partition_users.hashing import Hasher
 from tests import honest_run
 from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
@@ -88,13 +82,13 @@ SIMULATION = {
 @pytest.fixture(scope="module")
 def simulated(fence, tmp_path_factory):
     """From the reservation to the audit, each step in the name of its group."""
-    from components.audit_privacy import audit
-    from components.evaluate_embeddings import evaluate
-    from components.partition_users import partition
-    from components.plan_privacy import plan
-    from components.pretrain_public import pretrain
-    from components.reserve_budget import reserve
-    from components.train_dp_fedemb import train
+    from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.evaluate_embeddings import evaluate
+    from fedemb.steps.partition_users import partition
+    from fedemb.steps.plan_privacy import plan
+    from fedemb.steps.pretrain_public import pretrain
+    from fedemb.steps.reserve_budget import reserve
+    from fedemb.steps.train_dp_fedemb import train
 
     here = tmp_path_factory.mktemp("simulation")
     config = make_config("gs://private-input/images.parquet", **SIMULATION)

@@ -3,10 +3,9 @@
 import ledger_kit as kit_
 import ledger_race
 import pytest
-
-from components.fedemb.errors import LedgerError
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.storage import open_store
+from fedemb.errors import LedgerError
+from fedemb.keys.keys import open_key_store
+from fedemb.storage import open_store
 
 
 def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
@@ -31,9 +30,8 @@ def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, 
 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
     import honest_run
-
-    from components.fedemb.privacy.mechanism import plan_mechanism
-    from components.reserve_budget.reserve import open_or_create
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.steps.reserve_budget.reserve import open_or_create
 
     run = honest_run.start(tmp_path)
     keys = open_key_store(run.keys_uri)

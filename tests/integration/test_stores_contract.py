@@ -4,9 +4,8 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-
-from components.fedemb.errors import ArtifactError, StorageError
-from components.fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.errors import ArtifactError, StorageError
+from fedemb.storage import join, local_tree, open_store, put_tree
 
 
 def test_written_object_is_read_back_whole(store_uri):

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 from cutting_proxy import CuttingProxy
-
-from components.fedemb.errors import StorageError
-from components.fedemb.storage import open_store
+from fedemb.errors import StorageError
+from fedemb.storage import open_store
 
 SECONDS = 20
 SHARD = 24 << 20
@@ -28,7 +27,7 @@ def _sentence(match: str):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Gives up sooner than in production, where it is ten seconds."""
-    monkeypatch.setattr("components.fedemb.storage.gcs.RETRY_SECONDS", 3.0)
+    monkeypatch.setattr("fedemb.storage.gcs.RETRY_SECONDS", 3.0)
 
 
 @pytest.fixture(params=BACKENDS, ids=["gs", "s3"])
@@ -151,8 +150,8 @@ def answering(monkeypatch, s3_environment):
 def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
     scheme, gcs_environment, s3_environment, tmp_path
 ):
-    from pipelines.artifact_store import store_overrides
-    from pipelines.run_command import prepare
+    from fedemb.pipelines.run.artifact_store import store_overrides
+    from fedemb.pipelines.run.command import prepare
 
     uri = f"{scheme}://no-such-bucket-here/x"
     overrides = [*store_overrides(uri, str(tmp_path / "keys")), "data.source.uri=/photos.parquet"]
@@ -162,9 +161,9 @@ def test_run_with_a_store_that_is_not_there_stops_before_it_makes_anything(
 
 
 def test_publishing_over_a_cut_connection_is_a_sentence_and_goes_on(through_proxy, tmp_path):
-    from pipelines.artifact_store import Publisher
-    from pipelines.load_config import load_config
-    from pipelines.run_directory import RunDirectory
+    from fedemb.pipelines.run.artifact_store import Publisher
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.load_config import load_config
 
     store, direct, proxy = through_proxy(upload_limit=1 << 20)
     config = load_config("quickstart", ["data.source.uri=/photos.parquet"])

@@ -4,15 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from fedemb.data.input_version import fingerprint_input
+from fedemb.errors import PlanMismatch
+from fedemb.keys.keys import commitment_key, open_key_store
+from fedemb.steps.partition_users.partition import run as partition
+from fedemb.steps.plan_privacy import plan
+from fedemb.steps.reserve_budget import reserve
+from fedemb.storage import join, open_store
 from partition_run import make_config, rows_of, write_parquet
-
-from components.fedemb.errors import PlanMismatch
-from components.fedemb.input_version import fingerprint_input
-from components.fedemb.privacy.keys import commitment_key, open_key_store
-from components.fedemb.storage import join, open_store
-from components.partition_users.partition import run as partition
-from components.plan_privacy import plan
-from components.reserve_budget import reserve
 
 KEY = b"k" * 32
 

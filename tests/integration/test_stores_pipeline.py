@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from fedemb.documents.artifacts import tree_digest
+from fedemb.pipelines.run.artifact_store import OUTPUTS
+from fedemb.storage import join, local_tree, open_store
 from test_whole_pipeline import SMALL
-
-from components.fedemb.artifacts import tree_digest
-from components.fedemb.storage import join, local_tree, open_store
-from pipelines.artifact_store import OUTPUTS
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +17,7 @@ SETTINGS = [part for item in (*SMALL, "mechanism.rounds=2") for part in ("--set"
 
 
 def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines.cli", *words]
+    command = [sys.executable, "-m", "fedemb", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
 
 

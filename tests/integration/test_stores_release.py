@@ -7,12 +7,11 @@ from pathlib import Path
 
 import honest_run
 import pytest
-
-from components.fedemb.errors import FedEmbError, InputError, Refused
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.trust import trust_of
-from components.fedemb.storage import join, open_store
-from components.release_model import release
+from fedemb.errors import FedEmbError, InputError, Refused
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.trust import trust_of
+from fedemb.steps.release_model import release
+from fedemb.storage import join, open_store
 
 
 @pytest.fixture(scope="module")

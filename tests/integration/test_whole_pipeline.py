@@ -29,7 +29,16 @@ SMALL = [
 
 def _command(runs: Path, *extra: str, overrides: list[str] = SMALL) -> list[str]:
     settings = [part for item in overrides for part in ("--set", item)]
-    return [sys.executable, "-m", "pipelines.cli", "run", "--runs", str(runs), *settings, *extra]
+    return [
+        sys.executable,
+        "-m",
+        "fedemb.pipelines.cli.main",
+        "run",
+        "--runs",
+        str(runs),
+        *settings,
+        *extra,
+    ]
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -72,7 +81,7 @@ def test_bundle_verifies_offline(released):
     folder, output = released
     bundle = _line(output, "release")
     ledger = folder / "policy" / "ledger"
-    command = [sys.executable, "-m", "pipelines.cli", "verify", bundle]
+    command = [sys.executable, "-m", "fedemb", "verify", bundle]
     done = _run([*command, "--trust", str(ledger / "trust.json"), "--ledger", str(ledger)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verified" in done.stdout
@@ -88,7 +97,13 @@ def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(r
 
 def test_report_prints_the_closing_lines_again(released):
     folder, output = released
-    command = [sys.executable, "-m", "pipelines.cli", "report", str(folder / "runs" / "first")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedemb.pipelines.cli.main",
+        "report",
+        str(folder / "runs" / "first"),
+    ]
     done = _run(command)
     assert _line(done.stdout, "guarantee") == _line(output, "guarantee")
     shown = json.loads(_run([*command, "--json"]).stdout)
@@ -130,7 +145,7 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 5, output
-    resume = [sys.executable, "-m", "pipelines.cli", "run", "--resume"]
+    resume = [sys.executable, "-m", "fedemb", "run", "--resume"]
     done = _run([*resume, str(tmp_path / "runs" / "only")])
     assert done.returncode == 0, done.stdout + done.stderr
     records = [

@@ -4,15 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-
-from components.fedemb.artifacts import Raw, file_digest, tree_digest
-from components.fedemb.errors import ConfigError, InputError, LedgerError, Refused, StorageError
-from components.fedemb.storage import local_tree, open_store
-from components.fedemb.storage.local import LocalStore
-from pipelines import artifact_store
-from pipelines.artifact_store import OUTPUTS, Publisher, check_stores, store_overrides
-from pipelines.load_config import load_config
-from pipelines.run_directory import RunDirectory
+from fedemb.documents.artifacts import Raw, file_digest, tree_digest
+from fedemb.errors import ConfigError, InputError, LedgerError, Refused, StorageError
+from fedemb.pipelines.run import artifact_store
+from fedemb.pipelines.run.artifact_store import OUTPUTS, Publisher, check_stores, store_overrides
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.storage import local_tree, open_store
+from fedemb.storage.local import LocalStore
 
 RUNS = Path("/runs")
 
@@ -75,7 +74,7 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
         seen.append((self.uri, name))
         return False
 
-    monkeypatch.setattr("components.fedemb.storage.s3.S3Store.exists", nothing)
+    monkeypatch.setattr("fedemb.storage.s3.S3Store.exists", nothing)
     config = _config(*store_overrides("s3://team/x", "/keys"))
     with pytest.raises(LedgerError, match=r"ledger init --config mine\.yaml --ledger s3://te"):
         check_stores(config, "mine.yaml", RUNS)
@@ -83,7 +82,7 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
 
 
 def test_every_output_of_the_pipeline_is_known_and_no_other():
-    from pipelines.dp_fedemb import build_pipeline
+    from fedemb.pipelines.dp_fedemb import build_pipeline
 
     spec = build_pipeline("run").pipeline_spec
     for name, component in spec.components.items():
@@ -230,7 +229,7 @@ def test_steps_are_published_while_the_run_goes_on_and_a_failure_waits_for_the_e
 
 
 def test_finished_run_is_published_and_not_run_again(run, tmp_path, monkeypatch, capsys):
-    from pipelines import run_command
+    from fedemb.pipelines.run import command as run_command
 
     uri = tmp_path / "public"
     run.write_state({**STATE, "closing_lines": ["guarantee: g", "utility: u", "release: r"]})

@@ -5,13 +5,12 @@ import sys
 import ledger_kit
 import pytest
 import yaml
-
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.errors import ConfigError, InputError, LedgerError, StorageError
-from components.fedemb.lineage import StepLineage, tree_lines
-from pipelines import cli
-from pipelines.load_config import load_config, with_data
-from pipelines.run_command import prepare
+from fedemb.documents.artifacts import write_bytes
+from fedemb.errors import ConfigError, InputError, LedgerError, StorageError
+from fedemb.lineage import StepLineage, tree_lines
+from fedemb.pipelines.cli import main as cli
+from fedemb.pipelines.run.command import prepare
+from fedemb.pipelines.run.load_config import load_config, with_data
 
 
 def run(capsys, *words):
@@ -71,7 +70,7 @@ def test_unexpected_error_asks_for_a_report_and_keeps_its_traceback(capsys, monk
     def broken():
         raise KeyError("surprise")
 
-    monkeypatch.setattr("pipelines.load_config.preset_names", broken)
+    monkeypatch.setattr("fedemb.pipelines.run.load_config.preset_names", broken)
     with pytest.raises(KeyError):  # left to Python, which prints it and ends with 1
         cli.main(["config", "presets"])
     assert "please report" in capsys.readouterr().err
@@ -128,7 +127,7 @@ def test_unknown_artifact_of_a_lineage_names_the_known_ones():
 def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypatch):
     import io
 
-    from pipelines.cli_forget import forget
+    from fedemb.pipelines.cli.forget import forget
 
     monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
     with pytest.raises(LedgerError, match="no ledger was made there"):
@@ -143,9 +142,8 @@ def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypat
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):
+    from fedemb.keys.keys import open_key_store
     from google.auth.exceptions import DefaultCredentialsError
-
-    from components.fedemb.privacy.keys import open_key_store
 
     def none(*_args, **_named):
         raise DefaultCredentialsError("none")

@@ -4,10 +4,11 @@ import json
 
 import honest_run
 import pytest
+from fedemb.errors import FedEmbError, InputError, LedgerError
+from fedemb.pipelines.cli import ledger as cli_ledger
+from fedemb.pipelines.cli import ledger_summary
 from typer.testing import CliRunner
 
-from components.fedemb.errors import FedEmbError, InputError, LedgerError
-from pipelines import cli_ledger, ledger_summary
 from tests import ledger_kit
 
 
@@ -104,7 +105,8 @@ def test_sub_app_imports_nothing_heavy_at_the_top():
     import sys
 
     code = (
-        "import sys, pipelines.cli_ledger; print([m for m in sys.modules if m in ('numpy', 'kfp')])"
+        "import sys, fedemb.pipelines.cli.ledger\n"
+        "print([m for m in sys.modules if m in ('numpy', 'kfp')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

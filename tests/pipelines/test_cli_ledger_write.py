@@ -4,11 +4,10 @@ import json
 
 import ledger_kit
 import pytest
-
-from components.fedemb.errors import InputError, LedgerError, Refused
-from components.fedemb.gate.decide import WAIVABLE
-from components.fedemb.privacy.keys import open_key_store
-from pipelines import cli
+from fedemb.errors import InputError, LedgerError, Refused
+from fedemb.gate.decide import WAIVABLE
+from fedemb.keys.keys import open_key_store
+from fedemb.pipelines.cli import main as cli
 
 REASON = ("--reason", "the node pool was gone")
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from components.fedemb.errors import ConfigError
-from pipelines.cluster import compile_pipeline, parse_images
-from pipelines.compile_rules import RULES, violations
-from pipelines.dp_fedemb import PUBLIC_STEPS, STEPS
-from pipelines.run_index import AFTER
+from fedemb.errors import ConfigError
+from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+from fedemb.pipelines.compile.rules import RULES, violations
+from fedemb.pipelines.dp_fedemb import PUBLIC_STEPS, STEPS
+from fedemb.pipelines.run.index import AFTER
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 IMAGES = [

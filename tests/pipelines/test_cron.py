@@ -3,11 +3,10 @@
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from fedemb.errors import ConfigError
+from fedemb.pipelines.schedules.cron import Cron
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from components.fedemb.errors import ConfigError
-from pipelines.cron import Cron
 
 YEAR = datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
 

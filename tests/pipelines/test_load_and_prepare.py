@@ -1,11 +1,10 @@
 """Preparing a run writes all or nothing, and data on the command line reaches every source."""
 
 import pytest
-
-from components.fedemb.errors import ConfigError, InputError
-from pipelines.local import EVENT, ROUND, iter_runs
-from pipelines.run_command import prepare
-from pipelines.run_directory import RunDirectory
+from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.run.command import prepare
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.local import EVENT, ROUND, iter_runs
 
 
 def test_wrong_configuration_leaves_no_run_behind(tmp_path):
@@ -59,5 +58,5 @@ def test_runs_are_listed_newest_first(tmp_path):
 def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
     line = '    fedemb-event: {"kind": "step_started", "step": "plan_privacy", "pid": 7}\n'
     assert EVENT.search(line).group(1).startswith('{"kind"')
-    line = "    INFO components.train_dp_fedemb.train: round 3/60, 12 s left\n"
+    line = "    INFO fedemb.steps.train_dp_fedemb.train: round 3/60, 12 s left\n"
     assert ROUND.search(line).group(1) == "round 3/60, 12 s left"

@@ -5,10 +5,9 @@ import math
 
 import pytest
 import typer
+from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.plan import plan
 from typer.testing import CliRunner
-
-from components.fedemb.errors import ConfigError
-from pipelines.cli_plan import plan
 
 app = typer.Typer()
 app.command()(plan)

@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-
-from pipelines.run_directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory
 
 SMALL = [
     "data.builtin.users=100",
@@ -30,7 +29,7 @@ def test_options_are_kept_beside_the_configuration_and_replaced_as_a_whole(tmp_p
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_exist_stops_the_partition_in_a_sentence(tmp_path):
-    command = [sys.executable, "-m", "pipelines.cli", "run", "--runs", str(tmp_path)]
+    command = [sys.executable, "-m", "fedemb", "run", "--runs", str(tmp_path)]
     command += [part for item in SMALL for part in ("--set", item)]
     done = subprocess.run(
         [*command, "--run-id", "first", "--beam=--runner=NoSuchRunner"],

@@ -4,17 +4,17 @@ import io
 import json
 
 import pytest
+from fedemb.documents.artifacts import Public
+from fedemb.pipelines.cli.results import _price
+from fedemb.pipelines.run import artifact_store
+from fedemb.pipelines.run import command as run_command
+from fedemb.pipelines.run.command import LiveView
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.load_config import load_config, with_data
+from fedemb.pipelines.run.local import Outcome, PlainView, _follow, _guarantee
+from fedemb.steps.plan_privacy.plan import run as plan_privacy
+from fedemb.steps.step import EVENT_PREFIX
 from rich.console import Console
-
-from components.fedemb.artifacts import Public
-from components.plan_privacy.plan import run as plan_privacy
-from components.step import EVENT_PREFIX
-from pipelines import artifact_store, run_command
-from pipelines.load_config import load_config, with_data
-from pipelines.local import Outcome, PlainView, _follow, _guarantee
-from pipelines.results import _price
-from pipelines.run_command import LiveView
-from pipelines.run_directory import RunDirectory
 
 
 class _Child:
@@ -23,8 +23,8 @@ class _Child:
 
 LINES = [
     EVENT_PREFIX + json.dumps({"kind": "step_started", "step": "account_privacy", "pid": 1}),
-    "INFO components.fedemb.lineage: nothing to see",
-    "13:00 WARNING components.fedemb.lineage: lineage was not sent (ConnectionError)",
+    "INFO fedemb.lineage: nothing to see",
+    "13:00 WARNING fedemb.lineage: lineage was not sent (ConnectionError)",
     "WARNING other.package: noise of a library",
     EVENT_PREFIX + json.dumps({"kind": "step_finished", "step": "account_privacy", "seconds": 2}),
 ]
@@ -70,7 +70,7 @@ def test_publishing_shows_a_bar_on_a_terminal_and_a_line_elsewhere(tmp_path, cap
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 4), (3, 0)])
 def test_failure_to_publish_changes_only_a_good_end(ended, code, capsys):
-    from components.fedemb.errors import StorageError
+    from fedemb.errors import StorageError
 
     class Broken:
         uri = "gs://team/public/one"

@@ -7,12 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from fedemb.documents.artifacts import file_digest
+from fedemb.errors import BudgetExceeded, ConfigError, StorageError
+from fedemb.pipelines.schedules.schedules import json_schema, load_schedule, load_schedules
 from kfp_stand_in import KfpStandIn
 from typer.testing import CliRunner
-
-from components.fedemb.artifacts import file_digest
-from components.fedemb.errors import BudgetExceeded, ConfigError, StorageError
-from pipelines.schedules import json_schema, load_schedule, load_schedules
 
 SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
 IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
@@ -21,7 +20,7 @@ IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
 @pytest.fixture(scope="session")
 def package(tmp_path_factory) -> Path:
     """The compiled pipeline."""
-    from pipelines.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 
     path = tmp_path_factory.mktemp("package") / "dp-fedemb.yaml"
     compile_pipeline(path, profile="cpu", images=parse_images([IMAGE]))
@@ -57,7 +56,7 @@ def kfp(monkeypatch, tmp_path):
 
 
 def _cluster(kfp):
-    from pipelines.schedule_reconcile import Cluster
+    from fedemb.pipelines.schedules.reconcile import Cluster
 
     return Cluster(kfp.url)
 
@@ -75,9 +74,9 @@ def test_example_is_valid_by_the_committed_schema():
 
 
 def test_whole_schedule_is_priced_as_the_ledger_will(folder):
-    from components.fedemb.privacy.accounting import price
-    from components.fedemb.privacy.ledger_budget import repeated
-    from components.fedemb.privacy.mechanism import plan_mechanism
+    from fedemb.ledger.budget import repeated
+    from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 
     loaded = load_schedule(folder / "weekly.yaml")
     plan = plan_mechanism(loaded.config)
@@ -344,7 +343,7 @@ def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
 
 
 def test_commands_print_cost_and_changes(folder, kfp):
-    from pipelines.cli_schedule import schedule_app
+    from fedemb.pipelines.cli.schedule import schedule_app
 
     run = CliRunner().invoke
     dry = run(schedule_app, ["plan", str(folder)])

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-
-from components.fedemb.errors import BudgetExceeded
-from components.step import EVENT_PREFIX, step_process
+from fedemb.errors import BudgetExceeded
+from fedemb.steps.step import EVENT_PREFIX, step_process
 
 
 def _events(capsys):

@@ -6,21 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedemb.config import RunConfig
+from fedemb.errors import ArtifactError, InputError
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.study import grid
+from fedemb.pipelines.study.certify import LEAST_NOISE, TARGET, certify, cohorts
+from fedemb.pipelines.study.execute import SCHEMA, Study, estimate, execute
+from fedemb.pipelines.study.page import verdict
+from fedemb.pipelines.study.protocol import OMNIGLOT, Protocol
+from fedemb.pipelines.study.rows import Row
+from fedemb.pipelines.study.table import (
+    HEADER,
+    ablation_cells,
+    cells,
+    markdown,
+    price_cells,
+    summarise,
+)
+from fedemb.pipelines.study.write import write_report
+from fedemb.privacy.planning.extrapolation import Cohort, plan_at
 from typer.testing import CliRunner
-
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError, InputError
-from components.fedemb.privacy.extrapolation import Cohort, plan_at
-from pipelines.cli import app
-from pipelines.load_config import load_config
-from pipelines.study import grid
-from pipelines.study.certify import LEAST_NOISE, TARGET, certify, cohorts
-from pipelines.study.execute import SCHEMA, Study, estimate, execute
-from pipelines.study.page import verdict
-from pipelines.study.protocol import OMNIGLOT, Protocol
-from pipelines.study.rows import Row
-from pipelines.study.table import HEADER, ablation_cells, cells, markdown, price_cells, summarise
-from pipelines.study.write import write_report
 
 TINY = Protocol("tiny/1", "alphabet", ("Latin",), ("Balinese",), ("Greek", "Early_Aramaic"), 1)
 SMALL = {
@@ -230,7 +236,7 @@ def test_ablations_are_compared_with_the_first_row():
 
 
 def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
-    from components.fedemb.privacy.accounting import price
+    from fedemb.privacy.accounting.accounting import price
 
     found = certify("group_poisson_gaussian", 1e-2, 10, 32, 1_000_000)
     assert found.noise_multiplier == pytest.approx(1e-2 * found.clients_per_round)
@@ -258,8 +264,8 @@ def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
 @pytest.mark.statistical
 def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
-    from components.fedemb.privacy.queries import build_mechanism
-    from pipelines.study.train import mechanism_plan
+    from fedemb.pipelines.study.train import mechanism_plan
+    from fedemb.privacy.queries import build_mechanism
 
     size, rounds, noise = 5000, 12, 1e-2
     strength = {}
@@ -317,7 +323,7 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
 
 
 def write_prices(study, row):
-    from pipelines.study.write import price_path
+    from fedemb.pipelines.study.write import price_path
 
     path = price_path(study, row)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,12 @@
 import json
 from pathlib import Path
 
+import fedemb
 import pytest
+from fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
+from fedemb.provenance import code_digest
 
-import components
-from components.fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
-from components.fedemb.provenance import code_digest
-
-PACKAGED = Path(components.__file__).parent / "planted_bug_suite.json"
+PACKAGED = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 GOOD = {"passed": 50, "total": 50, "code_sha": "a" * 64}
 
 

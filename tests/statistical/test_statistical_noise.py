@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedemb.privacy.mechanisms import noise
+from fedemb.privacy.mechanisms.sampling import build_sampler
 from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
-
-from components.fedemb.privacy import noise
-from components.fedemb.privacy.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 SIZE = 1_000_000
@@ -75,7 +74,7 @@ sys.path[:0] = sys.argv[1].split(":")
 import numpy as np
 from privacy_worlds import ROOT, make_plan
 import tensorflow as tf
-from components.fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries import build_mechanism
 tf.random.set_seed(0)
 root = bytes.fromhex(sys.argv[2])
 m = build_mechanism(make_plan(), root, "run", 0, "inputs")

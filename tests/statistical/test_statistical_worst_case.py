@@ -10,12 +10,11 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
+from fedemb.privacy.accounting.accounting import delta_at
+from fedemb.privacy.mechanisms.noise import coins, gaussian
+from fedemb.privacy.mechanisms.sampling import build_sampler
 from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import norm
-
-from components.fedemb.privacy.accounting import delta_at
-from components.fedemb.privacy.noise import coins, gaussian
-from components.fedemb.privacy.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 

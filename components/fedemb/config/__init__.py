@@ -5,38 +5,36 @@ and bounds; `fedemb config describe` prints them and `tests/golden/run_config.sc
 them.
 """
 
-from components.fedemb.config.data import ONE_COHORT as ONE_COHORT
-from components.fedemb.config.data import BuiltinData as BuiltinData
-from components.fedemb.config.data import Columns as Columns
-from components.fedemb.config.data import DataConfig as DataConfig
-from components.fedemb.config.data import EvaluationByHash as EvaluationByHash
-from components.fedemb.config.data import EvaluationByValue as EvaluationByValue
-from components.fedemb.config.data import PartitionConfig as PartitionConfig
-from components.fedemb.config.data import SourceConfig as SourceConfig
-from components.fedemb.config.mechanism import TRACKS_PARTICIPATION as TRACKS_PARTICIPATION
-from components.fedemb.config.mechanism import AdaptiveClipConfig as AdaptiveClipConfig
-from components.fedemb.config.mechanism import BltConfig as BltConfig
-from components.fedemb.config.mechanism import FixedSizeConfig as FixedSizeConfig
-from components.fedemb.config.mechanism import (
-    GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
-)
-from components.fedemb.config.mechanism import MechanismConfig as MechanismConfig
-from components.fedemb.config.mechanism import NotPrivateConfig as NotPrivateConfig
-from components.fedemb.config.mechanism import TreeAggregationConfig as TreeAggregationConfig
-from components.fedemb.config.mechanism import UserPoissonConfig as UserPoissonConfig
-from components.fedemb.config.policy import AuditConfig as AuditConfig
-from components.fedemb.config.policy import EvaluationConfig as EvaluationConfig
-from components.fedemb.config.policy import PolicyConfig as PolicyConfig
-from components.fedemb.config.policy import ReleaseConfig as ReleaseConfig
-from components.fedemb.config.policy import StorageConfig as StorageConfig
-from components.fedemb.config.policy import TuningConfig as TuningConfig
-from components.fedemb.config.run import RunConfig as RunConfig
-from components.fedemb.config.section import Name as Name
-from components.fedemb.config.section import Section as Section
-from components.fedemb.config.training import AugmentationConfig as AugmentationConfig
-from components.fedemb.config.training import LocalTrainingConfig as LocalTrainingConfig
-from components.fedemb.config.training import LossConfig as LossConfig
-from components.fedemb.config.training import ModelConfig as ModelConfig
-from components.fedemb.config.training import PretrainingConfig as PretrainingConfig
-from components.fedemb.config.training import ServerConfig as ServerConfig
-from components.fedemb.config.training import TrainingConfig as TrainingConfig
+from fedemb.config.data import ONE_COHORT as ONE_COHORT
+from fedemb.config.data import BuiltinData as BuiltinData
+from fedemb.config.data import Columns as Columns
+from fedemb.config.data import DataConfig as DataConfig
+from fedemb.config.data import EvaluationByHash as EvaluationByHash
+from fedemb.config.data import EvaluationByValue as EvaluationByValue
+from fedemb.config.data import PartitionConfig as PartitionConfig
+from fedemb.config.data import SourceConfig as SourceConfig
+from fedemb.config.mechanism import TRACKS_PARTICIPATION as TRACKS_PARTICIPATION
+from fedemb.config.mechanism import AdaptiveClipConfig as AdaptiveClipConfig
+from fedemb.config.mechanism import BltConfig as BltConfig
+from fedemb.config.mechanism import FixedSizeConfig as FixedSizeConfig
+from fedemb.config.mechanism import GroupPoissonGaussianConfig as GroupPoissonGaussianConfig
+from fedemb.config.mechanism import MechanismConfig as MechanismConfig
+from fedemb.config.mechanism import NotPrivateConfig as NotPrivateConfig
+from fedemb.config.mechanism import TreeAggregationConfig as TreeAggregationConfig
+from fedemb.config.mechanism import UserPoissonConfig as UserPoissonConfig
+from fedemb.config.policy import AuditConfig as AuditConfig
+from fedemb.config.policy import EvaluationConfig as EvaluationConfig
+from fedemb.config.policy import PolicyConfig as PolicyConfig
+from fedemb.config.policy import ReleaseConfig as ReleaseConfig
+from fedemb.config.policy import StorageConfig as StorageConfig
+from fedemb.config.policy import TuningConfig as TuningConfig
+from fedemb.config.run import RunConfig as RunConfig
+from fedemb.config.section import Name as Name
+from fedemb.config.section import Section as Section
+from fedemb.config.training import AugmentationConfig as AugmentationConfig
+from fedemb.config.training import LocalTrainingConfig as LocalTrainingConfig
+from fedemb.config.training import LossConfig as LossConfig
+from fedemb.config.training import ModelConfig as ModelConfig
+from fedemb.config.training import PretrainingConfig as PretrainingConfig
+from fedemb.config.training import ServerConfig as ServerConfig
+from fedemb.config.training import TrainingConfig as TrainingConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from components.fedemb.config.section import Fraction, Section
+from fedemb.config.section import Fraction, Section
 
 ONE_COHORT = "all"
 """Cohort of all users where no column names one."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from components.fedemb.config.section import Probability, Section
+from fedemb.config.section import Probability, Section
 
 
 class _MechanismBase(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from components.fedemb.config.section import Name, Section
+from fedemb.config.section import Name, Section
 
 
 class PolicyConfig(Section):

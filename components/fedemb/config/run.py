@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from components.fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
-from components.fedemb.config.mechanism import TRACKS_PARTICIPATION, MechanismConfig
-from components.fedemb.config.policy import (
+from fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
+from fedemb.config.mechanism import TRACKS_PARTICIPATION, MechanismConfig
+from fedemb.config.policy import (
     AuditConfig,
     EvaluationConfig,
     PolicyConfig,
@@ -16,8 +16,8 @@ from components.fedemb.config.policy import (
     StorageConfig,
     TuningConfig,
 )
-from components.fedemb.config.section import Section
-from components.fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
+from fedemb.config.section import Section
+from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
 
 SCHEMA_VERSION = 1
 

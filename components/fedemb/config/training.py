@@ -13,8 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from components.fedemb.config.data import SourceConfig
-from components.fedemb.config.section import Section
+from fedemb.config.data import SourceConfig
+from fedemb.config.section import Section
 
 
 class ModelConfig(Section):

@@ -4,9 +4,9 @@ Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing el
 
     >>> import secrets
     >>> import numpy as np
-    >>> from components.fedemb.config import LocalTrainingConfig, ModelConfig, ServerConfig
-    >>> from components.fedemb.privacy.mechanism import MechanismPlan
-    >>> from components.fedemb.privacy.queries import build_mechanism
+    >>> from fedemb.config import LocalTrainingConfig, ModelConfig, ServerConfig
+    >>> from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    >>> from fedemb.privacy.queries import build_mechanism
     >>> plan = MechanismPlan(
     ...     kind="group_poisson_gaussian", rounds=2, l2_norm_clip=1.0, noise_multiplier=1.0,
     ...     virtual_clients=8, groupings=1, sampling_probability=0.5)
@@ -32,20 +32,20 @@ reservation. Call `configure_threads` first, and pass its answer as `workers`, t
 clients side by side. TensorFlow is imported when a function is called, not when this package is.
 """
 
-from components.fedemb.embedding.backbones import build_backbone as build_backbone
-from components.fedemb.embedding.backbones import check_backbone as check_backbone
-from components.fedemb.embedding.backbones import trainable_variables as trainable_variables
-from components.fedemb.embedding.central import train_centralized as train_centralized
-from components.fedemb.embedding.inference import embed as embed
-from components.fedemb.embedding.loading import load_backbone as load_backbone
-from components.fedemb.embedding.loading import save_backbone as save_backbone
-from components.fedemb.embedding.preprocessing import decode_image as decode_image
-from components.fedemb.embedding.preprocessing import preprocess as preprocess
-from components.fedemb.embedding.rounds import ClientExamples as ClientExamples
-from components.fedemb.embedding.rounds import RoundFunction as RoundFunction
-from components.fedemb.embedding.rounds import RoundSums as RoundSums
-from components.fedemb.embedding.rounds import assign_weights as assign_weights
-from components.fedemb.embedding.server import initial_state as initial_state
-from components.fedemb.embedding.server import released_weights as released_weights
-from components.fedemb.embedding.server import server_step as server_step
-from components.fedemb.embedding.threads import configure_threads as configure_threads
+from fedemb.embedding.backbones import build_backbone as build_backbone
+from fedemb.embedding.backbones import check_backbone as check_backbone
+from fedemb.embedding.backbones import trainable_variables as trainable_variables
+from fedemb.embedding.central import train_centralized as train_centralized
+from fedemb.embedding.inference import embed as embed
+from fedemb.embedding.loading import load_backbone as load_backbone
+from fedemb.embedding.loading import save_backbone as save_backbone
+from fedemb.embedding.preprocessing import decode_image as decode_image
+from fedemb.embedding.preprocessing import preprocess as preprocess
+from fedemb.embedding.rounds import ClientExamples as ClientExamples
+from fedemb.embedding.rounds import RoundFunction as RoundFunction
+from fedemb.embedding.rounds import RoundSums as RoundSums
+from fedemb.embedding.rounds import assign_weights as assign_weights
+from fedemb.embedding.server import initial_state as initial_state
+from fedemb.embedding.server import released_weights as released_weights
+from fedemb.embedding.server import server_step as server_step
+from fedemb.embedding.threads import configure_threads as configure_threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from components.fedemb.config import AugmentationConfig
+from fedemb.config import AugmentationConfig
 
 
 def affine_transforms(config: AugmentationConfig, count: Any, size: int, seed: Any) -> Any:

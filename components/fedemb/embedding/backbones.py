@@ -12,9 +12,9 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from components.fedemb.config import ModelConfig
-from components.fedemb.embedding.standardized import standardized_convolution
-from components.fedemb.errors import ConfigError
+from fedemb.config import ModelConfig
+from fedemb.embedding.standardized import standardized_convolution
+from fedemb.errors import ConfigError
 
 # Layers whose output for one image depends on the other images of the batch, or that keep state.
 _BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from components.fedemb.config import AugmentationConfig, LossConfig, TrainingConfig
-from components.fedemb.embedding.augmentation import augment
-from components.fedemb.embedding.losses import build_loss, contrastive_loss, penalized
-from components.fedemb.embedding.preprocessing import preprocess
+from fedemb.config import AugmentationConfig, LossConfig, TrainingConfig
+from fedemb.embedding.augmentation import augment
+from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
+from fedemb.embedding.preprocessing import preprocess
 
 _LOG = logging.getLogger(__name__)
 

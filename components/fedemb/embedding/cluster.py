@@ -7,7 +7,7 @@ Every host runs one process. The cluster is described in `TF_CONFIG`, as Kubeflo
 
 The chief is the ordinary train_dp_fedemb step. All others run
 
-    python -m components.fedemb.embedding.cluster
+    python -m fedemb.embedding.cluster
 
 and hold nothing but variables of the client at hand: coins, keys, noise, ledger and server state
 live on the chief alone. What comes back are int64 sums, so one process and many give the same bits
@@ -27,8 +27,8 @@ import logging
 import os
 from typing import Any
 
-from components.fedemb.embedding.threads import accelerators, available_cores, configure_threads
-from components.fedemb.errors import ConfigError
+from fedemb.embedding.threads import accelerators, available_cores, configure_threads
+from fedemb.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def connect() -> list[str] | None:
     if found["task"]["type"] != "chief":
         raise ConfigError(
             f"this process is {found['task']['type']} {found['task']['index']} of TF_CONFIG, and "
-            "only the chief trains; run python -m components.fedemb.embedding.cluster here"
+            "only the chief trains; run python -m fedemb.embedding.cluster here"
         )
     import tensorflow as tf
 

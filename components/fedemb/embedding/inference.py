@@ -24,7 +24,7 @@ def embed(backbone: Any, images: np.ndarray, batch_size: int = 256) -> np.ndarra
     """
     import tensorflow as tf
 
-    from components.fedemb.embedding.preprocessing import preprocess
+    from fedemb.embedding.preprocessing import preprocess
 
     traced = _TRACED.get(backbone)
     if traced is None:

@@ -9,11 +9,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import sha256_hex, write_bytes
-from components.fedemb.config import ModelConfig
-from components.fedemb.embedding.backbones import check_backbone
-from components.fedemb.embedding.standardized import standardized_convolution
-from components.fedemb.errors import ArtifactError
+from fedemb.config import ModelConfig
+from fedemb.documents.artifacts import sha256_hex, write_bytes
+from fedemb.embedding.backbones import check_backbone
+from fedemb.embedding.standardized import standardized_convolution
+from fedemb.errors import ArtifactError
 
 
 def load_backbone(path: Path, model: ModelConfig) -> Any:

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from components.fedemb.config import LocalTrainingConfig
-from components.fedemb.embedding.augmentation import augment
-from components.fedemb.embedding.heads import glorot_head, local_labels, prototype_head
-from components.fedemb.embedding.losses import build_loss, penalized
-from components.fedemb.embedding.preprocessing import preprocess
+from fedemb.config import LocalTrainingConfig
+from fedemb.embedding.augmentation import augment
+from fedemb.embedding.heads import glorot_head, local_labels, prototype_head
+from fedemb.embedding.losses import build_loss, penalized
+from fedemb.embedding.preprocessing import preprocess
 
 ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
 """Local Adam of the paper's code."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from components.fedemb.config import LossConfig
+from fedemb.config import LossConfig
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from components.fedemb.config import LocalTrainingConfig
-from components.fedemb.embedding.local_training import Examples, Objective, Worker, train_client
+from fedemb.config import LocalTrainingConfig
+from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""

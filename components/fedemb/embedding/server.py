@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.fedemb.config import ServerConfig
+from fedemb.config import ServerConfig
 
 ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
 

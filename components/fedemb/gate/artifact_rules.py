@@ -8,20 +8,16 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from components.fedemb.artifacts import json_digest
-from components.fedemb.audit_words import ATTACK, LIMITATIONS, audit_sentence
-from components.fedemb.gate.case import RERUN, Case, Reason
-from components.fedemb.gate.differences import (
-    LATER_TOLERANCE,
-    RELATIVE_TOLERANCE,
-    differences,
-)
-from components.fedemb.model_files import tensor_problem
-from components.fedemb.planted_bug_suite import record_problem
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.trust import verify_document
-from components.fedemb.privacy_report import build_report
+from fedemb.documents.artifacts import json_digest
+from fedemb.documents.model_files import tensor_problem
+from fedemb.gate.case import RERUN, Case, Reason
+from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
+from fedemb.keys.trust import verify_document
+from fedemb.planted_bug_suite import record_problem
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
+from fedemb.reports.privacy_report import build_report
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
 _SHA = re.compile("[0-9a-f]{64}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from components.fedemb.evidence import Evidence
-from components.fedemb.privacy.ledger import Ledger, Reservation
-from components.fedemb.privacy.ledger_state import Attempt
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.plan_document import check_plan
+from fedemb.documents.evidence import Evidence
+from fedemb.ledger.ledger import Ledger, Reservation
+from fedemb.ledger.state import Attempt
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.plan_document import check_plan
 
 RERUN = "run account_privacy again on the artifacts of this run"
 """The remedy where the report alone is at fault."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from components.fedemb.evidence import Evidence, sentence_of
-from components.fedemb.gate import artifact_rules as artifacts
-from components.fedemb.gate import privacy_rules as privacy
-from components.fedemb.gate.case import RERUN, Case, Reason, Verdict
-from components.fedemb.privacy.ledger import Ledger
+from fedemb.documents.evidence import Evidence, sentence_of
+from fedemb.gate import artifact_rules as artifacts
+from fedemb.gate import privacy_rules as privacy
+from fedemb.gate.case import RERUN, Case, Reason, Verdict
+from fedemb.ledger.ledger import Ledger
 
 WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
 """Rules the policy owner may waive for one model; all others are arithmetic or integrity."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from components.fedemb.gate.case import RERUN, Case, Reason
-from components.fedemb.privacy import accounting
-from components.fedemb.privacy.events import event_to_json
-from components.fedemb.privacy.ledger import Anchor, terms_of
-from components.fedemb.privacy.trust import verify_document
-from components.fedemb.privacy_report import block_table, epsilon_rdp, priced
+from fedemb.gate.case import RERUN, Case, Reason
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import Anchor, terms_of
+from fedemb.privacy.accounting import accounting
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.reports.privacy_report import block_table, epsilon_rdp, priced
 
 RDP_TOLERANCE = 0.02
 """PLD may be above RDP by this share, for its discretisation; more is a bug."""

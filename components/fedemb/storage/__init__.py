@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from components.fedemb.errors import StorageError
-from components.fedemb.storage.base import Entry as Entry
-from components.fedemb.storage.base import Progress as Progress
-from components.fedemb.storage.base import Store as Store
-from components.fedemb.storage.local import LocalStore as LocalStore
+from fedemb.errors import StorageError
+from fedemb.storage.base import Entry as Entry
+from fedemb.storage.base import Progress as Progress
+from fedemb.storage.base import Store as Store
+from fedemb.storage.local import LocalStore as LocalStore
 
 
 def open_store(uri: str | Path) -> Store:
@@ -34,10 +34,10 @@ def open_store(uri: str | Path) -> Store:
     if scheme == "file":
         return LocalStore(Path(prefix))
     if scheme == "gs":
-        from components.fedemb.storage.gcs import GcsStore
+        from fedemb.storage.gcs import GcsStore
 
         return GcsStore(bucket, prefix)
-    from components.fedemb.storage.s3 import S3Store
+    from fedemb.storage.s3 import S3Store
 
     return S3Store(bucket, prefix)
 

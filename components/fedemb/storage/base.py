@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.fedemb.artifacts import (
+from fedemb.documents.artifacts import (
     canonical_json,
     file_digest,
     json_digest,
     parse_json,
     tree_digests,
 )
-from components.fedemb.errors import ArtifactError, StorageError
+from fedemb.errors import ArtifactError, StorageError
 
 TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from components.fedemb.artifacts import sha256_hex
-from components.fedemb.errors import StorageError
-from components.fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
+from fedemb.documents.artifacts import sha256_hex
+from fedemb.errors import StorageError
+from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
 
 RETRY_SECONDS = 10.0
 """Transient failures are retried for this long."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from components.fedemb.artifacts import create_bytes, file_digest, write_bytes
-from components.fedemb.errors import InputError, StorageError
-from components.fedemb.storage.base import Entry, Progress, Store, check_name, visible
+from fedemb.documents.artifacts import create_bytes, file_digest, write_bytes
+from fedemb.errors import InputError, StorageError
+from fedemb.storage.base import Entry, Progress, Store, check_name, visible
 
 
 class LocalStore(Store):

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import honest_run
 import pytest
-
-from components.release_model.verify import verify_release
-from pipelines.local import Outcome, closing_lines
-from pipelines.run_directory import RunDirectory
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.steps.release_model.verify import verify_release
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from fedemb.errors import InputError
+from fedemb.evaluation.bootstrap import Estimate
+from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
+from fedemb.steps.audit_privacy.self_test import made_up_embeddings, self_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from components.audit_privacy.attack import AttackResult, attack, verification_scores
-from components.audit_privacy.self_test import made_up_embeddings, self_test
-from components.fedemb.embedding.bootstrap import Estimate
-from components.fedemb.errors import InputError
 
 finite = st.floats(-3, 3, width=16)
 side = st.lists(finite, min_size=10, max_size=30).map(np.array)

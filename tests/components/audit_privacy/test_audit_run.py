@@ -6,13 +6,12 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 from evaluation_run import FinishedRun, config, write_users
-
-from components.audit_privacy import audit
-from components.audit_privacy.audit import SCHEMA, run
-from components.fedemb.artifacts import parse_json, read_json
-from components.fedemb.audit_words import audit_sentence
-from components.fedemb.errors import ArtifactError
-from components.fedemb.evidence import read_document
+from fedemb.documents.artifacts import parse_json, read_json
+from fedemb.documents.evidence import read_document
+from fedemb.errors import ArtifactError
+from fedemb.reports.audit_words import audit_sentence
+from fedemb.steps.audit_privacy import audit
+from fedemb.steps.audit_privacy.audit import SCHEMA, run
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ConfigError
-from pipelines.describe_config import describe
-from pipelines.load_config import load_config, preset_names, validate
+from fedemb.config import RunConfig
+from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.describe_config import describe
+from fedemb.pipelines.run.load_config import load_config, preset_names, validate
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_config.schema.json"
 

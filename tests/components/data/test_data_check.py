@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from fedemb.errors import InputError
+from fedemb.steps.partition_users.check import check
 from partition_run import make_config, rows_of, write_parquet
 from typer.testing import CliRunner
-
-from components.fedemb.errors import InputError
-from components.partition_users.check import check
 
 
 def test_good_data_passes_and_only_the_page_stays(tmp_path: Path) -> None:
@@ -64,7 +63,7 @@ def test_empty_data_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_commands_draw_and_check_data(tmp_path: Path) -> None:
-    from pipelines.cli_data import check_data, make_data
+    from fedemb.pipelines.cli.data import check_data, make_data
 
     app = typer.Typer()
     app.command()(check_data)

@@ -14,15 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from partition_run import SIZE, Partitioner, rows_of, write_index_files
-
-from components.fedemb.artifacts import write_json
-from components.fedemb.client_data import GroupIndex, UserStore, load_examples
-from components.fedemb.errors import ArtifactError
-from components.fedemb.group_index import encode_groups, split_groups
-from components.fedemb.user_layout import (
+from fedemb.data.client_data import GroupIndex, UserStore, load_examples
+from fedemb.data.group_index import encode_groups, split_groups
+from fedemb.data.user_layout import (
     GROUPS_PER_FILE,
     STORE_SCHEMA,
     group_files,
@@ -30,6 +24,11 @@ from components.fedemb.user_layout import (
     groups_name,
     shard_name,
 )
+from fedemb.documents.artifacts import write_json
+from fedemb.errors import ArtifactError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_run import SIZE, Partitioner, rows_of, write_index_files
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +206,7 @@ def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
     write_json(tmp_path / "manifest.json", STORE_SCHEMA, entries)
     code = f"""
 import time, pyarrow.parquet
-from components.fedemb.client_data import GroupIndex
+from fedemb.data.client_data import GroupIndex
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 before, started = resident(), time.process_time()

@@ -1,9 +1,8 @@
 """Documents between steps: strict JSON of a known schema, or one sentence."""
 
 import pytest
-
-from components.fedemb.artifacts import parse_json, read_json
-from components.fedemb.errors import ArtifactError
+from fedemb.documents.artifacts import parse_json, read_json
+from fedemb.errors import ArtifactError
 
 SCHEMA = "fedemb/thing/1"
 

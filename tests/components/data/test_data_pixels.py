@@ -7,18 +7,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from fedemb.data.pixels import BadImageError, canonical_image, decode_image, decode_pngs, encode_png
+from fedemb.errors import ArtifactError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-
-from components.fedemb.errors import ArtifactError
-from components.fedemb.pixels import (
-    BadImageError,
-    canonical_image,
-    decode_image,
-    decode_pngs,
-    encode_png,
-)
 
 LIMIT = 1_000_000
 

@@ -6,11 +6,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from components.fedemb.errors import ArtifactError
-from components.fedemb.records import (
+from fedemb.data.records import (
     UserRecord,
     canonical_text,
     canonical_user_id,
@@ -18,6 +14,9 @@ from components.fedemb.records import (
     encode_example,
     encode_user,
 )
+from fedemb.errors import ArtifactError
+from hypothesis import given
+from hypothesis import strategies as st
 
 records = st.integers(0, 5).flatmap(
     lambda size: st.builds(

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-
-from components.fedemb.config import ModelConfig
-from components.fedemb.embedding import (
+from fedemb.config import ModelConfig
+from fedemb.embedding import (
     build_backbone,
     check_backbone,
     embed,
@@ -10,9 +9,9 @@ from components.fedemb.embedding import (
     save_backbone,
     trainable_variables,
 )
-from components.fedemb.embedding.losses import penalized
-from components.fedemb.embedding.standardized import plain_form
-from components.fedemb.errors import ConfigError
+from fedemb.embedding.losses import penalized
+from fedemb.embedding.standardized import plain_form
+from fedemb.errors import ConfigError
 
 
 def _count(variables):

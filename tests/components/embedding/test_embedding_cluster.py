@@ -7,21 +7,21 @@ import subprocess
 import sys
 
 import pytest
+from fedemb.embedding import cluster
+from fedemb.errors import ConfigError
 
-from components.fedemb.embedding import cluster
-from components.fedemb.errors import ConfigError
 from tests.conftest import REPOSITORY
 
 SCRIPT = """
 import numpy as np
-from components.fedemb.embedding.cluster import training_devices
+from fedemb.embedding.cluster import training_devices
 workers, devices = training_devices(1)
 import tensorflow as tf
-from components.fedemb.config import LocalTrainingConfig, ModelConfig
-from components.fedemb.embedding import ClientExamples, RoundFunction, build_backbone
-from components.fedemb.embedding import trainable_variables
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.queries import build_mechanism
+from fedemb.config import LocalTrainingConfig, ModelConfig
+from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
+from fedemb.embedding import trainable_variables
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries import build_mechanism
 
 plan = MechanismPlan(kind="not_private", rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
                      virtual_clients=9, groupings=1, sampling_probability=1.0)
@@ -75,7 +75,7 @@ def _addresses(count):
 
 def test_two_processes_give_the_same_sum_as_one_and_a_lost_one_is_noticed():
     addresses = _addresses(2)
-    serve = [sys.executable, "-m", "components.fedemb.embedding.cluster"]
+    serve = [sys.executable, "-m", "fedemb.embedding.cluster"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     other = subprocess.Popen(
         serve, cwd=REPOSITORY, env=_task(addresses, "worker", 0), stderr=subprocess.DEVNULL

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
-from components.fedemb.config import LocalTrainingConfig, ModelConfig
-from components.fedemb.embedding import ClientExamples, RoundFunction, build_backbone
-from components.fedemb.embedding import configure_threads
-from components.fedemb.privacy.mechanism import MechanismPlan
-from components.fedemb.privacy.queries import build_mechanism
+from fedemb.config import LocalTrainingConfig, ModelConfig
+from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
+from fedemb.embedding import configure_threads
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries import build_mechanism
 
 configure_threads(4)
 names = [device.name for device in tf.config.list_logical_devices("CPU")]

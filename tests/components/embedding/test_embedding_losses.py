@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from components.fedemb.config import LossConfig
-from components.fedemb.embedding.losses import build_loss, contrastive_loss
+from fedemb.config import LossConfig
+from fedemb.embedding.losses import build_loss, contrastive_loss
 
 RANDOM = np.random.default_rng(7)
 EMBEDDINGS = RANDOM.normal(size=(9, 5))

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from fedemb.errors import InputError
+from fedemb.evaluation import metrics, pairs
+from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.metrics import arrange, rates_at, verify
+from fedemb.evaluation.retrieval import retrieve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from components.fedemb.embedding import metrics, pairs
-from components.fedemb.embedding.bootstrap import Estimate, draw_weights, weighted_mean
-from components.fedemb.embedding.metrics import arrange, rates_at, verify
-from components.fedemb.embedding.retrieval import retrieve
-from components.fedemb.errors import InputError
 
 FARS = (0.02, 0.2, 0.5)
 
@@ -258,8 +257,8 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
 
     program = (
         "import numpy as np, resource\n"
-        "from components.fedemb.embedding.metrics import arrange, verify\n"
-        "from components.fedemb.embedding.retrieval import retrieve\n"
+        "from fedemb.evaluation.metrics import arrange, verify\n"
+        "from fedemb.evaluation.retrieval import retrieve\n"
         "random = np.random.default_rng(0)\n"
         "x = random.normal(size=(25000, 128)).astype(np.float32).repeat(4, 0)\n"
         "x += 1.4 * random.normal(size=x.shape).astype(np.float32)\n"
@@ -275,8 +274,7 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
 
 def test_real_images_equal_brute_force(data_dir):
     import pyarrow.parquet as pq
-
-    from components.fedemb.pixels import decode_image
+    from fedemb.data.pixels import decode_image
 
     table = pq.read_table(data_dir / "omniglot_small.parquet").slice(0, 1200).to_pydict()
     pixels = np.stack([decode_image(image, 28, 1, 10**6) for image in table["image"]])

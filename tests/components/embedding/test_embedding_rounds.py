@@ -5,32 +5,22 @@ import doctest
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from components.fedemb import embedding
-from components.fedemb.config import (
-    AugmentationConfig,
-    LocalTrainingConfig,
-    LossConfig,
-    ModelConfig,
-)
-from components.fedemb.embedding import (
+from fedemb import embedding
+from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
+from fedemb.embedding import (
     ClientExamples,
     RoundFunction,
     build_backbone,
     preprocess,
     trainable_variables,
 )
-from components.fedemb.embedding import rounds as rounds_module
-from components.fedemb.embedding.backbones import with_bfloat16
-from components.fedemb.embedding.local_training import (
-    Objective,
-    fresh_head,
-    shuffled_rows,
-)
-from components.fedemb.embedding.losses import build_loss
-from components.fedemb.embedding.rounds import client_seed
-from components.fedemb.privacy.mechanism import AdaptiveClip, MechanismPlan
-from components.fedemb.privacy.queries import build_mechanism
+from fedemb.embedding import rounds as rounds_module
+from fedemb.embedding.backbones import with_bfloat16
+from fedemb.embedding.local_training import Objective, fresh_head, shuffled_rows
+from fedemb.embedding.losses import build_loss
+from fedemb.embedding.rounds import client_seed
+from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan
+from fedemb.privacy.queries import build_mechanism
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)

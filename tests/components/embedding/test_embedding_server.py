@@ -2,14 +2,8 @@ import math
 
 import numpy as np
 import pytest
-
-from components.fedemb.config import ServerConfig
-from components.fedemb.embedding.server import (
-    initial_state,
-    learning_rate,
-    released_weights,
-    server_step,
-)
+from fedemb.config import ServerConfig
+from fedemb.embedding.server import initial_state, learning_rate, released_weights, server_step
 
 MEANS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 

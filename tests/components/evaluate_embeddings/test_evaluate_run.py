@@ -6,12 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from evaluation_run import FinishedRun, config, write_users
-
-from components.evaluate_embeddings.evaluate import SCHEMA, run
-from components.evaluate_embeddings.previous import embedding_space_id
-from components.fedemb.artifacts import read_json, write_json
-from components.fedemb.errors import ArtifactError
-from components.fedemb.evidence import read_document
+from fedemb.documents.artifacts import read_json, write_json
+from fedemb.documents.evidence import read_document
+from fedemb.errors import ArtifactError
+from fedemb.steps.evaluate_embeddings.evaluate import SCHEMA, run
+from fedemb.steps.evaluate_embeddings.previous import embedding_space_id
 
 SUBGROUPS = {"data.source.columns.subgroup": "group"}
 
@@ -141,7 +140,7 @@ def test_damaged_backbone_is_one_sentence(copied, tmp_path):
 
 
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path):
-    from components.fedemb.embedding import build_backbone
+    from fedemb.embedding import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
     bundle = tmp_path / "bundle"
@@ -165,10 +164,10 @@ def test_without_public_pretraining_the_start_is_called_untrained(finished, tmp_
 
 @pytest.mark.slow
 def test_beam_and_this_process_embed_alike(finished):
-    from components.evaluate_embeddings.beam import embed_users_beam
-    from components.evaluate_embeddings.embed import embed_users
-    from components.fedemb.client_data import UserStore
-    from components.fedemb.embedding.loading import load_backbone
+    from fedemb.data.client_data import UserStore
+    from fedemb.embedding.loading import load_backbone
+    from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
+    from fedemb.steps.evaluate_embeddings.embed import embed_users
 
     settings = config(**{"evaluation.max_images": 101})
     store = UserStore(finished.private / "evaluation")

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-
-from components.evaluate_embeddings.measure import Subjects, rate_name
-from components.evaluate_embeddings.sentence import compared, utility_sentence
+from fedemb.steps.evaluate_embeddings.measure import Subjects, rate_name
+from fedemb.steps.evaluate_embeddings.sentence import compared, utility_sentence
 
 
 def estimate(value, low, high):

@@ -15,14 +15,13 @@ from datetime import UTC, datetime
 
 import honest_run
 import pytest
-
-from components.fedemb.artifacts import json_digest, write_bytes
-from components.fedemb.errors import ArtifactError, FedEmbError, GateDenied
-from components.fedemb.evidence import read_document, read_evidence, read_rounds
-from components.fedemb.gate.decide import decide
-from components.fedemb.privacy.plan_document import check_plan
-from components.fedemb.privacy.signatures import Signer, sign_document
-from components.fedemb.privacy_report import build_report
+from fedemb.documents.artifacts import json_digest, write_bytes
+from fedemb.documents.evidence import read_document, read_evidence, read_rounds
+from fedemb.errors import ArtifactError, FedEmbError, GateDenied
+from fedemb.gate.decide import decide
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.privacy.planning.plan_document import check_plan
+from fedemb.reports.privacy_report import build_report
 
 FREE = {("signature",), ("time",)}
 """Judged by rules of their own, below."""

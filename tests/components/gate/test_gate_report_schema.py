@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from fedemb.documents.privacy_report_schema import check_schema, report_schema
+from fedemb.errors import ArtifactError
 from jsonschema import Draft202012Validator
-
-from components.fedemb.errors import ArtifactError
-from components.fedemb.privacy_report_schema import check_schema, report_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "privacy_report.schema.json"
 

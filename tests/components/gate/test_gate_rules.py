@@ -8,23 +8,16 @@ from datetime import UTC, datetime, timedelta
 import honest_run
 import ledger_kit
 import pytest
-
-from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.errors import (
-    ArtifactError,
-    BudgetExceeded,
-    GateDenied,
-    PlanMismatch,
-    Refused,
-)
-from components.fedemb.evidence import read_document, read_evidence
-from components.fedemb.gate import privacy_rules
-from components.fedemb.gate.decide import RULES, WAIVABLE, decide
-from components.fedemb.privacy.ledger import read_reservation
-from components.fedemb.privacy.ledger_records import encode_record
-from components.fedemb.privacy.signatures import Signer, sign_document
-from components.fedemb.provenance import code_digest
-from components.reserve_budget import reserve
+from fedemb.documents.artifacts import file_digest, write_json
+from fedemb.documents.evidence import read_document, read_evidence
+from fedemb.errors import ArtifactError, BudgetExceeded, GateDenied, PlanMismatch, Refused
+from fedemb.gate import privacy_rules
+from fedemb.gate.decide import RULES, WAIVABLE, decide
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger.ledger import read_reservation
+from fedemb.ledger.records import encode_record
+from fedemb.provenance import code_digest
+from fedemb.steps.reserve_budget import reserve
 
 SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
 
@@ -104,7 +97,7 @@ def test_guarantee_of_a_report_is_that_of_its_fullest_block(tmp_path):
 @pytest.mark.planted_bug(19)
 @pytest.mark.parametrize("epsilon", [9.0, math.nan, math.inf])
 def test_block_over_its_cap_is_denied(run, monkeypatch, epsilon):
-    from components.fedemb.privacy import ledger_state
+    from fedemb.ledger import state as ledger_state
 
     honest = ledger_state.spent
     monkeypatch.setattr(
@@ -127,7 +120,7 @@ def test_unproven_pair_of_sampler_and_relation_is_denied(run, monkeypatch):
 
 @pytest.mark.planted_bug(19)
 def test_old_accounting_library_is_denied(run, monkeypatch):
-    from components.fedemb.privacy import accounting
+    from fedemb.privacy.accounting import accounting
 
     monkeypatch.setattr(accounting.metadata, "version", lambda name: "0.4.3")
     assert "mechanism_invalid" in codes(verdict_of(run))
@@ -512,7 +505,7 @@ def test_run_with_purpose_changed_after_the_reservation_is_denied(tmp_path):
 @pytest.mark.parametrize("position", range(len(RULES)))
 def test_rule_that_breaks_denies(good_run, monkeypatch, position):
     """Fails closed: whatever goes wrong inside a rule is a reason."""
-    from components.fedemb.gate import decide as module
+    from fedemb.gate import decide as module
 
     def broken(case):
         raise RuntimeError("unforeseen")

@@ -7,10 +7,9 @@ import threading
 
 import ledger_kit as kit_
 import pytest
-
-from components.fedemb.errors import FedEmbError, Refused
-from components.fedemb.privacy.ledger_chain import Chain
-from components.fedemb.storage.local import LocalStore
+from fedemb.errors import FedEmbError, Refused
+from fedemb.ledger.chain import Chain
+from fedemb.storage.local import LocalStore
 
 
 @pytest.fixture

@@ -3,20 +3,14 @@
 import dataclasses
 
 import pytest
+from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid, StorageError
+from fedemb.keys.keys import commit_to, derive, open_key_store, partition_key
+from fedemb.keys.secret_manager import SecretManagerKeyStore
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.keys.trust import TrustStore, trust_of, verify_document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.fedemb.errors import (
-    ArtifactError,
-    LedgerError,
-    Refused,
-    SignatureInvalid,
-    StorageError,
-)
-from components.fedemb.privacy.keys import commit_to, derive, open_key_store, partition_key
-from components.fedemb.privacy.secret_manager import SecretManagerKeyStore
-from components.fedemb.privacy.signatures import Signer, sign_document
-from components.fedemb.privacy.trust import TrustStore, trust_of, verify_document
 from tests.fake_secret_manager import FakeSecretManager
 
 

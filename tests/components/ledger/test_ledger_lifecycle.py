@@ -8,9 +8,8 @@ import shutil
 import ledger_kit as kit_
 import pytest
 from dp_accounting import NeighboringRelation
-
-from components.fedemb.artifacts import canonical_json, json_digest, sha256_hex
-from components.fedemb.errors import (
+from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
+from fedemb.errors import (
     BudgetExceeded,
     FedEmbError,
     LedgerError,
@@ -18,18 +17,18 @@ from components.fedemb.errors import (
     Refused,
     SignatureInvalid,
 )
-from components.fedemb.privacy import ledger_state
-from components.fedemb.privacy.accounting import price, rdp_of
-from components.fedemb.privacy.keys import reservation_key_name
-from components.fedemb.privacy.ledger import Anchor, Charge, Schedule
-from components.fedemb.privacy.ledger_budget import renyi_epsilon, spent
-from components.fedemb.privacy.ledger_chain import Chain
-from components.fedemb.privacy.ledger_records import encode_record
-from components.fedemb.privacy.signatures import Signer
-from components.fedemb.privacy.trust import TrustStore
-from components.fedemb.storage import open_store
-from components.fedemb.storage.local import LocalStore
-from pipelines.ledger_summary import fitting
+from fedemb.keys.keys import reservation_key_name
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger import state as ledger_state
+from fedemb.ledger.budget import renyi_epsilon, spent
+from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Anchor, Charge, Schedule
+from fedemb.ledger.records import encode_record
+from fedemb.pipelines.cli.ledger_summary import fitting
+from fedemb.privacy.accounting.accounting import price, rdp_of
+from fedemb.storage import open_store
+from fedemb.storage.local import LocalStore
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -439,7 +438,7 @@ def test_clock_set_back_changes_nothing_but_the_time_shown(kit, monkeypatch):
 
             return datetime(1999, 1, 1, tzinfo=zone)
 
-    monkeypatch.setattr("components.fedemb.privacy.ledger_chain.datetime", Past)
+    monkeypatch.setattr("fedemb.ledger.chain.datetime", Past)
     reservation = ledger.reserve(run_id="tomorrow", content=kit_.content())
     assert reservation.sequence == 2
     assert kit.open().head.time.startswith("1999")
@@ -501,9 +500,7 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
 
     from pathlib import Path
 
-    monkeypatch.setattr(
-        "components.fedemb.privacy.ledger.open_store", lambda uri: Lagging(Path(uri))
-    )
+    monkeypatch.setattr("fedemb.ledger.ledger.open_store", lambda uri: Lagging(Path(uri)))
     assert kit.reader().head.sequence == 3
     Path(kit.ledger_uri, kit.policy_id, "heads", "00000001.json").unlink()
     assert kit.reader().head.sequence == 3

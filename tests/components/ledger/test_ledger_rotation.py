@@ -8,17 +8,16 @@ import honest_run
 import ledger_kit as kit_
 import numpy as np
 import pytest
-
-from components.fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
-from components.fedemb.errors import StorageError as Retry
-from components.fedemb.privacy.key_rotation import rotate_keys
-from components.fedemb.privacy.ledger import begin_policy, ensure_trust, open_ledger
-from components.fedemb.privacy.ledger_policy import PolicyLedger
-from components.fedemb.privacy.ledger_records import encode_record, record_name
-from components.fedemb.privacy.signatures import ROLES, Signer, TrustedKey
-from components.fedemb.privacy.trust import TrustStore
-from components.fedemb.storage import open_store
-from components.release_model.release import verify_bundle
+from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
+from fedemb.errors import StorageError as Retry
+from fedemb.keys.signatures import ROLES, Signer, TrustedKey
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger.key_rotation import rotate_keys
+from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger
+from fedemb.ledger.policy import PolicyLedger
+from fedemb.ledger.records import encode_record, record_name
+from fedemb.steps.release_model.release import verify_bundle
+from fedemb.storage import open_store
 
 REASON = "a year is over"
 
@@ -255,9 +254,9 @@ def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, whi
 
 def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     """A thief of Monday's keys changes Tuesday's card, and signs manifest and bundle again."""
-    from components.fedemb.artifacts import read_json
-    from components.fedemb.privacy.signatures import bundle_signing_key
-    from components.release_model import bundle as parts
+    from fedemb.documents.artifacts import read_json
+    from fedemb.keys.signatures import bundle_signing_key
+    from fedemb.steps.release_model import bundle as parts
 
     pinned, _, keys, bundles = two
     forged = tmp_path / "2.0"
@@ -319,7 +318,7 @@ def test_new_policy_does_not_believe_retired_keys(kit, tmp_path):
 
 
 def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):
-    from components.fedemb.privacy.keys import open_key_store
+    from fedemb.keys.keys import open_key_store
 
     with pytest.raises(LedgerError, match="not in the key store"):
         rotate_keys(kit.ledger_uri, open_key_store(str(tmp_path / "other")), REASON)

@@ -5,9 +5,8 @@ import time
 import big_ledger
 import honest_run
 import pytest
-
-from components.fedemb.privacy.ledger_history import history
-from pipelines import ledger_summary
+from fedemb.ledger.history import history
+from fedemb.pipelines.cli import ledger_summary
 
 
 @pytest.mark.slow

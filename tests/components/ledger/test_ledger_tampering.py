@@ -8,10 +8,9 @@ import shutil
 import ledger_kit as kit_
 import numpy as np
 import pytest
-
-from components.fedemb.artifacts import canonical_json, sha256_hex
-from components.fedemb.errors import FedEmbError, SignatureInvalid
-from components.fedemb.privacy.ledger import open_ledger
+from fedemb.documents.artifacts import canonical_json, sha256_hex
+from fedemb.errors import FedEmbError, SignatureInvalid
+from fedemb.ledger.ledger import open_ledger
 
 
 @pytest.fixture(scope="module")

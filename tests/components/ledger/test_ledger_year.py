@@ -4,11 +4,10 @@ import ledger_kit as kit_
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
-
-from components.fedemb.errors import BudgetExceeded
-from components.fedemb.privacy.accounting import rdp_of
-from components.fedemb.privacy.keys import reservation_key_name
-from components.fedemb.privacy.ledger_budget import renyi_epsilon
+from fedemb.errors import BudgetExceeded
+from fedemb.keys.keys import reservation_key_name
+from fedemb.ledger.budget import renyi_epsilon
+from fedemb.privacy.accounting.accounting import rdp_of
 
 ORDER = 8.0
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -78,7 +77,7 @@ def test_run_that_would_cross_the_cap_is_refused_before_it_reads(tmp_path, seed)
 
 def test_fifty_two_runs_are_not_one(tmp_path):
     """dp.md 3.2: one run of 1,000 rounds at q=.0082, sigma=2 costs 1.19, a year of them 10.8."""
-    from components.fedemb.privacy.accounting import price
+    from fedemb.privacy.accounting.accounting import price
 
     delta = 1e6**-1.1
     one = price(kit_.event(2.0, 1000, 0.0082), REPLACE_ONE, delta).epsilon

@@ -5,8 +5,7 @@ import logging
 import time
 
 import honest_run
-
-from components.fedemb import lineage
+from fedemb import lineage
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),

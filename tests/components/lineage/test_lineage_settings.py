@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 import honest_run
 import pytest
-
-from components.fedemb import lineage
+from fedemb import lineage
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),

@@ -4,11 +4,10 @@ import json
 
 import honest_run
 import pytest
-
-from components.fedemb import lineage
-from components.fedemb.artifacts import file_digest, write_json
-from components.fedemb.errors import GateDenied, SignatureInvalid
-from components.fedemb.privacy.ledger import Ledger
+from fedemb import lineage
+from fedemb.documents.artifacts import file_digest, write_json
+from fedemb.errors import GateDenied, SignatureInvalid
+from fedemb.ledger.ledger import Ledger
 
 FORGED = "f" * 64
 """Of a document that somebody changed: a plain digest of private rows, say."""

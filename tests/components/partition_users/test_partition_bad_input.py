@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.sources import Batch
+from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
+from fedemb.steps.partition_users.hashing import Hasher
+from fedemb.steps.partition_users.prepare import Preparer
 from partition_run import (
     KEY,
     Partitioner,
@@ -21,20 +27,6 @@ from partition_run import (
     user_key,
     write_parquet,
 )
-
-from components.fedemb.artifacts import read_json, write_json
-from components.fedemb.client_data import GroupIndex, UserStore
-from components.fedemb.errors import (
-    ArtifactError,
-    ConfigError,
-    InputError,
-    PlanMismatch,
-    StorageError,
-)
-from components.fedemb.provenance import config_digest
-from components.fedemb.sources import Batch
-from components.partition_users.hashing import Hasher
-from components.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"
 
@@ -278,7 +270,7 @@ def test_artifact_of_another_schema_version_is_one_sentence(
     partition: Partitioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = partition(rows_of(5)).root / "users"
-    monkeypatch.setattr("components.fedemb.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
+    monkeypatch.setattr("fedemb.data.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
     with pytest.raises(ArtifactError) as error:
         GroupIndex.load(folder).members(0, 0)
     assert "expected 'fedemb/groups/9'" in sentence(error)
@@ -314,10 +306,10 @@ def reservation_for(path: Path, config: Any, **changes: Any) -> Path:
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
-    from components.fedemb.artifacts import tree_digest
-    from components.fedemb.input_version import fingerprint_input
-    from components.fedemb.privacy.keys import commit_to, commitment_key, open_key_store
-    from components.partition_users.partition import run
+    from fedemb.data.input_version import fingerprint_input
+    from fedemb.documents.artifacts import tree_digest
+    from fedemb.keys.keys import commit_to, commitment_key, open_key_store
+    from fedemb.steps.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
     keys = str(tmp_path / "keys")
@@ -343,7 +335,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
 
 @pytest.mark.parametrize("changed", ["run_id", "config_sha"])
 def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> None:
-    from components.partition_users.partition import run
+    from fedemb.steps.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(2)))
     with pytest.raises(PlanMismatch, match=changed):
@@ -360,7 +352,7 @@ def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
 def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, prefix: str) -> None:
-    from components.partition_users.shards import run_root
+    from fedemb.steps.partition_users.shards import run_root
 
     run_root(f"{prefix}{tmp_path}/private", "run-1")
     assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700

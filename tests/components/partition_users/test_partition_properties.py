@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedemb.steps.partition_users.hashing import Hasher, KeyRef, shard_of
+from fedemb.steps.partition_users.prepare import UserPart, merge, new_part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_run import KEY, Partitioner, make_config, rows_of, user_key, write_parquet
-
-from components.partition_users.hashing import Hasher, KeyRef, shard_of
-from components.partition_users.prepare import UserPart, merge, new_part
 
 
 def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partitioner) -> None:
@@ -58,7 +57,7 @@ def test_output_is_the_same_bytes_with_worker_processes(partition: Partitioner) 
 
 
 def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partitioner) -> None:
-    from components.partition_users.partition import partition_images
+    from fedemb.steps.partition_users.partition import partition_images
 
     rows = rows_of(10)
     result = partition(rows, partition__shards=3)

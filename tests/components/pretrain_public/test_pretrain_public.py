@@ -4,12 +4,11 @@ import zipfile
 
 import numpy as np
 import pytest
-
-from components.fedemb.artifacts import file_digest
-from components.fedemb.config import LossConfig, ModelConfig, PretrainingConfig, TrainingConfig
-from components.fedemb.embedding import build_backbone, embed, load_backbone, train_centralized
-from components.fedemb.errors import ArtifactError, ConfigError, InputError
-from components.pretrain_public.pretrain import run
+from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, TrainingConfig
+from fedemb.documents.artifacts import file_digest
+from fedemb.embedding import build_backbone, embed, load_backbone, train_centralized
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.steps.pretrain_public.pretrain import run
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 

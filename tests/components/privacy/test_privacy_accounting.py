@@ -7,13 +7,10 @@ import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import get_epsilon_gaussian
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from privacy_worlds import KINDS, make_plan
-
-from components.fedemb.errors import ArtifactError, UnsupportedAccounting
-from components.fedemb.privacy import accounting, loss_grid, noise, renyi
-from components.fedemb.privacy.accounting import (
+from fedemb.errors import ArtifactError, UnsupportedAccounting
+from fedemb.ledger.budget import renyi_epsilon
+from fedemb.privacy.accounting import accounting, loss_grid, renyi
+from fedemb.privacy.accounting.accounting import (
     curve,
     delta_at,
     price,
@@ -21,12 +18,15 @@ from components.fedemb.privacy.accounting import (
     supports,
     upper_bound,
 )
-from components.fedemb.privacy.events import event_from_json, event_to_json
-from components.fedemb.privacy.guarantee import PrivacyGuarantee
-from components.fedemb.privacy.ledger_budget import renyi_epsilon
-from components.fedemb.privacy.loss_grid import pld_of
-from components.fedemb.privacy.renyi import group_pair_rdp
-from components.fedemb.privacy.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
+from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.loss_grid import pld_of
+from fedemb.privacy.accounting.renyi import group_pair_rdp
+from fedemb.privacy.accounting.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
+from fedemb.privacy.mechanisms import noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy_worlds import KINDS, make_plan
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:

@@ -7,20 +7,19 @@ import math
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
+from fedemb.config import RunConfig
+from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
+from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.accounting.calibration import with_target_epsilon
+from fedemb.privacy.accounting.events import event_from_json
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.sampler_share import sampler_delta
+from fedemb.privacy.accounting.tuning import conditions, price_tuning
+from fedemb.privacy.mechanisms import blt, tree
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
+from fedemb.privacy.planning.projection import project
+from fedemb.steps.plan_privacy.plan import document, run
 from privacy_worlds import KINDS, adaptive, make_plan
-
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError, ConfigError, PlanMismatch
-from components.fedemb.privacy import blt, tree
-from components.fedemb.privacy.accounting import price
-from components.fedemb.privacy.calibration import with_target_epsilon
-from components.fedemb.privacy.events import event_from_json
-from components.fedemb.privacy.guarantee import PrivacyGuarantee
-from components.fedemb.privacy.mechanism import MechanismPlan, plan_mechanism
-from components.fedemb.privacy.projection import project
-from components.fedemb.privacy.sampler_share import sampler_delta
-from components.fedemb.privacy.tuning import conditions, price_tuning
-from components.plan_privacy.plan import document, run
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:
@@ -265,7 +264,7 @@ def test_increasing_coefficients_are_refused():
 
 @pytest.mark.slow
 def test_optimised_blt_beats_the_tree_at_equal_utility():
-    from components.fedemb.privacy.extrapolation import Cohort, at_equal_utility, plan_at
+    from fedemb.privacy.planning.extrapolation import Cohort, at_equal_utility, plan_at
 
     cohort = Cohort(
         population=20_000,

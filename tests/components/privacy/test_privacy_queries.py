@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
+from fedemb.errors import PlanMismatch, Refused
+from fedemb.privacy.mechanisms import blt, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
 
-from components.fedemb.errors import PlanMismatch, Refused
-from components.fedemb.privacy import blt, noise
-
 tf = pytest.importorskip("tensorflow")
-queries = pytest.importorskip("components.fedemb.privacy.queries")
+queries = pytest.importorskip("fedemb.privacy.queries")
 
 IDS = ("run", 0, "inputs")
 
@@ -142,7 +141,7 @@ def test_the_count_of_an_adaptive_clip_is_bound_into_the_noise_of_the_update():
 
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
     m = mechanism()
-    monkeypatch.setattr("components.fedemb.privacy.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
+    monkeypatch.setattr("fedemb.privacy.mechanisms.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
     m.aggregate(0, m.initial_sample_state(10))
     with pytest.raises(PlanMismatch, match="normals"):
         m.aggregate(1, m.initial_sample_state(11))

@@ -2,9 +2,8 @@
 
 import honest_run
 import pytest
-
-from components.fedemb.errors import SignatureInvalid
-from components.fedemb.storage.local import LocalStore
+from fedemb.errors import SignatureInvalid
+from fedemb.storage.local import LocalStore
 
 MARKER = "glyphs/1.0.json"
 

@@ -7,22 +7,21 @@ import shutil
 import honest_run
 import numpy as np
 import pytest
+from fedemb.documents.artifacts import Raw, file_digest, write_json
+from fedemb.errors import ArtifactError, GateDenied, Refused
+from fedemb.keys.keys import open_key_store
+from fedemb.keys.trust import trust_of
+from fedemb.steps.release_model import bundle, release
+from fedemb.steps.release_model.serving import load_whitelisted
+from fedemb.steps.release_model.verify import verify_bundle
 from PIL import Image
-
-from components.fedemb.artifacts import Raw, file_digest, write_json
-from components.fedemb.errors import ArtifactError, GateDenied, Refused
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.trust import trust_of
-from components.release_model import bundle, release
-from components.release_model.serving import load_whitelisted
-from components.release_model.verify import verify_bundle
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A released run with a real, tiny backbone."""
-    from components.fedemb.embedding import build_backbone
-    from components.fedemb.embedding.loading import save_backbone
+    from fedemb.embedding import build_backbone
+    from fedemb.embedding.loading import save_backbone
 
     run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
     backbone = build_backbone(run.config.model, seed=0)
@@ -77,8 +76,7 @@ def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
 
 def test_serving_signature_maps_image_bytes_to_unit_embeddings(released):
     import tensorflow as tf
-
-    from components.fedemb.embedding import embed
+    from fedemb.embedding import embed
 
     images = np.random.default_rng(0).integers(0, 255, (3, 28, 28), dtype=np.uint8)
     encoded = []
@@ -168,8 +166,7 @@ def test_simulation_releases_nothing(tmp_path):
 
 def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
     import keras
-
-    from components.fedemb.embedding.loading import save_backbone
+    from fedemb.embedding.loading import save_backbone
 
     inputs = keras.Input((28, 28, 1))
     hidden = keras.layers.Dense(4, name="head")(keras.layers.Flatten()(inputs))

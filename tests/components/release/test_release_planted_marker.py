@@ -5,9 +5,8 @@ import shutil
 
 import honest_run
 import pytest
-
-from components.fedemb.artifacts import canonical_json
-from components.fedemb.errors import Refused
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import Refused
 
 MARKER = "glyphs/1.0.json"
 

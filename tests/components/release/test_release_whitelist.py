@@ -8,10 +8,9 @@ import h5py
 import honest_run
 import numpy as np
 import pytest
-
-from components.fedemb.config import ModelConfig
-from components.fedemb.errors import ArtifactError
-from components.fedemb.model_files import stored_tensors
+from fedemb.config import ModelConfig
+from fedemb.documents.model_files import stored_tensors
+from fedemb.errors import ArtifactError
 
 MODEL = ModelConfig(backbone="lenet", embedding_dim=8, image_size=8, channels=1)
 HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
@@ -20,9 +19,9 @@ HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
-    from components.fedemb.embedding import build_backbone
-    from components.fedemb.embedding.loading import save_backbone
-    from components.release_model.serving import save_for_serving
+    from fedemb.embedding import build_backbone
+    from fedemb.embedding.loading import save_backbone
+    from fedemb.steps.release_model.serving import save_for_serving
 
     folder = tmp_path_factory.mktemp("saved")
     backbone = build_backbone(MODEL, seed=0)
@@ -32,7 +31,7 @@ def saved(tmp_path_factory):
 
 
 def _problem(folder, graph=None, backbone="backbone.keras"):
-    from components.release_model.serving import serving_problem
+    from fedemb.steps.release_model.serving import serving_problem
 
     path = folder / "saved_model" / "saved_model.pb"
     original = path.read_bytes()
@@ -65,9 +64,8 @@ def test_honest_model_passes(saved):
 
 def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
-
-    from components.fedemb import embedding
-    from components.release_model.serving import save_for_serving
+    from fedemb import embedding
+    from fedemb.steps.release_model.serving import save_for_serving
 
     folder, backbone = saved
     honest = embedding.preprocess
@@ -156,7 +154,7 @@ def test_constant_that_is_a_weight_is_no_secret(saved):
 
 
 def test_other_values_in_the_same_shapes_are_refused(saved):
-    from components.fedemb.embedding.loading import save_backbone
+    from fedemb.embedding.loading import save_backbone
 
     folder, backbone = saved
     first = backbone.weights[0]

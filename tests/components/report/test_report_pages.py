@@ -3,10 +3,9 @@
 import re
 
 import pytest
-
-from components.fedemb import charts, report
-from components.fedemb.errors import ArtifactError
-from components.fedemb.report import Bar, Line
+from fedemb.errors import ArtifactError
+from fedemb.reports import charts, report
+from fedemb.reports.report import Bar, Line
 
 STEPS = [
     {"name": "plan_privacy", "after": [], "status": "done", "seconds": 1.2},

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from components.fedemb import planted_bug_suite
-from components.fedemb.config import RunConfig
-from components.fedemb.errors import ArtifactError, ConfigError, Refused
-from components.fedemb.provenance import code_digest
-from components.plan_privacy import plan
-from components.reserve_budget import reserve
+from fedemb import planted_bug_suite
+from fedemb.config import RunConfig
+from fedemb.errors import ArtifactError, ConfigError, Refused
+from fedemb.provenance import code_digest
+from fedemb.steps.plan_privacy import plan
+from fedemb.steps.reserve_budget import reserve
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:

@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-
-from components.fedemb.artifacts import write_bytes
-from components.fedemb.errors import InputError, StorageError
-from components.fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.documents.artifacts import write_bytes
+from fedemb.errors import InputError, StorageError
+from fedemb.storage import join, local_tree, open_store, put_tree
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,19 @@ import signal
 
 import numpy as np
 import pytest
+from fedemb.data.client_data import UserStore, load_examples
+from fedemb.documents.artifacts import file_digest
+from fedemb.documents.evidence import read_document, read_rounds
+from fedemb.embedding import RoundFunction, load_backbone, train_centralized
+from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
+from fedemb.gate.artifact_rules import public_line
+from fedemb.gate.differences import differences
+from fedemb.keys.keys import open_key_store
+from fedemb.ledger.ledger import connect, read_reservation
+from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train
+from fedemb.steps.train_dp_fedemb.rounds import RoundLog
 
-from components.fedemb.artifacts import file_digest
-from components.fedemb.client_data import UserStore, load_examples
-from components.fedemb.embedding import RoundFunction, load_backbone, train_centralized
-from components.fedemb.errors import (
-    ConfigError,
-    Interrupted,
-    LedgerError,
-    PlanMismatch,
-    Refused,
-    StorageError,
-)
-from components.fedemb.evidence import read_document, read_rounds
-from components.fedemb.gate.artifact_rules import public_line
-from components.fedemb.gate.differences import differences
-from components.fedemb.privacy.keys import open_key_store
-from components.fedemb.privacy.ledger import connect, read_reservation
-from components.fedemb.privacy.plan_document import read_plan
-from components.train_dp_fedemb import centralized, checkpoint, loop, train
-from components.train_dp_fedemb.rounds import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
 
 
@@ -229,7 +222,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         index = ready.private / "users" / "users-00000-of-00001.parquet"
         index.write_bytes(index.read_bytes() + b" ")
     elif what == "weights":
-        from components.pretrain_public import pretrain
+        from fedemb.steps.pretrain_public import pretrain
 
         folder = ready.root / "pretrained"
         pretrain.run(changed.model, changed.pretraining, seed=99, output_dir=folder)
@@ -314,7 +307,7 @@ def _of_the_gates_form(run):
 
 
 def test_progress_line_is_public(ready, caplog):
-    caplog.set_level("INFO", logger="components.train_dp_fedemb")
+    caplog.set_level("INFO", logger="fedemb.steps.train_dp_fedemb")
     ready.train()
     lines = [r.message for r in caplog.records if r.message.startswith("round ")]
     assert len(lines) == 6

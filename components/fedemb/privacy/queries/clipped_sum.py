@@ -30,9 +30,9 @@ from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
     quantile_estimator_query,
 )
 
-from components.fedemb.privacy.keyed_noise import KeyedNoise, grid_scale  # noqa: E402
-from components.fedemb.privacy.mechanism import AdaptiveClip, MechanismPlan  # noqa: E402
-from components.fedemb.privacy.noise import Integers  # noqa: E402
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale  # noqa: E402
+from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan  # noqa: E402
+from fedemb.privacy.mechanisms.noise import Integers  # noqa: E402
 
 Record = tuple[tf.Tensor, ...]
 """`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar."""

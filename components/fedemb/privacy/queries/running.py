@@ -22,17 +22,17 @@ from dp_accounting import dp_event as dpe
 sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query  # noqa: E402
 
-from components.fedemb.errors import PlanMismatch, Refused  # noqa: E402
-from components.fedemb.privacy.keyed_noise import BltStream, KeyedNoise  # noqa: E402
-from components.fedemb.privacy.mechanism import MechanismPlan  # noqa: E402
-from components.fedemb.privacy.noise import run_key  # noqa: E402
-from components.fedemb.privacy.queries.clipped_sum import (  # noqa: E402
+from fedemb.errors import PlanMismatch, Refused  # noqa: E402
+from fedemb.privacy.mechanisms.keyed_noise import BltStream, KeyedNoise  # noqa: E402
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
+from fedemb.privacy.mechanisms.noise import run_key  # noqa: E402
+from fedemb.privacy.mechanisms.sampling import Index, VirtualClient, build_sampler  # noqa: E402
+from fedemb.privacy.queries.clipped_sum import (  # noqa: E402
     AdaptiveClippedSumQuery,
     ClippedSumQuery,
     Record,
 )
-from components.fedemb.privacy.queries.tree_stream import TreeStream  # noqa: E402
-from components.fedemb.privacy.sampling import Index, VirtualClient, build_sampler  # noqa: E402
+from fedemb.privacy.queries.tree_stream import TreeStream  # noqa: E402
 
 STATE_SCHEMA = "fedemb/mechanism_state/1"
 

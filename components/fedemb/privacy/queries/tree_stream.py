@@ -23,11 +23,11 @@ from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
     tree_aggregation_query,
 )
 
-from components.fedemb.errors import PlanMismatch  # noqa: E402
-from components.fedemb.privacy.keyed_noise import CorrelatedStream, grid_scale  # noqa: E402
-from components.fedemb.privacy.keys import derive  # noqa: E402
-from components.fedemb.privacy.mechanism import MechanismPlan  # noqa: E402
-from components.fedemb.privacy.noise import Integers, add_rounded_noise  # noqa: E402
+from fedemb.errors import PlanMismatch  # noqa: E402
+from fedemb.keys.keys import derive  # noqa: E402
+from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream, grid_scale  # noqa: E402
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
+from fedemb.privacy.mechanisms.noise import Integers, add_rounded_noise  # noqa: E402
 
 
 class TreeStream(CorrelatedStream):

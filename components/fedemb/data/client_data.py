@@ -1,0 +1,147 @@
+"""Reading what `partition_users` wrote: users by row, groups by number, examples as arrays.
+
+A folder (`users/` or `evaluation/`) is laid out as `user_layout` says. Rows are global: shard after
+shard. Everything here is Raw.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedemb.data.group_index import GroupIndex, damaged, read_index
+from fedemb.data.pixels import decode_pngs
+from fedemb.data.records import UserRecord, decode_user
+from fedemb.data.user_layout import STORE_SCHEMA
+from fedemb.documents.artifacts import read_json
+from fedemb.errors import ArtifactError
+
+__all__ = ["GroupIndex", "UserStore", "load_examples"]
+
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+
+
+class UserStore:
+    """Random access to user records over sharded ArrayRecord files. Safe to use from threads."""
+
+    def __init__(self, path: Path):
+        """Opens a folder; reads its manifest and index, no images.
+
+        Args:
+          path: `users/` or `evaluation/` below the private root.
+
+        Raises:
+          ArtifactError: incomplete, of another schema version, or damaged.
+        """
+        self.path = Path(path)
+        self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", STORE_SCHEMA)
+        self.image_size: int = self.manifest["image_size"]
+        self.channels: int = self.manifest["channels"]
+        sizes = [shard["users"] for shard in self.manifest["shards"]]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._readers: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of users. Private."""
+        return int(self._starts[-1])
+
+    @cached_property
+    def user_keys(self) -> np.ndarray:
+        """Keyed hashes of the users, uint64 [users], ascending: the order of rows."""
+        return read_index(self.path, self.manifest["shards"], "user_key", np.uint64)
+
+    @cached_property
+    def image_counts(self) -> np.ndarray:
+        """Images of each user, uint32 [users]."""
+        return read_index(self.path, self.manifest["shards"], "images", np.uint32)
+
+    def read(self, rows: Sequence[int] | np.ndarray) -> list[UserRecord]:
+        """Reads users by row, in the order asked for.
+
+        Raises:
+          IndexError: a row that does not exist.
+          ArtifactError: a shard is missing or damaged.
+        """
+        wanted = np.asarray(rows, np.int64)
+        if wanted.size == 0:
+            return []
+        if wanted.min() < 0 or wanted.max() >= len(self):
+            raise IndexError(f"row {int(wanted.max())} of {len(self)} users")
+        records: list[UserRecord | None] = [None] * len(wanted)
+        shards = np.searchsorted(self._starts, wanted, side="right") - 1
+        for shard in np.unique(shards):
+            places = np.flatnonzero(shards == shard)
+            local = (wanted[places] - self._starts[shard]).tolist()
+            with self._lock:
+                reader = self._reader(int(shard))
+                try:
+                    data = reader.read(local)
+                except (RuntimeError, IndexError) as error:
+                    raise damaged(self._name(int(shard)), "is damaged") from error
+            for place, one in zip(places.tolist(), data, strict=True):
+                records[place] = decode_user(one)
+        return [record for record in records if record is not None]
+
+    def _name(self, shard: int) -> str:
+        return self.manifest["shards"][shard]["name"]
+
+    def _reader(self, shard: int) -> Any:
+        reader = self._readers.get(shard)
+        if reader is None:
+            from array_record.python.array_record_module import ArrayRecordReader
+
+            reader = ArrayRecordReader(str(self.path / self._name(shard)), _READER_OPTIONS)
+            expected = int(self._starts[shard + 1] - self._starts[shard])
+            if not reader.ok() or reader.num_records() != expected:
+                raise damaged(self._name(shard), "is missing, cut or of another run")
+            self._readers[shard] = reader
+        return reader
+
+
+def load_examples(
+    store: UserStore,
+    rows: Sequence[int] | np.ndarray,
+    *,
+    max_examples: int,
+    image_size: int,
+    channels: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loads the images of some users as arrays, in an order that is theirs alone.
+
+    If there are too many, every user gives their first image (in keyed-hash order) before any gives
+    their second, so that a user with many images does not push others out.
+
+    Args:
+      store: the users.
+      rows: users of one virtual client; their order does not matter.
+      max_examples: examples returned at most.
+      image_size: height and width; must be what the store holds.
+      channels: 1 or 3; must be what the store holds.
+
+    Returns:
+      images: uint8 [examples, image_size, image_size, channels].
+      labels: int64 [examples].
+
+    Raises:
+      ArtifactError: the store holds images of another size, or is damaged.
+    """
+    if (store.image_size, store.channels) != (image_size, channels):
+        raise ArtifactError(
+            f"the users hold images of {store.image_size}x{store.image_size}x{store.channels}, the "
+            f"model wants {image_size}x{image_size}x{channels}; run partition_users with this "
+            "configuration"
+        )
+    users = store.read(np.sort(np.asarray(rows, np.int64)))
+    places = [(turn, row) for row, user in enumerate(users) for turn in range(len(user.images))]
+    if len(places) > max_examples:
+        places = sorted(places)[:max_examples]
+        places.sort(key=lambda place: (place[1], place[0]))
+    images = [users[row].images[turn] for turn, row in places]
+    labels = [users[row].labels[turn] for turn, row in places]
+    return decode_pngs(images, image_size, channels), np.asarray(labels, np.int64)

@@ -1,0 +1,203 @@
+"""The files of a source, one by one: opened here, judged as files, never as data.
+
+A file that is missing, cut or forbidden is an error of one sentence; what its records hold is the
+concern of whoever reads them.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedemb.data.pixels import BadImageError
+from fedemb.data.records import example_class
+from fedemb.errors import InputError, StorageError
+from fedemb.storage import Store, open_store
+
+_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
+
+
+@contextmanager
+def open_parquet(store: Store, name: str) -> Iterator[Any]:
+    """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
+
+    Raises:
+      InputError: missing, cut or damaged.
+      StorageError: no permission.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _as_file(store, name) as path:
+        try:
+            file = pq.ParquetFile(path)
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        except PermissionError as error:
+            raise _forbidden(store, name) from error
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"{name} is not a whole Parquet file (cut or damaged); copy it again"
+            ) from error
+        with file:
+            yield file
+
+
+@contextmanager
+def _as_file(store: Store, name: str) -> Iterator[Path]:
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(store.as_file(name))
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        yield path
+
+
+def _gone(store: Store, name: str) -> InputError:
+    return InputError(f"{name} is gone from {store.uri}; check data.source.uri")
+
+
+def _forbidden(store: Store, name: str) -> StorageError:
+    return StorageError(f"{name} in {store.uri} may not be read; fix permissions")
+
+
+@contextmanager
+def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator[Any]:
+    """Opens a CSV file for reading in blocks, all columns as bytes; odd lines are skipped.
+
+    Raises:
+      InputError: missing, or no CSV.
+      StorageError: no permission.
+    """
+    import pyarrow as pa
+    from pyarrow import csv
+
+    types = None if columns is None else dict.fromkeys(columns, pa.binary())
+    with _as_file(store, name) as path:
+        try:
+            reader = csv.open_csv(
+                path,
+                read_options=csv.ReadOptions(block_size=1 << 20),
+                parse_options=csv.ParseOptions(
+                    newlines_in_values=True, invalid_row_handler=lambda _row: "skip"
+                ),
+                convert_options=csv.ConvertOptions(
+                    check_utf8=False, column_types=types, include_columns=columns
+                ),
+            )
+        except FileNotFoundError as error:
+            raise _gone(store, name) from error
+        except PermissionError as error:
+            raise _forbidden(store, name) from error
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise InputError(
+                f"{name} cannot be read as CSV with a header line and the columns wanted; check it"
+            ) from error
+        with reader:
+            yield reader
+
+
+def csv_columns(store: Store, name: str) -> list[str]:
+    """Names in the header line; raises as `open_csv`."""
+    with open_csv(store, name, None) as reader:
+        return reader.schema.names
+
+
+def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
+    """Yields the records of a TFRecord file (gzip by its ending), checksums verified.
+
+    Raises:
+      InputError: the file is cut or damaged.
+    """
+    import google_crc32c
+
+    def masked(data: bytes) -> int:
+        crc = google_crc32c.value(data)
+        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    store = open_store(root)
+    try:
+        with (
+            _as_file(store, name) as path,
+            gzip.open(path) if name.endswith(".gz") else path.open("rb") as file,
+        ):
+            while head := file.read(12):
+                length = int.from_bytes(head[:8], "little")
+                if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
+                    raise EOFError
+                record = file.read(length)
+                crc = file.read(4)
+                if len(record) < length or masked(record) != int.from_bytes(crc, "little"):
+                    raise EOFError
+                yield record
+    except PermissionError as error:
+        raise _forbidden(store, name) from error
+    except (OSError, EOFError) as error:
+        raise InputError(
+            f"{name} is not a whole TFRecord file (cut or damaged); copy it again"
+        ) from error
+
+
+def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None:
+    """First value of each named feature of a tf.train.Example; None if it is none."""
+    try:
+        features = example_class().FromString(record).features.feature
+    except Exception:  # whatever protobuf throws at hostile bytes: the record is dropped
+        return None
+    values: dict[str, Any] = {}
+    for name in names:
+        if name in features:
+            kind = features[name].WhichOneof("kind")
+            listed = list(getattr(features[name], kind).value[:1]) if kind else []
+            values[name] = listed[0] if listed else None
+    return values
+
+
+class ImageFiles:
+    """Reads image files by name below a root; what is not there is a bad record, not a failure."""
+
+    def __init__(self, uri: str):
+        self._store = open_store(uri)
+
+    def read(self, name: str) -> bytes:
+        """Returns the bytes of `name`, or of it with an ending for images.
+
+        Raises:
+          BadImageError: no such file.
+          StorageError: the store cannot be read.
+        """
+        parts = name.split("/")
+        if not name or any(piece in ("", "..") or piece.startswith(".") for piece in parts):
+            raise BadImageError("image_missing")
+        if self._store.local_root is None and not name.isprintable():  # no bucket can name it
+            raise BadImageError("image_missing")
+        names = [name]
+        if len(parts) == 1 and len(name) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/
+            names.append(f"{name[0]}/{name[1]}/{name[2]}/{name}")
+        for candidate in names:
+            for ending in _ENDINGS:
+                data = self._try(candidate + ending)
+                if data is not None:
+                    return data
+        raise BadImageError("image_missing")
+
+    def _try(self, name: str) -> bytes | None:
+        root = self._store.local_root
+        try:
+            return (root / name).read_bytes() if root else self._store.read(name)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+            return None
+        except PermissionError as error:
+            raise StorageError(
+                f"an image file below {self._store.uri} may not be read; fix permissions"
+            ) from error
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return None
+            raise StorageError(
+                f"an image file below {self._store.uri} cannot be read: {error.strerror}"
+            ) from error

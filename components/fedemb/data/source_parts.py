@@ -1,0 +1,189 @@
+"""Finding what there is to read: files, row groups, folders; and failing loudly if it is not there.
+
+Only names and schemas are looked at, never data: a missing file, a missing column, a cut file or a
+lack of permission is infrastructure, and one sentence says so before anything runs. `find_parts`
+runs in the driver and lists files; what grows with the users, a folder each or the row groups of a
+file, is found by workers with `split_part`, a few at a time. Of files in a bucket the driver looks
+into the first only, workers into all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import SourceConfig
+from fedemb.data.source_files import csv_columns, open_parquet
+from fedemb.errors import InputError
+from fedemb.storage import Store, open_store
+
+FOLDERS_PER_PART = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a source that one worker reads: a file, a row group, or some folders."""
+
+    root: str
+    """Address of the store."""
+    name: str
+    """Name of the file in the store; empty for folders."""
+    row_group: int | None = None
+    """None: all of the file."""
+    folders: tuple[str, ...] = ()
+    """Empty for a file, and for all folders of the store."""
+
+
+def source_format(source: SourceConfig) -> str:
+    """The format of a source; `auto` is decided by the ending of its address."""
+    if source.format != "auto":
+        return source.format
+    name = source.uri.lower().rstrip("/")
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    if name.endswith((".tfrecord", ".tfrecord.gz", ".tfrecords")):
+        return "tfrecord"
+    return "csv" if name.endswith(".csv") else "image_folder"
+
+
+def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
+    """Lists what there is to read, and checks that it can be read.
+
+    Args:
+      source: where.
+      columns: names that must exist, besides the image; columns of `where` are added.
+
+    Returns:
+      Parts, sorted by name.
+
+    Raises:
+      InputError: nothing there, a column missing, a file damaged.
+      StorageError: no permission, no credentials, no network.
+    """
+    kind = source_format(source)
+    wanted = list(dict.fromkeys([*columns, *source.where]))
+    if kind == "image_folder":
+        return _find_folders(source, wanted)
+    store, names = _find_files(source.uri, kind)
+    if kind == "csv":
+        _check_image_root(source)
+        wanted.append(source.columns.image_id)
+    looked_into = names if store.local_root is not None else names[:1]
+    for name in looked_into:
+        if kind == "parquet":
+            with open_parquet(store, name) as file:
+                check_parquet(name, file.schema_arrow, source, wanted)
+        elif kind == "csv":
+            check_columns(name, csv_columns(store, name), wanted)
+    return [Part(store.uri, name) for name in names]
+
+
+def split_part(part: Part) -> Iterator[Part]:
+    """Yields what one worker after the other can read of a part, without reading data.
+
+    Raises:
+      InputError: the file is damaged.
+      StorageError: it cannot be read any more.
+    """
+    store = open_store(part.root)
+    if not part.name and not part.folders:
+        for folders in _batches(_folders(store)):
+            yield replace(part, folders=folders)
+    elif part.name.lower().endswith((".parquet", ".pq")) and store.local_root is not None:
+        with open_parquet(store, part.name) as file:
+            groups = file.metadata.num_row_groups
+        yield from (replace(part, row_group=group) for group in range(groups))
+    else:  # one download per file in a bucket, not one per row group
+        yield part
+
+
+def _batches(folders: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    rest = iter(folders)
+    while batch := tuple(islice(rest, FOLDERS_PER_PART)):
+        yield batch
+
+
+def _folders(store: Store) -> Iterator[str]:
+    """Names of the folders at the top of a store, in any order, a page at a time."""
+    if store.local_root is None:
+        names = (entry.name for entry in store.entries() if "/" in entry.name)
+        yield from (folder for folder, _ in groupby(names, lambda name: name.split("/")[0]))
+        return
+    with os.scandir(store.local_root) as entries:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield entry.name
+
+
+def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
+    """The store and the names of the files at an address: a file, a folder or a glob."""
+    if "://" not in uri:
+        uri = str(Path(uri).expanduser().absolute())
+    parent, _, last = uri.rstrip("/").rpartition("/")
+    fixed = parent
+    while any(character in fixed for character in "*?["):
+        fixed, _, piece = fixed.rpartition("/")
+        last = f"{piece}/{last}"
+    store = open_store(fixed)
+    if any(character in last for character in "*?["):
+        names = [name for name in store.list() if fnmatch.fnmatchcase(name, last)]
+    elif store.exists(last):
+        names = [last]
+    else:
+        endings = {"parquet": (".parquet", ".pq"), "csv": (".csv",)}.get(kind, (".tfrecord", ".gz"))
+        names = [name for name in store.list(f"{last}/") if name.endswith(endings)]
+    if not names:
+        raise InputError(f"there is no {kind} file at {uri}; check data.source.uri")
+    return store, names
+
+
+def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
+    known = [source.columns.user_id, *([source.columns.label] if source.columns.label else [])]
+    check_columns("an image folder", known, wanted)
+    store = open_store(source.uri)
+    if store.local_root is not None and not store.local_root.is_dir():
+        raise InputError(
+            f"there is no folder {source.uri}; check data.source.uri and data.source.format"
+        )
+    if next(_folders(store), None) is None:
+        raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
+    return [Part(store.uri, "")]
+
+
+def check_columns(name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises InputError unless a file has all columns."""
+    for column in wanted:
+        if column not in found:
+            raise InputError(
+                f"{name} has no column {column!r}, it has {', '.join(map(repr, sorted(found)))}; "
+                "name the right one in data.source.columns (or where, or partition.evaluation)"
+            )
+
+
+def _check_image_root(source: SourceConfig) -> None:
+    if not source.image_root:
+        raise InputError("a CSV source needs data.source.image_root, the folder of its images")
+    store = open_store(source.image_root)
+    if store.local_root is not None and not store.local_root.is_dir():
+        raise InputError(f"there is no folder {source.image_root}; check data.source.image_root")
+
+
+def check_parquet(name: str, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:
+    """Raises InputError unless a Parquet file has all columns, and images in the right one."""
+    import pyarrow as pa
+
+    image = source.columns.image
+    check_columns(name, schema.names, [image, *wanted])
+    kind = schema.field(image).type
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise InputError(
+            f"column {image!r} of {name} holds {kind}, expected encoded image bytes; name the right"
+            " one in data.source.columns.image"
+        )

@@ -1,0 +1,230 @@
+"""Reading images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
+
+Reading happens in three moves, so that Beam can spread it and a laptop can loop over it:
+`find_parts` looks at names and schemas and fails loudly when the infrastructure is at fault;
+`split_part` cuts a file or folder into pieces for workers; `read_part` yields batches of rows and
+never judges them: what is wrong with a single record is for the caller to drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import SourceConfig
+from fedemb.data.pixels import BadImageError, decode_image
+from fedemb.data.records import canonical_text
+from fedemb.data.source_files import (
+    ImageFiles,
+    example_values,
+    iter_tfrecord,
+    open_csv,
+    open_parquet,
+)
+from fedemb.data.source_parts import Part, check_parquet, find_parts, source_format, split_part
+from fedemb.errors import InputError
+from fedemb.storage import open_store
+
+__all__ = [
+    "Batch",
+    "Part",
+    "find_parts",
+    "read_part",
+    "read_public_images",
+    "source_format",
+    "split_part",
+]
+
+BATCH_ROWS = 256
+BATCH_BYTES = 8 << 20
+
+
+@dataclass
+class Batch:
+    """Rows as columns of equal length. Values are as the source has them."""
+
+    images: list[Any]
+    """Encoded bytes, or the name (str) of an image file for `ImageFiles`."""
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    """The other columns, by their names in the source."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.images)
+
+
+def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Iterator[Batch]:
+    """Yields the rows of a part that pass `where`, in batches that fit in memory.
+
+    Raises:
+      InputError: the file is damaged.
+      StorageError: it cannot be read any more.
+    """
+    wanted = list(dict.fromkeys([*columns, *source.where]))
+    kind = source_format(source)
+    readers = {
+        "parquet": _read_parquet,
+        "csv": _read_csv,
+        "tfrecord": _read_tfrecord,
+        "image_folder": _read_folders,
+    }
+    for batch in readers[kind](source, part, wanted):
+        kept = apply_where(source, batch)
+        if len(kept):
+            yield kept
+
+
+def apply_where(source: SourceConfig, batch: Batch) -> Batch:
+    """Returns the rows whose columns have one of the values that `where` names."""
+    keep = np.ones(len(batch), bool)
+    for column, values in source.where.items():
+        allowed = {canonical_text(value) for value in values}
+        keep &= [canonical_text(value) in allowed for value in batch.columns[column]]
+    if keep.all():
+        return batch
+    rows = np.flatnonzero(keep).tolist()
+    return Batch(
+        [batch.images[row] for row in rows],
+        {name: [values[row] for row in rows] for name, values in batch.columns.items()},
+    )
+
+
+def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    import pyarrow as pa
+
+    image = source.columns.image
+    with open_parquet(open_store(part.root), part.name) as file:
+        check_parquet(part.name, file.schema_arrow, source, columns)
+        groups = range(file.metadata.num_row_groups) if part.row_group is None else [part.row_group]
+        for group in groups:
+            about = file.metadata.row_group(group)
+            each = max(1, about.total_byte_size // max(1, about.num_rows))
+            rows = int(min(BATCH_ROWS, max(4, BATCH_BYTES // each)))
+            try:
+                for batch in file.iter_batches(rows, [group], list({image, *columns})):
+                    images = batch.column(image)
+                    if pa.types.is_struct(images.type):
+                        images = images.field("bytes")
+                    others = {name: batch.column(name).to_pylist() for name in columns}
+                    yield Batch(images.to_pylist(), others)
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{part.name} is damaged in the middle; copy it again") from error
+
+
+def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    import pyarrow as pa
+
+    image_id = source.columns.image_id
+    names = list(dict.fromkeys([image_id, *columns]))
+    with open_csv(open_store(part.root), part.name, names) as reader:
+        try:
+            for block in reader:
+                for start in range(0, len(block), BATCH_ROWS):
+                    rows = block.slice(start, BATCH_ROWS)
+                    images = [
+                        canonical_text(value) or "" for value in rows.column(image_id).to_pylist()
+                    ]
+                    others = {name: rows.column(name).to_pylist() for name in columns}
+                    yield Batch(images, others)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{part.name} cannot be read as CSV to its end; check it") from error
+
+
+def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    store = open_store(part.root)
+    for folder in part.folders:
+        if not folder.isprintable():  # no store can name it: one bad record, and the run goes on
+            yield Batch([""], {name: [None] for name in columns})
+            continue
+        names = [name for name in store.list(f"{folder}/") if name.count("/") <= 2]
+        for start in range(0, len(names), BATCH_ROWS):
+            images = names[start : start + BATCH_ROWS]
+            classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]
+            everything = {source.columns.user_id: [_unicode(folder)] * len(images)}
+            if source.columns.label:
+                everything[source.columns.label] = [_unicode(name) for name in classes]
+            readable = [name if name == _unicode(name) else "" for name in images]
+            yield Batch(readable, {name: everything[name] for name in columns})
+
+
+def _unicode(name: str) -> str:
+    """A name without the bytes that are no Unicode: no engine carries them between workers."""
+    return name.encode(errors="ignore").decode()
+
+
+def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
+    image = source.columns.image
+    rows: list[dict[str, Any]] = []
+    for record in iter_tfrecord(part.root, part.name):
+        rows.append(example_values(record, [image, *columns]) or {})
+        if len(rows) == BATCH_ROWS:
+            yield _from_rows(rows, image, columns)
+            rows = []
+    if rows:
+        yield _from_rows(rows, image, columns)
+
+
+def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Batch:
+    others = {name: [row.get(name) for row in rows] for name in columns}
+    return Batch([row.get(image) for row in rows], others)
+
+
+def image_files(source: SourceConfig) -> ImageFiles | None:
+    """The image files a source refers to; None if its images are inside."""
+    kind = source_format(source)
+    if kind == "csv":
+        return ImageFiles(source.image_root or "")
+    return ImageFiles(source.uri) if kind == "image_folder" else None
+
+
+def read_public_images(
+    source: SourceConfig, image_size: int, channels: int, max_pixels: int = 50_000_000
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a public set that fits in memory; images that do not decode are left out.
+
+    Args:
+      source: where; without a label column every user is one class.
+      image_size: height and width of the result.
+      channels: 1 or 3.
+      max_pixels: width x height above which an image is left out.
+
+    Returns:
+      images: uint8 [images, image_size, image_size, channels].
+      labels: int64 [images], 0 .. classes - 1 in the order of the class names.
+
+    Raises:
+      InputError: nothing there, a column missing, a file damaged, or no image decodes.
+      StorageError: it cannot be read.
+    """
+    column = source.columns.label or source.columns.user_id
+    files = image_files(source)
+
+    def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:
+        try:
+            name = canonical_text(row[1])
+            data = files.read(row[0]) if files else row[0]
+            return (decode_image(data, image_size, channels, max_pixels), name) if name else None
+        except BadImageError:
+            return None
+
+    pixels: list[np.ndarray] = []
+    classes: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        parts = [piece for part in find_parts(source, [column]) for piece in split_part(part)]
+        folders = sorted(folder for part in parts for folder in part.folders)
+        if folders:  # found in any order, but the public set has one
+            parts = [replace(parts[0], folders=tuple(folders))]
+        for batch in (batch for part in parts for batch in read_part(source, part, [column])):
+            rows = zip(batch.images, batch.columns[column], strict=True)
+            for decoded in pool.map(decode, rows):
+                if decoded:
+                    pixels.append(decoded[0])
+                    classes.append(decoded[1])
+    if not pixels:
+        raise InputError(f"no image of {source.uri} decodes; check the public source")
+    labels = np.unique(classes, return_inverse=True)[1]
+    return np.stack(pixels), labels.astype(np.int64)

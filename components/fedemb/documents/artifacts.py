@@ -1,0 +1,237 @@
+"""Artifacts: canonical JSON, digests, and the three kinds that never mix.
+
+`Raw` is private data and anything un-noised computed from it; `Noised` is output of the mechanism;
+`Public` is everything else. The kinds are types, so that a function which publishes can take
+`Noised | Public` and a type checker, as well as `require_publishable`, refuses a `Raw`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import RunConfig
+from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, StorageError
+
+_WRONG_PATH = frozenset(
+    (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
+)
+"""Errors of a path that no retry mends."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file or folder written by one step."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Raw(Artifact):
+    """Private: lives below the private root, never in the pipeline UI, never in a bundle."""
+
+
+@dataclass(frozen=True)
+class Noised(Artifact):
+    """Output of the mechanism: may be published once the gate allows it."""
+
+
+@dataclass(frozen=True)
+class Public(Artifact):
+    """Computed from public constants and noised outputs alone."""
+
+
+def require_publishable(*artifacts: Artifact) -> None:
+    """Refuses anything that is not `Noised` or `Public`.
+
+    Raises:
+      Refused: one of them is raw.
+    """
+    for artifact in artifacts:
+        if not isinstance(artifact, Noised | Public):
+            raise Refused(
+                f"{artifact.path.name} is {type(artifact).__name__}, and only Noised or Public "
+                "artifacts may be published; leave it out"
+            )
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns the one byte string of a JSON value: sorted keys, no spaces, UTF-8, no NaN.
+
+    Raises:
+      ArtifactError: the value holds NaN, infinity or something JSON has no word for.
+    """
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"this value cannot be written as canonical JSON: {error}") from error
+    return text.encode()
+
+
+def sha256_hex(data: bytes) -> str:
+    """SHA-256 of bytes, 64 lower-case hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value. For public values only: see dp.md, commitments."""
+    return sha256_hex(canonical_json(value))
+
+
+def config_digest(config: RunConfig) -> str:
+    """SHA-256 of the whole configuration, stamped on every artifact as `config_sha`."""
+    return json_digest(config.model_dump(mode="json"))
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_digests(root: Path) -> dict[str, str]:
+    """Maps every file below `root` (POSIX path relative to it, sorted) to its SHA-256."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): file_digest(path) for path in files}
+
+
+def tree_digest(root: Path) -> str:
+    """One digest of all files below `root` and their names."""
+    return json_digest(tree_digests(root))
+
+
+def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
+    """The error to raise when a file cannot be written: wrong path, or something to mend.
+
+    Args:
+      what: "could not write model.json", say.
+      path: of the file.
+      error: what the system said.
+    """
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in _WRONG_PATH:
+        return InputError(f"{why}; {path} cannot be a file of ours, name another path")
+    return StorageError(f"{why}; free space or fix permissions of {path.parent}, then run again")
+
+
+def _temporary(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # not the name that is to be created
+        raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    return Path(name)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
+
+    Raises:
+      InputError: the path cannot be one of a file.
+      StorageError: the disk is full or the folder may not be written; nothing is left behind.
+    """
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A rename would replace /dev/null for everybody.
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+        temporary = _temporary(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(mode)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(f"could not write {path.name}", path, error) from error
+
+
+def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Creates a file with its whole content, or fails if the name exists (link of a temporary).
+
+    Raises:
+      FileExistsError: somebody created the name first.
+      InputError: the path cannot be one of a file.
+      StorageError: the disk is full or the folder may not be written.
+    """
+    try:
+        temporary = _temporary(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(mode)
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise write_error(f"could not create {path.name}", path, error) from error
+
+
+def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
+    """Writes a document `{"schema": schema, **body}` atomically, indented for people.
+
+    `schema` is `fedemb/<artifact>/<version>`.
+    """
+    document = {"schema": schema, **body}
+    text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"it holds {constant}, which is not a number")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
+"""Made once: ten thousand records are parsed in a third of the time."""
+
+
+def parse_json(data: bytes, schema: str, name: str) -> dict[str, Any]:
+    """Parses a document and checks its schema.
+
+    Raises:
+      ArtifactError: not JSON in UTF-8, holds NaN, or of another schema or version.
+    """
+    try:
+        document = _STRICT.decode(data.decode())
+    except ValueError as error:
+        raise ArtifactError(
+            f"{name} is not JSON ({error}); write it anew with the step that owns it"
+        ) from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise ArtifactError(
+            f"{name} has schema {found!r}, expected {schema!r}; run the step that writes it with "
+            "this version of the package"
+        )
+    return document
+
+
+def read_json(path: Path, schema: str) -> dict[str, Any]:
+    """Reads a document written by `write_json`.
+
+    Raises:
+      ArtifactError: missing, not JSON, or of another schema or version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.name} is missing in {path.parent}; run the step that writes it"
+        ) from error
+    return parse_json(data, schema, path.name)

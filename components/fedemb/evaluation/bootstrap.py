@@ -1,0 +1,93 @@
+"""Bootstrap over identities: an estimate keeps its draws, so that differences can be paired.
+
+Each draw takes as many identities as there are, with replacement; the same seed and the same number
+of identities give the same draws, whatever was measured on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedemb.errors import InputError
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with a 95 % interval.
+
+    Attributes:
+      value: the number itself, from all the data.
+      draws: the number in each bootstrap draw, [samples]; empty where there was nothing to draw.
+    """
+
+    value: float
+    draws: np.ndarray = field(repr=False)
+
+    @property
+    def low(self) -> float:
+        """2.5 % quantile of the draws."""
+        return float(np.quantile(self.draws, 0.025)) if self.draws.size else float("nan")
+
+    @property
+    def high(self) -> float:
+        """97.5 % quantile of the draws."""
+        return float(np.quantile(self.draws, 0.975)) if self.draws.size else float("nan")
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """Paired difference: both must come from the same draws of the same identities.
+
+        Raises:
+          InputError: the numbers of draws differ.
+        """
+        if self.draws.shape != other.draws.shape:
+            raise InputError(
+                f"a paired difference needs the same draws, got {self.draws.size} and "
+                f"{other.draws.size}; measure both on the same identities"
+            )
+        return Estimate(self.value - other.value, self.draws - other.draws)
+
+    def to_json(self) -> dict[str, Any]:
+        """Rounded to six digits after the point."""
+        return {
+            "value": round(self.value, 6),
+            "low": round(self.low, 6),
+            "high": round(self.high, 6),
+        }
+
+
+def draw_weights(units: int, samples: int, seed: int) -> np.ndarray:
+    """How often each unit is drawn, float32 [samples, units]; each row sums to `units`."""
+    random = np.random.default_rng(np.random.SeedSequence([seed, units, samples]))
+    return random.multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float32)
+
+
+def weighted_mean(
+    values: np.ndarray, units: np.ndarray, weights: np.ndarray, use: np.ndarray | None = None
+) -> Estimate:
+    """Mean of `values` over the rows in `use`, with the rows' units resampled.
+
+    Args:
+      values: [n].
+      units: dense ids [n].
+      weights: [samples, units] of `draw_weights`.
+      use: bool [n]; None uses all.
+
+    Raises:
+      InputError: no row is used.
+    """
+    use = np.ones(len(values), bool) if use is None else use
+    if not use.any():
+        raise InputError("there is nothing to average; take more images per identity")
+    count = weights.shape[1]
+    sums = np.bincount(units[use], values[use], minlength=count)
+    sizes = np.bincount(units[use], minlength=count)
+    totals = weights @ sizes
+    draws = (weights @ sums)[totals > 0] / totals[totals > 0]
+    if draws.size < len(weights):  # keep draws paired: a draw without data repeats the value
+        filled = np.full(len(weights), values[use].mean())
+        filled[totals > 0] = draws
+        draws = filled
+    return Estimate(float(values[use].mean()), draws)

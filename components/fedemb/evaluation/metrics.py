@@ -1,0 +1,252 @@
+"""Verification by embeddings, exact over all pairs, with intervals over identities.
+
+The metric is that of paper.md (d): recall of same-class pairs at the threshold that lets a given
+share of different-class pairs through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedemb.errors import InputError
+from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.pairs import (
+    GRID,
+    MAX_UNITS,
+    Labelled,
+    PairCounts,
+    count_pairs,
+    grid_keys,
+    negative_tiles,
+    positive_blocks,
+)
+
+EXACT_PAIRS = 300_000
+"""Up to so many pairs a draw is evaluated exactly; above, to first order in the weights."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of `verify`.
+
+    Attributes:
+      recall: per false accept rate, in the order asked.
+      thresholds: cosine above which a pair is accepted, per rate.
+      negatives: number of different-class pairs.
+      positives: number of same-class pairs.
+      roc: float64 [points, 3] of (false accept rate, recall, threshold), rates ascending.
+    """
+
+    false_accept_rates: tuple[float, ...]
+    recall: tuple[Estimate, ...]
+    thresholds: tuple[float, ...]
+    negatives: int
+    positives: int
+    roc: np.ndarray = field(repr=False)
+
+
+def unit_norm(embeddings: np.ndarray) -> np.ndarray:
+    """Scales rows to unit length, float32 [n, dim]; rows of zeros stay.
+
+    Raises:
+      InputError: not a matrix, or it holds NaN or infinity.
+    """
+    embeddings = np.asarray(embeddings, np.float32)
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise InputError(
+            f"embeddings must be a finite matrix, got shape {embeddings.shape} with "
+            f"{int((~np.isfinite(embeddings)).sum())} values that are not finite; the model "
+            "diverged, lower its learning rates"
+        )
+    norms = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
+    return (embeddings / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def arrange(
+    embeddings: np.ndarray,
+    labels: np.ndarray,
+    clusters: np.ndarray | None = None,
+    gallery: np.ndarray | None = None,
+) -> Labelled:
+    """Normalises and sorts embeddings for the functions of this module.
+
+    Args:
+      embeddings: [n, dim].
+      labels: class ids [n].
+      clusters: what the bootstrap resamples, ids [n]; None: the classes. A class must lie in one.
+      gallery: [n, dim] embeddings of the same images by another model, for `previous_release`.
+
+    Raises:
+      InputError: lengths differ, values are not finite, or a class lies in two clusters.
+    """
+    labels = np.asarray(labels)
+    clusters = labels if clusters is None else np.asarray(clusters)
+    if not len(embeddings) == len(labels) == len(clusters):
+        raise InputError(
+            f"got {len(embeddings)} embeddings, {len(labels)} labels and {len(clusters)} clusters;"
+            " give one of each per image"
+        )
+    dense_clusters = np.unique(clusters, return_inverse=True)[1]
+    order = np.lexsort((labels, dense_clusters))
+    units = dense_clusters[order]
+    begins = np.diff(labels[order], prepend=0) != 0
+    begins |= np.diff(units, prepend=-1) != 0
+    if begins.sum() != len(np.unique(labels)):
+        raise InputError("a class lies in more than one cluster; resample classes instead")
+    if len(units) and units[-1] >= MAX_UNITS:
+        units = units * MAX_UNITS // (units[-1] + 1)
+    queries = unit_norm(embeddings)[order]
+    return Labelled(
+        queries=queries,
+        gallery=queries if gallery is None else unit_norm(gallery)[order],
+        labels=np.cumsum(begins) - 1,
+        units=units,
+        order=order,
+    )
+
+
+def verify(
+    data: Labelled, false_accept_rates: Sequence[float], *, samples: int, seed: int = 0
+) -> Verification:
+    """Recall at false accept rates over all pairs, with intervals over identities.
+
+    The threshold is the (floor(rate * negatives) + 1)-th largest negative score and a pair is
+    accepted above it; each draw has its own threshold. 100,000 embeddings take minutes, not memory.
+
+    Args:
+      data: of `arrange`.
+      false_accept_rates: each in (0, 1).
+      samples: bootstrap draws.
+      seed: of the draws.
+
+    Raises:
+      InputError: there is no positive or no negative pair.
+    """
+    sizes = data.label_sizes
+    if len(sizes) < 2 or sizes.max(initial=0) < 2:
+        raise InputError(
+            f"verification needs two classes and one of them with two images, got {len(sizes)} "
+            f"classes with at most {sizes.max(initial=0)} images; hold out more users"
+        )
+    counts = count_pairs(data, false_accept_rates)
+    weights = draw_weights(int(data.units[-1]) + 1, samples, seed)
+    values = counts.accepted / counts.positives
+    if data.symmetric and counts.negatives + counts.positives <= EXACT_PAIRS:
+        draws = _exact_draws(data, counts, false_accept_rates, weights)
+    else:
+        one = _binned_recall(counts, false_accept_rates, np.ones_like(weights[:1]))
+        draws = _binned_recall(counts, false_accept_rates, weights) - one + values
+    negatives = np.cumsum(counts.touching_bins.sum(0)[::-1]) / 2
+    positives = np.cumsum(counts.positive_bins.sum(0)[:0:-1])
+    roc = np.stack(
+        [negatives / counts.negatives, positives / counts.positives, counts.edges[-2::-1]], axis=1
+    )
+    return Verification(
+        false_accept_rates=tuple(false_accept_rates),
+        recall=tuple(
+            Estimate(float(value), np.clip(draws[:, i], 0, 1)) for i, value in enumerate(values)
+        ),
+        thresholds=tuple(float(key) / GRID for key in counts.thresholds),
+        negatives=counts.negatives,
+        positives=counts.positives,
+        roc=roc[np.append(True, np.diff(roc[:, 0]) > 0) & (roc[:, 0] > 0)],
+    )
+
+
+def _binned_recall(
+    counts: PairCounts, false_accept_rates: Sequence[float], weights: np.ndarray
+) -> np.ndarray:
+    """Recall per draw and rate, [draws, rates], linear inside a bin.
+
+    A pair of units a, b has weight w_a w_b = 1 + (w_a - 1) + (w_b - 1) + ..., and the product of
+    the deviations is left out (Hajek projection): its share falls with the number of identities.
+    """
+    touching = counts.touching_bins[:, ::-1].astype(np.float32)
+    deviations = weights - 1
+    accepts = touching.sum(0, dtype=np.float64) / 2 + deviations @ touching
+    accepts = np.maximum.accumulate(np.cumsum(accepts, axis=1), axis=1)
+    totals = counts.negatives + deviations @ counts.touching.astype(np.float32)
+    positives = weights @ counts.positive_bins.astype(np.float32)
+    recalled = np.cumsum(positives[:, :0:-1], axis=1, dtype=np.float64)
+    possible = np.maximum(positives.sum(1), 1)
+    result = np.empty((len(weights), len(false_accept_rates)))
+    for row, (accept, recall) in enumerate(zip(accepts, recalled, strict=True)):
+        wanted = np.array(false_accept_rates) * max(totals[row], 1)
+        result[row] = np.interp(wanted, np.append(0, accept), np.append(0, recall)) / possible[row]
+    return result
+
+
+def _exact_draws(
+    data: Labelled, counts: PairCounts, false_accept_rates: Sequence[float], weights: np.ndarray
+) -> np.ndarray:
+    """Recall per draw and rate, [draws, rates], by the rule itself on the drawn multiset of pairs.
+
+    Pairs inside a unit are drawn as often as the unit, pairs across units as often as both say;
+    an image never meets its own copy.
+    """
+    keys, left, right = [], [], []
+    for rows, columns, tile in negative_tiles(data):
+        where = np.nonzero(tile >= -1.5)
+        keys.append(grid_keys(tile[where]))
+        left.append(data.units[rows][where[0]])
+        right.append(data.units[columns][where[1]])
+    negative = np.concatenate(keys)
+    order = np.argsort(negative)[::-1]
+    negative, a, b = negative[order], np.concatenate(left)[order], np.concatenate(right)[order]
+    blocks = [(np.full(len(scores), unit), scores) for unit, scores in positive_blocks(data)]
+    owner = np.concatenate([block[0] for block in blocks])
+    positive = grid_keys(np.concatenate([block[1] for block in blocks]))
+    result = np.empty((len(weights), len(false_accept_rates)))
+    for row, weight in enumerate(weights.astype(np.int64)):
+        running = np.cumsum(np.where(a == b, weight[a], weight[a] * weight[b]))
+        drawn = weight[owner]
+        for column, far in enumerate(false_accept_rates):
+            if not running[-1] or not drawn.sum():
+                result[row, column] = counts.accepted[column] / counts.positives
+                continue
+            place = np.searchsorted(running, int(far * running[-1]) + 1)
+            accepted = positive > negative[min(place, len(negative) - 1)]
+            result[row, column] = drawn[accepted].sum() / drawn.sum()
+    return result
+
+
+def rates_at(
+    data: Labelled, threshold: float, *, samples: int, seed: int = 0
+) -> tuple[Estimate | None, Estimate | None]:
+    """False accept rate and recall at a given threshold: what a subgroup meets in operation.
+
+    Args:
+      data: of `arrange`, the images of one subgroup.
+      threshold: cosine above which a pair is accepted.
+      samples: bootstrap draws.
+      seed: of the draws.
+
+    Returns:
+      (false accept rate, recall); None where there is no such pair.
+    """
+    key = round(threshold * GRID)
+    units = int(data.units[-1]) + 1
+    weights = draw_weights(units, samples, seed)
+    touching, above = np.zeros(units), np.zeros(units)
+    for rows, columns, tile in negative_tiles(data):
+        for span, axis in ((rows, 1), (columns, 0)):
+            height = span.stop - span.start
+            real = (tile >= -1.5).sum(axis)[:height]
+            accepted = (np.where(tile >= -1.5, grid_keys(tile), -GRID - 1) > key).sum(axis)[:height]
+            touching += np.bincount(data.units[span], real, minlength=units)
+            above += np.bincount(data.units[span], accepted, minlength=units)
+    false_accepts = None
+    if touching.sum():
+        drawn = touching.sum() / 2 + (weights - 1) @ touching
+        taken = above.sum() / 2 + (weights - 1) @ above
+        rates = np.clip(taken / np.maximum(drawn, 1), 0, 1)
+        false_accepts = Estimate(float(above.sum() / touching.sum()), rates)
+    owners, hits = [], []
+    for unit, scores in positive_blocks(data):
+        owners.append(np.full(len(scores), unit))
+        hits.append(grid_keys(scores) > key)
+    owner, hit = np.concatenate(owners), np.concatenate(hits).astype(np.float64)
+    return false_accepts, weighted_mean(hit, owner, weights) if len(hit) else None

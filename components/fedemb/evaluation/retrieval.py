@@ -1,0 +1,101 @@
+"""Retrieval by embeddings: every image is a query against all others, with intervals.
+
+Ties count against the model: a collapsed backbone retrieves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.pairs import Labelled
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Result of `retrieve`.
+
+    Attributes:
+      recall_at: per k, share of queries with a match among the k nearest; only queries that have a
+        match at all.
+      mean_average_precision: of the same queries.
+      nearest_neighbour: leave-one-out 1-NN accuracy over all queries; a class of one image is
+        always an error.
+      queries: number of queries.
+    """
+
+    recall_at: dict[int, Estimate]
+    mean_average_precision: Estimate
+    nearest_neighbour: Estimate
+    queries: int
+
+
+def _not_below(others: np.ndarray, match: np.ndarray) -> np.ndarray:
+    """How many of `others` are at least each of `match`; others may be sorted in place."""
+    if match.size <= 24:
+        return np.array([np.count_nonzero(others >= score) for score in match])
+    others.sort()
+    return len(others) - np.searchsorted(others, match)
+
+
+def retrieve(
+    data: Labelled,
+    ks: Sequence[int],
+    *,
+    samples: int,
+    seed: int = 0,
+    max_queries: int = 20_000,
+    block: int | None = None,
+) -> Retrieval:
+    """Ranks all other images for every query. Ties count against the model.
+
+    The draws resample the queries' identities; the gallery stays. Above `max_queries` images an
+    evenly spaced subset asks, always against the whole gallery.
+
+    Args:
+      data: of `arrange`.
+      ks: depths of recall@k.
+      samples: bootstrap draws.
+      seed: of the draws.
+      max_queries: queries at most.
+      block: queries at once; None: as many as keep their scores within 64 MB, 512 at most.
+
+    Raises:
+      InputError: no query has a match.
+    """
+    count = len(data.labels)
+    block = block or max(1, min(512, 2**24 // count))
+    stops = np.cumsum(data.label_sizes)
+    starts = stops - data.label_sizes
+    asked = np.unique(np.linspace(0, count - 1, min(count, max_queries)).astype(np.int64))
+    first = np.full(len(asked), count, np.int64)
+    precision = np.zeros(len(asked))
+    for begin in range(0, len(asked), block):
+        rows = asked[begin : begin + block]
+        scores = data.queries[rows] @ data.gallery.T
+        scores[np.arange(len(rows)), rows] = -2  # the query itself
+        for i, label in enumerate(data.labels[rows], start=begin):
+            span = slice(starts[label], stops[label])
+            match = np.sort(scores[i - begin, span])[:0:-1]
+            if match.size:
+                others = scores[i - begin]
+                others[span] = -2
+                ranks = _not_below(others, match) + np.arange(1, match.size + 1)
+                first[i] = ranks[0]
+                precision[i] = (np.arange(1, match.size + 1) / ranks).mean()
+    units = data.units[asked]
+    weights = draw_weights(int(data.units[-1]) + 1, samples, seed)
+    has_match = data.label_sizes[data.labels[asked]] > 1
+
+    def share(values: np.ndarray, use: np.ndarray | None = has_match) -> Estimate:
+        return weighted_mean(values.astype(np.float64), units, weights, use)
+
+    return Retrieval(
+        recall_at={k: share(first <= k) for k in ks},
+        mean_average_precision=share(precision),
+        nearest_neighbour=share(first <= 1, None),
+        queries=len(asked),
+    )

@@ -1,0 +1,171 @@
+"""Key store over Google Secret Manager."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from typing_extensions import override
+
+from fedemb.errors import LedgerError, StorageError
+from fedemb.keys.keys import KEY_BYTES, KeyStore, checked_name
+
+
+class SecretManagerKeyStore(KeyStore):
+    """Google Secret Manager, `gsm://project[/prefix]`: wrapped by the service, never on a disk.
+
+    A key is version 1 of its secret, a further generation of a signing key a further version, so
+    that whoever may read the key may read its successor; a destroyed version is the tombstone.
+    """
+
+    def __init__(self, project: str, prefix: str = "fedemb", client: Any = None):
+        self.uri = f"gsm://{project}/{prefix}"
+        self._parent = f"projects/{project}"
+        self._prefix = prefix
+        self._client = client or _secret_manager_client()
+
+    @override
+    def create(self, name: str) -> bytes:
+        from google.api_core import exceptions
+
+        if self.used(name):  # who may create may not destroy the version that is one too many
+            raise FileExistsError(f"key {name} is in use or was destroyed")
+        try:
+            self._client.create_secret(
+                parent=self._parent,
+                secret_id=self._secret_id(name),
+                secret={"replication": {"automatic": {}}},
+            )
+        except exceptions.AlreadyExists:
+            pass  # perhaps left without a version by a killed process: version 1 decides
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        key, version = self._add(name)
+        if _number(version) != 1:
+            self._destroy(name, version)
+            raise FileExistsError(f"key {name} is in use or was destroyed")
+        return key
+
+    @override
+    def fetch(self, name: str) -> bytes:
+        from google.api_core import exceptions
+
+        try:
+            answer = self._client.access_secret_version(name=self._version(name))
+        except (exceptions.NotFound, exceptions.FailedPrecondition) as error:
+            raise LedgerError(
+                f"key {name} is not in {self.uri} or was destroyed when its run was committed; "
+                "start a new run"
+            ) from error
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        key = bytes(answer.payload.data)
+        if len(key) != KEY_BYTES:
+            raise LedgerError(f"key {name} in {self.uri} has {len(key)} bytes, expected 32")
+        return key
+
+    @override
+    def destroy(self, name: str) -> None:
+        self._destroy(name, self._version(name))
+
+    @override
+    def exists(self, name: str) -> bool:
+        try:
+            self.fetch(name)
+        except LedgerError:
+            return False
+        return True
+
+    @override
+    def used(self, name: str) -> bool:
+        from google.api_core import exceptions
+
+        try:
+            self._client.access_secret_version(name=self._version(name))
+        except exceptions.NotFound:
+            return False
+        except exceptions.FailedPrecondition:
+            return True
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        return True
+
+    @override
+    def newest(self, name: str) -> int:
+        from google.api_core import exceptions
+
+        parent = f"{self._parent}/secrets/{self._secret_id(name)}"
+        try:
+            versions = list(self._client.list_secret_versions(parent=parent))
+        except exceptions.NotFound:
+            return 0
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        # Versions that lost a race for a name are destroyed and count for nothing.
+        enabled = [version.name for version in versions if version.state.name == "ENABLED"]
+        return max(map(_number, enabled), default=0)
+
+    @override
+    def renew(self, name: str) -> int:
+        return _number(self._add(name)[1])
+
+    def _add(self, name: str) -> tuple[bytes, str]:
+        """Adds a version of new entropy; returns it and the version's name."""
+        from google.api_core import exceptions
+
+        key = os.urandom(KEY_BYTES)
+        try:
+            version = self._client.add_secret_version(
+                parent=f"{self._parent}/secrets/{self._secret_id(name)}", payload={"data": key}
+            )
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+        return key, version.name
+
+    def _destroy(self, name: str, version: str) -> None:
+        from google.api_core import exceptions
+
+        try:
+            self._client.destroy_secret_version(name=version)
+        except (exceptions.NotFound, exceptions.FailedPrecondition):
+            return
+        except exceptions.GoogleAPICallError as error:
+            raise self._failed(name, error) from error
+
+    def _secret_id(self, name: str) -> str:
+        """Name of the secret: one for all generations of a key."""
+        key = checked_name(name).partition("@")[0]
+        return f"{self._prefix}-{hashlib.sha256(key.encode()).hexdigest()}"
+
+    def _version(self, name: str) -> str:
+        generation = name.partition("@")[2] or "1"
+        return f"{self._parent}/secrets/{self._secret_id(name)}/versions/{generation}"
+
+    def _failed(self, name: str, error: Exception) -> StorageError:
+        return StorageError(
+            f"key {name} in {self.uri} cannot be reached ({type(error).__name__}); check the "
+            "service account's role on Secret Manager, then run again"
+        )
+
+
+def _number(version: str) -> int:
+    return int(version.rsplit("/", 1)[-1])
+
+
+def _secret_manager_client() -> Any:
+    try:
+        from google.cloud import secretmanager
+    except ImportError as error:
+        raise StorageError(
+            "key stores at gsm:// need google-cloud-secret-manager; install the locked packages"
+        ) from error
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        return secretmanager.SecretManagerServiceClient()
+    except GoogleAuthError as error:
+        raise StorageError(
+            "no Google credentials were found for the keys; run `gcloud auth application-default "
+            "login`, or set up Workload Identity for this service account"
+        ) from error

@@ -1,0 +1,150 @@
+"""Who says so: Ed25519 signatures over canonical JSON. Who is believed is said in `trust`.
+
+A signature covers the role it was made in, so a key trusted for the ledger cannot sign a report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    derive_private_key,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import LedgerError
+from fedemb.keys.keys import KeyStore, derive, generation_name
+
+if TYPE_CHECKING:
+    from fedemb.keys.trust import TrustStore
+
+ROLES = ("policy", "ledger", "trainer", "report", "gate", "release", "bundle")
+"""Policies and waivers, records, round logs, reports, verdicts, attestations, signed bundles."""
+ALGORITHM = "ed25519"
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def message(role: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes a signature covers."""
+    return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
+
+
+def key_id_of(public_key: str) -> str:
+    """Short name of a public key."""
+    return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A public key in hexadecimal digits and the one role it is believed in.
+
+    Raw Ed25519; for the role `bundle` a compressed point of P-256, which model_signing works with.
+    """
+
+    key_id: str
+    role: str
+    public_key: str
+    generation: int = 1
+
+
+class Signer:
+    """A private key in one role."""
+
+    def __init__(self, role: str, seed: bytes, generation: int = 1):
+        """Makes the signer of a role from its 32-byte secret.
+
+        Raises:
+          ValueError: unknown role.
+        """
+        if role not in ROLES:
+            raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
+        self.role = role
+        self.generation = generation
+        self._private = Ed25519PrivateKey.from_private_bytes(derive(seed, "ed25519", role))
+        self.public_key = self._private.public_key().public_bytes_raw().hex()
+        self.key_id = key_id_of(self.public_key)
+
+    @classmethod
+    def load_or_create(cls, store: KeyStore, role: str, generation: int = 1) -> Signer:
+        """Takes the role's key `signing/<role>` from the store, created at first use."""
+        name = generation_name(f"signing/{role}", generation)
+        return cls(role, store.load_or_create(name), generation)
+
+    @classmethod
+    def current(cls, store: KeyStore, role: str, trust: TrustStore) -> Signer:
+        """Takes the key that is believed in the role now, which must be in the store.
+
+        Raises:
+          LedgerError: the store holds none of that generation, or another one.
+        """
+        key = trust.current(role)
+        secret = store.fetch(generation_name(f"signing/{role}", key.generation))
+        signer = cls(role, secret, key.generation)
+        if signer.trusted() != key:
+            raise _other_store(store, role)
+        return signer
+
+    def sign(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the signature object of a body without `signature`."""
+        value = self._private.sign(message(self.role, body)).hex()
+        return {"key_id": self.key_id, "algorithm": ALGORITHM, "value": value}
+
+    def sign_bytes(self, data: bytes) -> bytes:
+        """Signs bytes as they are, for envelopes with an encoding of their own (DSSE)."""
+        return self._private.sign(data)
+
+    def trusted(self) -> TrustedKey:
+        """The public half, to be pinned."""
+        return TrustedKey(self.key_id, self.role, self.public_key, self.generation)
+
+
+def _other_store(store: KeyStore, role: str) -> LedgerError:
+    return LedgerError(
+        f"key signing/{role} in {store.uri} is not the one this ledger believes; name the key "
+        "store the ledger was made with"
+    )
+
+
+def bundle_signing_key(store: KeyStore, generation: int = 1) -> EllipticCurvePrivateKey:
+    """The P-256 key of the role `bundle`, created at first use."""
+    return _p256(store.load_or_create(generation_name("signing/bundle", generation)))
+
+
+def current_bundle_key(store: KeyStore, trust: TrustStore) -> EllipticCurvePrivateKey:
+    """The key that is believed to sign bundles now; see `Signer.current`."""
+    believed = trust.current("bundle")
+    key = _p256(store.fetch(generation_name("signing/bundle", believed.generation)))
+    if trusted_bundle_key(key, believed.generation) != believed:
+        raise _other_store(store, "bundle")
+    return key
+
+
+def _p256(seed: bytes) -> EllipticCurvePrivateKey:
+    number = int.from_bytes(derive(seed, "p256", "bundle"), "big")
+    return derive_private_key(number % (_P256_ORDER - 1) + 1, SECP256R1())
+
+
+def trusted_bundle_key(key: EllipticCurvePrivateKey, generation: int = 1) -> TrustedKey:
+    """The public half of a bundle key, to be pinned."""
+    point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
+    return TrustedKey(key_id_of(point), "bundle", point, generation)
+
+
+def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
+    """The public half of one's own key, created at first use."""
+    if role == "bundle":
+        return trusted_bundle_key(bundle_signing_key(store, generation), generation)
+    return Signer.load_or_create(store, role, generation).trusted()
+
+
+def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]:
+    """Returns the document with `signature: {key_id, algorithm, value}` added or replaced."""
+    body = {key: value for key, value in document.items() if key != "signature"}
+    return {**body, "signature": signer.sign(body)}

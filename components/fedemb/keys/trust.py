@@ -1,0 +1,262 @@
+"""Whom one believes: the pinned public keys, each in one role, and those they lead to.
+
+A key that travels with a document proves nothing: what is verified is verified with a `TrustStore`
+that came from elsewhere.
+
+Keys are rotated by a ledger record that the policy owner signs with a key believed so far. It names
+the next generation of keys, which is believed from then on, and retires those before, which are
+believed for what was signed before that record and nothing since. So who pinned the first keys
+needs no others: the ledger, and the copy of it in a bundle, leads from them to the newest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from fedemb.documents.artifacts import parse_json, write_json
+from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
+from fedemb.keys.keys import KeyStore
+from fedemb.keys.signatures import ALGORITHM, ROLES, TrustedKey, key_id_of, message, public_key
+
+TRUST_SCHEMA = "fedemb/trust/1"
+
+
+class TrustStore:
+    """The public keys one believes, each in one role."""
+
+    def __init__(
+        self, keys: Iterable[TrustedKey], retired: Mapping[tuple[str, str], int] | None = None
+    ):
+        """Indexes the keys.
+
+        Args:
+          keys: of all generations.
+          retired: role and key id to the number of the ledger record that retired the key.
+
+        Raises:
+          SignatureInvalid: a role is unknown, or a key id is not that of its key.
+        """
+        self.keys = tuple(sorted(keys, key=lambda key: (key.role, key.generation, key.key_id)))
+        self._retired = dict(retired or {})
+        for key in self.keys:
+            fits = key.role in ROLES and key.key_id == key_id_of(key.public_key)
+            if not fits or type(key.generation) is not int or key.generation < 1:
+                raise SignatureInvalid(
+                    f"trust store entry {key.key_id!r} has an unknown role or does not fit its "
+                    "key; take the trust store from its owner again"
+                )
+        self._public = {
+            (key.role, key.key_id): Ed25519PublicKey.from_public_bytes(
+                bytes.fromhex(key.public_key)
+            )
+            for key in self.keys
+            if key.role != "bundle"
+        }
+
+    @classmethod
+    def parse(cls, data: bytes, name: str = "trust.json") -> TrustStore:
+        """Reads a trust file's bytes.
+
+        Raises:
+          ArtifactError: not a trust file of this version.
+          SignatureInvalid: an entry contradicts itself.
+        """
+        document = parse_json(data, TRUST_SCHEMA, name)
+        try:
+            if set(document) != {"schema", "keys"}:
+                raise ValueError("unknown fields")
+            return cls(TrustedKey(**entry) for entry in document["keys"])
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(
+                f"{name} is not a trust store ({error}); take it from its owner again"
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> TrustStore:
+        """Reads a trust file."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                f"trust store {path} cannot be read: {error.strerror}; name the file its owner gave"
+            ) from error
+        return cls.parse(data, path.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of a trust file, without its schema."""
+        return {"keys": [vars(key) for key in self.keys]}
+
+    def save(self, path: Path) -> None:
+        """Writes a trust file."""
+        write_json(path, TRUST_SCHEMA, self.to_json())
+
+    def current(self, role: str) -> TrustedKey:
+        """The newest key of a role, the only one to sign with.
+
+        Raises:
+          SignatureInvalid: no key is believed in the role.
+        """
+        found = [key for key in self.keys if key.role == role]
+        if not found:
+            raise SignatureInvalid(
+                f"the trust store believes no key in the role {role!r}; take it from its owner "
+                "again"
+            )
+        return found[-1]
+
+    def require(self, key: TrustedKey) -> None:
+        """Refuses a key whose signature nobody would believe, before it is written down for good.
+
+        Raises:
+          SignatureInvalid: it is not believed in its role.
+          StorageError: it was, and another one is now.
+        """
+        if key not in self.keys:
+            raise SignatureInvalid(
+                f"key {key.key_id!r} is not believed in the role {key.role!r}, so nobody would "
+                "believe what it signs; name the key store this ledger was made with"
+            )
+        if key != self.current(key.role):
+            raise StorageError(
+                f"the signing key of the role {key.role!r} was rotated since this step took it; "
+                "nothing was written, run the step again"
+            )
+
+    def rotated(self, entries: Iterable[Mapping[str, Any]], sequence: int) -> TrustStore:
+        """What is believed after a ledger record named the next generation of keys.
+
+        Args:
+          entries: the new keys, one of a role at most.
+          sequence: number of the record.
+
+        Raises:
+          LedgerError: an entry is none, or not of a later generation than the role's key.
+        """
+        try:
+            fresh = [TrustedKey(**entry) for entry in entries]
+            before = [self.current(key.role) for key in fresh]
+            later = all(
+                new.generation > old.generation for new, old in zip(fresh, before, strict=True)
+            )
+            if not fresh or not later or len({key.role for key in fresh}) != len(fresh):
+                raise ValueError("not one later key for each role")
+            retired = {(key.role, key.key_id): sequence for key in before}
+            return TrustStore([*self.keys, *fresh], {**self._retired, **retired})
+        except (TypeError, ValueError, SignatureInvalid) as error:
+            raise LedgerError(
+                f"ledger record {sequence} names new keys and cannot be believed ({error}); "
+                "restore the ledger from its backup"
+            ) from error
+
+    def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:
+        """The P-256 keys believed to sign bundles; see `verify` for `at`."""
+        return [
+            EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
+            for key in self.keys
+            if key.role == "bundle" and self._retired_by("bundle", key.key_id, at) is None
+        ]
+
+    def verify(
+        self,
+        body: Mapping[str, Any],
+        signature: object,
+        role: str,
+        name: str,
+        *,
+        at: int | None = None,
+    ) -> None:
+        """Checks the signature of a body without `signature`.
+
+        Args:
+          body: what was signed.
+          signature: as `Signer.sign` returned it.
+          role: the role it must be made in.
+          name: of the document, for the message.
+          at: number of the ledger record as of which it was signed; a key that a later record
+            retired counts. None is now: only keys that are not retired count.
+
+        Raises:
+          SignatureInvalid: missing, malformed, by a key not believed in the role, or not of this
+            content.
+        """
+        fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
+        if set(fields) != {"key_id", "algorithm", "value"}:
+            raise SignatureInvalid(f"{name} is not signed; only signed documents count")
+        key_id, value = str(fields["key_id"]), str(fields["value"])
+        if fields["algorithm"] != ALGORITHM:
+            raise SignatureInvalid(f"{name} is not signed with {ALGORITHM}; check its origin")
+        public = self._believed(role, key_id, at, name)
+        try:
+            raw = bytes.fromhex(value)
+            if raw.hex() != value:
+                raise ValueError("not canonical")
+            public.verify(raw, message(role, body))
+        except (InvalidSignature, ValueError, TypeError, ArtifactError) as error:
+            raise SignatureInvalid(
+                f"the signature of {name} does not fit its content; it was changed after signing"
+            ) from error
+
+    def verify_bytes(
+        self, data: bytes, value: bytes, role: str, key_id: str, name: str, *, at: int | None = None
+    ) -> None:
+        """Checks a signature made by `Signer.sign_bytes`.
+
+        Raises:
+          SignatureInvalid: as in `verify`.
+        """
+        try:
+            self._believed(role, key_id, at, name).verify(value, data)
+        except InvalidSignature as error:
+            raise SignatureInvalid(
+                f"the signature of {name} does not fit its content; it was changed after signing"
+            ) from error
+
+    def _believed(self, role: str, key_id: str, at: int | None, name: str) -> Ed25519PublicKey:
+        public = self._public.get((role, key_id))
+        if public is None:
+            raise SignatureInvalid(
+                f"{name} is signed by key {key_id!r}, which the trust store does not believe in "
+                f"the role {role!r}; check where it comes from"
+            )
+        record = self._retired_by(role, key_id, at)
+        if record is not None:
+            raise SignatureInvalid(
+                f"{name} is signed by key {key_id!r} of the role {role!r}, which ledger record "
+                f"{record} had retired; run the step that signed it again, or check where it "
+                "comes from"
+            )
+        return public
+
+    def _retired_by(self, role: str, key_id: str, at: int | None) -> int | None:
+        """The record that had retired a key by then."""
+        record = self._retired.get((role, key_id))
+        then = at if type(at) is int else math.inf  # a document may say anything
+        return record if record is not None and record <= then else None
+
+
+def trust_of(store: KeyStore) -> TrustStore:
+    """The trust store of one's own newest keys, all roles, created at first use."""
+    return TrustStore(
+        public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
+    )
+
+
+def verify_document(
+    document: Mapping[str, Any], trust: TrustStore, role: str, *, at: int | None = None
+) -> dict[str, Any]:
+    """Checks a signed document and returns it without its signature; see `TrustStore.verify`.
+
+    Raises:
+      SignatureInvalid: the signature is missing, by an unknown key, or not of this content.
+    """
+    body = {key: value for key, value in document.items() if key != "signature"}
+    name = str(document.get("schema", document.get("kind", "the document")))
+    trust.verify(body, document.get("signature"), role, name, at=at)
+    return body

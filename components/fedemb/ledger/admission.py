@@ -1,0 +1,97 @@
+"""May this run be charged? The one decision that stands between a run and private data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
+from fedemb.ledger.budget import Charge, on_schedule
+from fedemb.ledger.state import LedgerState
+from fedemb.ledger.terms import PolicyTerms
+
+
+def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str, Any]) -> list[str]:
+    """Returns the requested blocks that can pay for the run; full ones drop out.
+
+    A simulation is written down but pays nothing: it can never be released.
+
+    Args:
+      state: the ledger as of now.
+      policy_id: for the message.
+      run_id: run that asks.
+      content: what the reservation binds.
+
+    Raises:
+      BudgetExceeded: no requested block can pay.
+      PlanMismatch: the policy takes only runs of its planned series, and this is none, or the
+        series is complete.
+      Refused: its blocks cut the users otherwise than those of earlier runs.
+      UnsupportedAccounting: no accountant is valid for the event.
+    """
+    blocks: list[str] = list(content["blocks_requested"])
+    terms = state.terms
+    if terms is None:
+        raise LedgerError(f"policy {policy_id!r} has no ledger; make it with `fedemb ledger init`")
+    if content["delta"] != terms.delta:
+        raise PlanMismatch(
+            f"run {run_id!r} has delta={content['delta']:g}, policy {policy_id!r} "
+            f"{terms.delta:g} for life; set policy.delta to it"
+        )
+    if not terms.users.cut(blocks):
+        raise Refused(
+            f"run {run_id!r} asks for user blocks such as {blocks[0]!r}, and policy {policy_id!r} "
+            f"cuts its users into {terms.users.blocks_per_cohort} buckets of "
+            f"{terms.users.cohort_column or 'one cohort'} for life: spent budget would be lost "
+            "from sight; keep partition.blocks_per_cohort and the cohort column as they were"
+        )
+    if content["purpose"] == "simulation":
+        return blocks
+    charge = Charge(
+        sequence=-1,
+        run_id=run_id,
+        event=canonical_json(content["event"]),
+        relation=content["relation"],
+        rounds=content["rounds"],
+        rounds_charged=content["rounds"],
+    )
+    if terms.schedule is not None and terms.off_schedule == "refuse":
+        if not on_schedule(terms, charge):
+            raise PlanMismatch(
+                f"run {run_id!r} is not of the series that policy {policy_id!r} planned (another "
+                "mechanism, rounds or noise); run the planned configuration, or start a policy "
+                "with composition: renyi"
+            )
+        runs = terms.schedule.runs
+        blocks = [block for block in blocks if len(state.charges(block)) < runs]
+        if not blocks:
+            planned = f"all {runs} runs" if runs > 1 else "the one run"
+            raise BudgetExceeded(
+                f"{planned} that policy {policy_id!r} planned took place, and rounds given "
+                "back are not spent again; start another policy.policy_id, plan its runs at once "
+                "with policy.planned_runs, and add up the epsilons of both"
+            )
+    trials = {block: state.spent(block, [charge]) for block in blocks}
+    # Written so that NaN drops a block out.
+    paying = [block for block in blocks if trials[block].epsilon <= terms.epsilon_cap]
+    if not paying:
+        block = min(blocks, key=lambda name: trials[name].epsilon)
+        before, after = state.spent(block), trials[block]
+        series = after.method == "planned_series"
+        raise BudgetExceeded(
+            f"run {run_id!r} would bring block {block!r} from epsilon={before.epsilon:.4g} to "
+            f"{after.epsilon:.4g} at delta={terms.delta:g} "
+            f"({'as a planned series' if series else 'by the Rényi filter'}), above the cap "
+            f"{terms.epsilon_cap:g} of policy {policy_id!r}; {_remedy(terms)}"
+        )
+    return paying
+
+
+def _remedy(terms: PolicyTerms) -> str:
+    if terms.schedule is not None and terms.off_schedule == "refuse":
+        return (
+            "no more runs of its series fit: use users of other blocks, or start another "
+            "policy_id, with more noise or fewer rounds, and add up the epsilons of both"
+        )
+    return "raise noise_multiplier, lower rounds, or use users of other blocks"

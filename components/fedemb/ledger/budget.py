@@ -1,0 +1,173 @@
+"""What has been spent: composition over the runs that touched a user block.
+
+Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical
+runs in advance, and PLD composes as many of them as were reserved; all parameters are fixed before
+the first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
+models, so the sum of their Renyi divergences at one order, fixed in advance, is kept below the
+value that converts to the cap (Feldman and Zrnic 2021, Renyi filters; dp.md 3.2). Picking the best
+order afterwards, or a PLD filter, would not be valid.
+
+A planned policy may allow runs off the schedule. Which of the two ways a block then goes can depend
+on earlier outputs, so each way is priced at half of delta: the outcomes of the two ways are
+disjoint, and the two failure probabilities add up to delta.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfComposedDpEvent
+
+from fedemb.documents.artifacts import sha256_hex
+from fedemb.errors import LedgerError
+from fedemb.ledger.terms import PolicyTerms
+from fedemb.privacy.accounting.sampler_share import with_sampler_share
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One reservation as it weighs on a block."""
+
+    sequence: int
+    run_id: str
+    event: bytes
+    """Event of the whole run as reserved, canonical JSON."""
+    relation: str
+    rounds: int
+    """Rounds reserved."""
+    rounds_charged: int
+    """Rounds started, once committed; else as reserved."""
+
+    @property
+    def event_sha(self) -> str:
+        """Digest of the reserved event."""
+        return sha256_hex(self.event)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The cumulative price of a block."""
+
+    epsilon: float
+    delta: float
+    method: Literal["nothing", "planned_series", "renyi_filter"]
+    order: float | None
+    """Order of the Renyi filter."""
+    charges: int
+    """Runs that weigh on the block."""
+
+
+def lowered(event: DpEvent, rounds: int, charged: int) -> DpEvent:
+    """The event of the rounds that were started, where the run is a composition of equal rounds.
+
+    A mechanism whose run is one event (tree, BLT) stays charged in full.
+    """
+    if charged >= rounds:
+        return event
+    if charged == 0:
+        return NoOpDpEvent()
+    if isinstance(event, SelfComposedDpEvent) and event.count == rounds:
+        return SelfComposedDpEvent(event.event, charged)
+    return event
+
+
+def repeated(event: DpEvent, times: int) -> DpEvent:
+    """The event of several runs of one plan."""
+    if isinstance(event, SelfComposedDpEvent):
+        return SelfComposedDpEvent(event.event, event.count * times)
+    return SelfComposedDpEvent(event, times)
+
+
+def renyi_epsilon(divergence: float, order: float, delta: float) -> float:
+    """Epsilon of a Renyi divergence bound at one order (Canonne et al. 2020, Prop. 12).
+
+    >>> round(renyi_epsilon(1.0, 8.0, 1e-6), 3)
+    2.543
+    """
+    of_delta = (math.log(delta) + math.log(order)) / (order - 1)
+    return max(0.0, divergence + math.log1p(-1 / order) - of_delta)
+
+
+@lru_cache(maxsize=4096)
+def _divergence(event: bytes, relation: str, order: float, rounds: int, charged: int) -> float:
+    from fedemb.privacy.accounting.accounting import rdp_of
+
+    part = lowered(_event(event), rounds, charged)
+    value = float(rdp_of(part, NeighboringRelation[relation], [order])[0])
+    if not value >= 0:
+        raise LedgerError(f"the Renyi divergence of a reserved event is {value}; it cannot count")
+    return value
+
+
+@lru_cache(maxsize=256)
+def _series_epsilon(event: bytes, relation: str, runs: int, delta: float) -> float:
+    from fedemb.privacy.accounting.accounting import price
+
+    series = repeated(_event(event), runs)
+    return price(series, NeighboringRelation[relation], delta, runs=runs).epsilon
+
+
+def _event(data: bytes) -> DpEvent:
+    from fedemb.privacy.accounting.events import event_from_json
+
+    return event_from_json(json.loads(data))
+
+
+def on_schedule(terms: PolicyTerms, charge: Charge) -> bool:
+    """Whether a charge is one of the runs the policy committed in advance."""
+    plan = terms.schedule
+    return plan is not None and (plan.event_sha, plan.relation) == (
+        charge.event_sha,
+        charge.relation,
+    )
+
+
+def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
+    """Prices the runs that weigh on one block, as the policy says.
+
+    Raises:
+      LedgerError: a charge that the policy's way of composing cannot hold.
+      UnsupportedAccounting: an event without a valid accountant.
+    """
+    if not charges:
+        return Spent(0.0, terms.delta, "nothing", None, 0)
+    split = terms.composition == "planned" and terms.off_schedule == "renyi"
+    delta = terms.delta / 2 if split else terms.delta
+    planned = terms.schedule is not None and all(on_schedule(terms, item) for item in charges)
+    if terms.schedule is not None and planned and len(charges) <= terms.schedule.runs:
+        # Rounds given back are not spent again here: the series is priced as it was planned.
+        first = charges[0]
+        epsilon = _series_epsilon(first.event, first.relation, len(charges), delta)
+        return Spent(epsilon, terms.delta, "planned_series", None, len(charges))
+    if terms.composition == "planned" and not split:
+        raise LedgerError(
+            "the ledger holds a run that is not of the planned series, which the policy refuses"
+        )
+    divergence = math.fsum(
+        _divergence(
+            item.event,
+            item.relation,
+            terms.renyi_order,
+            item.rounds,
+            item.rounds_charged,
+        )
+        for item in charges
+    )
+    order = terms.renyi_order
+    try:
+        epsilon = with_sampler_share(
+            lambda left: renyi_epsilon(divergence, order, left), delta, len(charges)
+        )
+    except ValueError as error:
+        raise LedgerError(
+            f"{len(charges)} runs leave nothing of delta={delta:g} after the share of their noise "
+            "samplers; start another policy"
+        ) from error
+    return Spent(epsilon, terms.delta, "renyi_filter", order, len(charges))

@@ -1,0 +1,266 @@
+"""The chain of ledger records in a store: reading, verifying, appending.
+
+Record n lies at `<policy>/<n:08d>.json`, names the SHA-256 of record n-1, is created exclusively:
+of many writers of n one succeeds, the others read again and check again. What is lost is found:
+a gap by the numbers, a cut or rewritten tail by the signed heads (`<policy>/heads/<n:08d>.json`)
+and by every digest of a record that stands elsewhere (reservations, reports, releases), called
+anchors here. A listing that lags behind is completed by asking for the next numbers by name.
+Nothing is ever replaced, so the store may forbid it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time as clock
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fedemb.documents.artifacts import canonical_json, parse_json
+from fedemb.errors import LedgerError, StorageError
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger.records import GENESIS, Record, decode_record, encode_record, record_name
+from fedemb.storage import Store
+
+HEAD_SCHEMA = "fedemb/ledger_head/1"
+HEADS = "heads"
+"""Folder of the signed heads, one per record."""
+_RETRIES = 10_000
+_PARALLEL_READS = 32
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A record's number and digest as somebody else wrote it down."""
+
+    sequence: int
+    sha: str
+    where: str
+    """Who says so, for the message."""
+
+
+class Chain:
+    """The records of one policy, each verified once when it is read."""
+
+    def __init__(self, store: Store, policy_id: str, trust: TrustStore):
+        self.store = store
+        self.policy_id = policy_id
+        self.trust = trust
+        """Keys believed; with every `keys` record that is read, those it names as well."""
+        self.records: list[Record] = []
+
+    @property
+    def head(self) -> Record:
+        """The last record.
+
+        Raises:
+          LedgerError: the ledger is empty.
+        """
+        if not self.records:
+            raise LedgerError(
+                f"there is no ledger of policy {self.policy_id!r} in {self.store.uri}; make one "
+                "with `fedemb ledger init`, or name the right store"
+            )
+        return self.records[-1]
+
+    def refresh(self, *, signatures: bool = True) -> None:
+        """Reads and verifies the records that were added since.
+
+        Args:
+          signatures: False checks spelling and signature of the last record only, and signatures
+            that name new keys: the hash chain carries the last one to all before. For display.
+
+        Raises:
+          LedgerError: a record is missing or broken, or the chain does not hold.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        known, heads = len(self.records), self._highest(f"{self.policy_id}/{HEADS}")
+        last = max(heads, self._highest(self.policy_id), known - 1)
+        fresh = self._read(range(known, last + 1))
+        while (data := self._read_one(known + len(fresh))) is not None:
+            fresh.append(data)
+        self.extend(fresh, signatures=signatures)
+        if heads >= 0:  # by now it is known whose signature counts
+            self.check_anchors([self._signed_head(heads)])
+
+    def extend(self, fresh: Sequence[bytes], *, signatures: bool = True) -> None:
+        """Verifies the next records' bytes and takes them in.
+
+        Raises:
+          LedgerError: a record is broken, or does not follow the one before.
+          SignatureInvalid: a record was changed, or signed by an unknown key.
+        """
+        first, last = len(self.records), len(self.records) + len(fresh) - 1
+        added: list[Record] = []
+        previous = self.records[-1].sha if self.records else GENESIS
+        for sequence, data in enumerate(fresh, start=first):
+            name = record_name(self.policy_id, sequence)
+            record = decode_record(data, name, canonical=signatures or sequence == last)
+            if record.previous != previous:
+                raise LedgerError(
+                    f"ledger record {record.name} does not follow the record before it: one of "
+                    "the two was changed or replaced; restore the ledger from its backup"
+                )
+            previous = record.sha
+            added.append(record)
+        trust = self.trust
+        for record in added:
+            if signatures or record.sequence == last or record.kind == "keys":
+                record.verify(trust)
+            trust = _believed_after(record, trust)
+        self.records += added
+        self.trust = trust
+
+    def check_anchors(self, anchors: Iterable[Anchor]) -> None:
+        """Compares with digests written down elsewhere.
+
+        Raises:
+          LedgerError: the ledger was cut or rewritten since.
+        """
+        for anchor in anchors:
+            if anchor.sequence >= len(self.records):
+                raise LedgerError(
+                    f"the ledger ends at record {len(self.records) - 1}, but {anchor.where} names "
+                    f"record {anchor.sequence}: its tail was cut; restore it from its backup"
+                )
+            if self.records[anchor.sequence].sha != anchor.sha:
+                raise LedgerError(
+                    f"ledger record {self.records[anchor.sequence].name} is not the one that "
+                    f"{anchor.where} names: it was rewritten; restore the ledger from its backup"
+                )
+
+    def append(
+        self,
+        decide: Callable[[], Mapping[str, Any] | Record],
+        *,
+        kind: str,
+        run_id: str,
+        attempt: Callable[[], int],
+        actor: str,
+        signer: Signer,
+    ) -> Record:
+        """Adds a record, deciding anew whenever somebody else was faster.
+
+        Args:
+          decide: looks at the refreshed records and returns the body to write, or a record that
+            says the same already; raises to refuse.
+          kind: kind of the record.
+          run_id: run, or empty.
+          attempt: number of the attempt, asked after `decide`.
+          actor: who writes.
+          signer: key of the kind's role.
+        """
+        for attempts in range(_RETRIES):
+            self.refresh()
+            decision = decide()
+            if isinstance(decision, Record):
+                return decision
+            sequence = len(self.records)
+            self.trust.require(signer.trusted())
+            data = encode_record(
+                policy_id=self.policy_id,
+                sequence=sequence,
+                previous=self.head.sha if self.records else GENESIS,
+                kind=kind,
+                run_id=run_id,
+                attempt=attempt(),
+                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                actor=actor,
+                body=decision,
+                signer=signer,
+            )
+            record = decode_record(data, record_name(self.policy_id, sequence))
+            record.verify(self.trust)
+            try:
+                self.store.create(record.name, data)
+            except FileExistsError:
+                clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
+                continue
+            self.records.append(record)
+            self.trust = _believed_after(record, self.trust)
+            if signer.role == "ledger":
+                self.write_head(record, signer)
+            return record
+        raise StorageError(
+            f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
+            "was written; run again"
+        )
+
+    def _highest(self, folder: str) -> int:
+        """Highest numbered object directly in a folder, -1 if none."""
+        if self.store.local_root is not None:
+            path = self.store.local_root / folder
+            names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208  ten times faster
+        else:
+            listed = (name.removeprefix(f"{folder}/") for name in self.store.list(f"{folder}/"))
+            names = [name for name in listed if "/" not in name]
+        stems = [name.partition(".json") for name in names]
+        return max(
+            (int(stem) for stem, json, rest in stems if stem.isdigit() and json and not rest),
+            default=-1,
+        )
+
+    def _read_one(self, sequence: int) -> bytes | None:
+        try:
+            return self.store.read(record_name(self.policy_id, sequence))
+        except FileNotFoundError:
+            return None
+
+    def _read(self, sequences: range) -> list[bytes]:
+        if self.store.local_root is not None or len(sequences) < 4:
+            found = [self._read_one(sequence) for sequence in sequences]
+        else:
+            with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+                found = list(pool.map(self._read_one, sequences))
+        whole: list[bytes] = []
+        for sequence, data in zip(sequences, found, strict=True):
+            if data is None:
+                raise LedgerError(
+                    f"ledger record {record_name(self.policy_id, sequence)} is missing while later "
+                    "ones exist: it was lost or deleted; restore the ledger from its backup"
+                )
+            whole.append(data)
+        return whole
+
+    def _head_name(self, sequence: int) -> str:
+        return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"
+
+    def _signed_head(self, newest: int) -> Anchor:
+        """The newest head that the listing shows; an older one is true as well."""
+        name = self._head_name(newest)
+        try:
+            data = self.store.read(name)
+        except FileNotFoundError as error:
+            raise LedgerError(
+                f"{name} is missing although the store lists it; restore the ledger from its backup"
+            ) from error
+        head = parse_json(data, HEAD_SCHEMA, name)
+        body = {key: value for key, value in head.items() if key != "signature"}
+        self.trust.verify(body, head.get("signature"), "ledger", name, at=newest)
+        if body.get("policy_id") != self.policy_id or body.get("sequence") != newest:
+            raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
+        return Anchor(newest, str(body["sha"]), "the signed head")
+
+    def write_head(self, record: Record, signer: Signer) -> None:
+        """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
+        body = {
+            "schema": HEAD_SCHEMA,
+            "policy_id": self.policy_id,
+            "sequence": record.sequence,
+            "sha": record.sha,
+        }
+        data = canonical_json({**body, "signature": signer.sign(body)})
+        with suppress(FileExistsError):
+            self.store.create(self._head_name(record.sequence), data)
+
+
+def _believed_after(record: Record, trust: TrustStore) -> TrustStore:
+    """The keys believed for the records after this one."""
+    if record.kind != "keys":
+        return trust
+    return trust.rotated(record.body["keys"], record.sequence)

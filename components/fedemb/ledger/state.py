@@ -1,0 +1,211 @@
+"""What the records say together: attempts, charges and the rules every record must keep.
+
+Replaying from record 0 gives the state; a record that breaks a rule is an error there, so what a
+writer may not add, a reader does not accept either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from fedemb.errors import LedgerError, SignatureInvalid
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger.budget import Charge, Spent, spent
+from fedemb.ledger.records import Record
+from fedemb.ledger.terms import PolicyTerms
+
+ROUND_LOG_SCHEMA = "fedemb/round_log/1"
+_ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "card_sha", "signature"}
+
+
+@dataclass
+class Attempt:
+    """One reservation and what became of it."""
+
+    reserve: Record
+    bind: Record | None = None
+    commit: Record | None = None
+    void: Record | None = None
+    releases: list[Record] = field(default_factory=list[Record])
+    _weights: dict[int, Charge] = field(default_factory=dict[int, Charge])
+
+    @property
+    def status(self) -> str:
+        """`reserved`, `bound`, `committed`, `void` or `released`."""
+        if self.releases:
+            return "released"
+        if self.void:
+            return "void"
+        if self.commit:
+            return "committed"
+        return "bound" if self.bind else "reserved"
+
+    @property
+    def charged(self) -> bool:
+        """Whether it weighs on its blocks: simulations are never released, void ones never ran."""
+        return self.void is None and self.reserve.body["purpose"] == "release"
+
+    @property
+    def charge(self) -> Charge:
+        """Its weight: as reserved, or the rounds started once committed."""
+        return self._weight(self.commit)
+
+    def charge_after(self, sequence: int) -> Charge | None:
+        """Its weight as of a record of the ledger; None where it weighed nothing."""
+        void = self.void is not None and self.void.sequence <= sequence
+        reserved = self.reserve.sequence <= sequence
+        if void or not reserved or self.reserve.body["purpose"] != "release":
+            return None
+        committed = self.commit is not None and self.commit.sequence <= sequence
+        return self._weight(self.commit if committed else None)
+
+    def _weight(self, commit: Record | None) -> Charge:
+        rounds = int(self.reserve.body["rounds"])
+        charged = int(commit.body["rounds_started"]) if commit else rounds
+        if charged not in self._weights:
+            self._weights[charged] = Charge(
+                sequence=self.reserve.sequence,
+                run_id=self.reserve.run_id,
+                event=self.reserve.event,
+                relation=self.reserve.body["relation"],
+                rounds=rounds,
+                rounds_charged=charged,
+            )
+        return self._weights[charged]
+
+
+@dataclass
+class LedgerState:
+    """The ledger of one policy, replayed."""
+
+    terms: PolicyTerms | None = None
+    attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
+    waivers: list[Record] = field(default_factory=list[Record])
+    rotations: list[Record] = field(default_factory=list[Record])
+    by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
+    replayed: int = 0
+    _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
+    _last_attempt: dict[str, int] = field(default_factory=dict[str, int])
+
+    def replay(self, records: Iterable[Record], trust: TrustStore | None) -> None:
+        """Applies further records.
+
+        Args:
+          records: the next records, in order.
+          trust: checks the trainer's signature of round logs; None skips it, for display.
+
+        Raises:
+          LedgerError: a record breaks a rule.
+          SignatureInvalid: a round log is not signed by a trainer.
+        """
+        for record in records:
+            if (record.sequence == 0) != (record.kind == "policy"):
+                _broken(record, "a ledger begins with its policy and holds no other")
+            getattr(self, f"_on_{record.kind}")(record, trust)
+            self.replayed += 1
+
+    def last_attempt(self, run_id: str) -> int:
+        """Number of the run's latest attempt, 0 if none."""
+        return self._last_attempt.get(run_id, 0)
+
+    def committed_runs(self, *, before: float = math.inf) -> set[str]:
+        """Ids of the runs that were charged, and committed before a record of the ledger."""
+        return {
+            attempt.reserve.run_id
+            for attempt in self.attempts.values()
+            if attempt.charged and attempt.commit and attempt.commit.sequence < before
+        }
+
+    def charges(self, block: str) -> list[Charge]:
+        """What weighs on a block, in order."""
+        return [item.charge for item in self.by_block.get(block, []) if item.charged]
+
+    def spent(self, block: str, more: Iterable[Charge] = ()) -> Spent:
+        """The cumulative price of a block, with further charges if given."""
+        if self.terms is None:
+            raise LedgerError("the ledger is empty; make one with `fedemb ledger init`")
+        return spent(self.terms, [*self.charges(block), *more])
+
+    def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
+        self.terms = PolicyTerms.from_json(record.body["terms"])
+
+    def _on_waiver(self, record: Record, trust: TrustStore | None) -> None:
+        self.waivers.append(record)
+
+    def _on_keys(self, record: Record, trust: TrustStore | None) -> None:
+        self.rotations.append(record)  # what they mean for the records after them: ledger_chain
+
+    def _on_reserve(self, record: Record, trust: TrustStore | None) -> None:
+        body, key = record.body, (record.run_id, record.attempt)
+        if not record.run_id or record.attempt != self.last_attempt(record.run_id) + 1:
+            _broken(record, "attempts of a run are numbered from 1 without gaps")
+        if not set(body["blocks"]) <= set(body["blocks_requested"]) or body["rounds"] < 1:
+            _broken(record, "it takes blocks nobody asked for, or no rounds")
+        if self.terms is None or body["delta"] != self.terms.delta:
+            _broken(record, "its delta is not the policy's")
+        if not self.terms.users.cut(body["blocks_requested"]):
+            _broken(record, "it cuts the users into other blocks than the policy does for life")
+        attempt = Attempt(record)
+        self.attempts[key] = self._by_sequence[record.sequence] = attempt
+        self._last_attempt[record.run_id] = record.attempt
+        for block in body["blocks"]:
+            self.by_block.setdefault(block, []).append(attempt)
+
+    def _on_bind(self, record: Record, trust: TrustStore | None) -> None:
+        attempt = self._attempt_of(record)
+        if attempt.bind or attempt.commit or attempt.void:
+            _broken(record, "an attempt is bound once, before it is committed or void")
+        attempt.bind = record
+
+    def _on_commit(self, record: Record, trust: TrustStore | None) -> None:
+        attempt = self._attempt_of(record)
+        started = int(record.body["rounds_started"])
+        if not attempt.bind or attempt.commit:
+            _broken(record, "an attempt is committed once, after it was bound")
+        if started > int(attempt.reserve.body["rounds"]):
+            _broken(record, "it commits more rounds than were reserved")
+        log: dict[str, Any] = record.body["round_log"]
+        expected = (ROUND_LOG_SCHEMA, record.run_id, record.attempt, started)
+        if set(log) != _ROUND_LOG or expected != tuple(
+            log[name] for name in ("schema", "run_id", "attempt", "rounds_started")
+        ):
+            _broken(record, "its round log is not that of this attempt")
+        if trust is not None:
+            body = {name: value for name, value in log.items() if name != "signature"}
+            try:
+                sequence, signature = record.sequence, log["signature"]
+                trust.verify(body, signature, "trainer", "its round log", at=sequence)
+            except SignatureInvalid as error:
+                raise SignatureInvalid(f"ledger record {record.name}: {error}") from error
+        attempt.commit = record
+
+    def _on_void(self, record: Record, trust: TrustStore | None) -> None:
+        attempt = self._attempt_of(record)
+        if attempt.bind or attempt.commit or attempt.void:
+            _broken(record, "only an attempt that was never bound can be void")
+        attempt.void = record
+
+    def _on_release(self, record: Record, trust: TrustStore | None) -> None:
+        attempt = self._attempt_of(record)
+        if not attempt.commit or attempt.reserve.body["purpose"] != "release":
+            _broken(record, "only a committed run with purpose release is released")
+        attempt.releases.append(record)
+
+    def _attempt_of(self, record: Record) -> Attempt:
+        attempt = self._by_sequence.get(int(record.body["reservation"]))
+        if attempt is None or (record.run_id, record.attempt) != (
+            attempt.reserve.run_id,
+            attempt.reserve.attempt,
+        ):
+            _broken(record, "the reservation it names is not one of its run and attempt")
+        return attempt
+
+
+def _broken(record: Record, rule: str) -> NoReturn:
+    raise LedgerError(
+        f"ledger record {record.name} ({record.kind}) breaks a rule: {rule}; it was not written by "
+        "this package, restore the ledger from its backup"
+    )

@@ -1,0 +1,198 @@
+"""What a policy fixes for its life: its caps, how runs compose, and who counts as one user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, cast
+
+from fedemb.config import ONE_COHORT, RunConfig
+from fedemb.documents.artifacts import json_digest
+from fedemb.errors import LedgerError
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+_SETTINGS = {
+    "user_id_column": "data.source.columns.user_id",
+    "cohort_column": "data.source.columns.cohort",
+    "blocks_per_cohort": "partition.blocks_per_cohort",
+    "shared_label_column": "the shared classes (data.source.label_scope with columns.label)",
+    "evaluation": "partition.evaluation",
+    "schedule": "policy.planned_runs and the plan they repeat",
+}
+"""Where a configuration says it; everything else is `policy.<name>`."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A series of runs with exactly one event, committed in advance."""
+
+    event_sha: str
+    relation: str
+    runs: int
+
+
+@dataclass(frozen=True)
+class UserTerms:
+    """Who is one user, which block is theirs, and who never trains.
+
+    Another answer gives the same people other ids, blocks or evaluation users: what was spent on
+    them would be lost from sight, and people once held out for evaluation would train.
+    """
+
+    user_id_column: str
+    cohort_column: str | None
+    """None: all users are of one cohort."""
+    blocks_per_cohort: int
+    """Hash buckets of a cohort."""
+    shared_label_column: str | None
+    """Classes that all users share, of which some are held out; None: classes are the user's."""
+    evaluation: Mapping[str, Any]
+    """How users, and shared classes, are held out, as `partition.evaluation` says it."""
+
+    def cut(self, blocks: Iterable[str]) -> bool:
+        """Whether these are blocks, `cohort/bucket`, of users cut in this way."""
+        buckets = {str(number) for number in range(self.blocks_per_cohort)}
+        parts = [block.rpartition("/") for block in blocks]
+        return all(
+            cohort and bucket in buckets and (cohort == ONE_COHORT) == (self.cohort_column is None)
+            for cohort, _, bucket in parts
+        )
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    """What a policy fixes for its life."""
+
+    epsilon_cap: float
+    """Cap on the cumulative epsilon of every user block."""
+    delta: float
+    users_lower_bound: int
+    composition: Literal["planned", "renyi"]
+    renyi_order: float
+    audit_level: Literal["monitoring", "full"]
+    users: UserTerms
+    off_schedule: Literal["refuse", "renyi"] = "refuse"
+    """What happens to a run that is not of the schedule of a planned policy."""
+    schedule: Schedule | None = None
+    identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
+    """Version of id canonicalisation, user hash and block rule: another one is another policy."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The terms as they stand in the policy record."""
+        body = {item.name: getattr(self, item.name) for item in fields(self)}
+        users = {**vars(self.users), "evaluation": dict(self.users.evaluation)}
+        return {
+            **body,
+            "users": users,
+            "schedule": vars(self.schedule).copy() if self.schedule else {},
+        }
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> PolicyTerms:
+        """Reads the terms of a policy record, closed-world.
+
+        Raises:
+          LedgerError: a field is unknown, missing, of another type or out of bounds.
+        """
+        try:
+            values = _typed(cls, body)
+            plan = cast("dict[str, Any]", values.pop("schedule"))
+            users = UserTerms(**_typed(UserTerms, values.pop("users")))
+            schedule = Schedule(**_typed(Schedule, plan)) if plan else None
+            terms = cls(**values, users=users, schedule=schedule)
+        except (TypeError, ValueError) as error:
+            raise LedgerError(
+                f"the policy record is broken: {error}; restore the ledger"
+            ) from error
+        holds = (
+            0 < terms.epsilon_cap < math.inf
+            and 0 < terms.delta < 1 / terms.users_lower_bound
+            and 1 < terms.renyi_order <= 512
+            and terms.composition in ("planned", "renyi")
+            and terms.off_schedule in ("refuse", "renyi")
+            and terms.audit_level in ("monitoring", "full")
+            and (terms.composition == "planned") == (terms.schedule is not None)
+            and terms.users.blocks_per_cohort >= 1
+        )
+        if not holds:
+            raise LedgerError("the policy record has terms out of bounds; restore the ledger")
+        return terms
+
+    def differences(self, asked: Self) -> list[str]:
+        """What somebody asks for otherwise, by the names of the configuration."""
+        ours, theirs = _flat(self), _flat(asked)
+        return [
+            f"{_SETTINGS.get(name, f'policy.{name}')} is {theirs[name]!r} where the policy has "
+            f"{ours[name]!r} for life"
+            for name in ours
+            if ours[name] != theirs[name]
+        ]
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "float": (float,),
+    "int": (int,),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "Mapping[str, Any]": (dict,),
+    "UserTerms": (dict,),
+    "Schedule | None": (dict,),
+}
+"""JSON types of the fields by annotation; a Literal is text."""
+
+
+def _typed(cls: type, body: object) -> dict[str, Any]:
+    """The fields of a dataclass, each of its JSON type, none missing and none further."""
+    kinds = {item.name: _KINDS.get(str(item.type), (str,)) for item in fields(cls)}
+    if not isinstance(body, dict) or set(cast("dict[str, object]", body)) != set(kinds):
+        raise ValueError("unknown or missing fields")
+    values = cast("dict[str, Any]", body)
+    if any(type(values[name]) not in kind for name, kind in kinds.items()):
+        raise ValueError("a field of another type")
+    return dict(values)
+
+
+def _flat(terms: PolicyTerms) -> dict[str, Any]:
+    body = terms.to_json()
+    return {**body.pop("users"), **body}
+
+
+def schedule_of(config: RunConfig, plan: MechanismPlan) -> Schedule | None:
+    """The series a new policy of this configuration commits; None unless it plans one."""
+    if config.policy.composition != "planned":
+        return None
+    return Schedule(
+        event_sha=json_digest(event_to_json(plan.event())),
+        relation=plan.relation.name,
+        runs=config.policy.planned_runs,
+    )
+
+
+def terms_of(config: RunConfig, schedule: Schedule | None) -> PolicyTerms:
+    """The terms a configuration asks for.
+
+    Args:
+      config: configuration of a run.
+      schedule: of a new policy, `schedule_of`; of a run, the policy's, as whether the run is of it
+        is judged when it reserves.
+    """
+    policy, source, partition = config.policy, config.data.source, config.partition
+    return PolicyTerms(
+        epsilon_cap=policy.epsilon_cap,
+        delta=policy.delta,
+        users_lower_bound=policy.users_lower_bound,
+        composition=policy.composition,
+        renyi_order=policy.renyi_order,
+        audit_level=policy.audit_level,
+        users=UserTerms(
+            user_id_column=source.columns.user_id,
+            cohort_column=source.columns.cohort,
+            blocks_per_cohort=partition.blocks_per_cohort,
+            shared_label_column=source.columns.label if source.label_scope == "global" else None,
+            evaluation=partition.evaluation.model_dump(mode="json"),
+        ),
+        off_schedule=policy.off_schedule,
+        schedule=schedule,
+    )

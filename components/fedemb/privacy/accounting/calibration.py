@@ -1,0 +1,89 @@
+"""The noise a target epsilon takes."""
+
+from __future__ import annotations
+
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import cast
+
+from scipy.optimize import brentq
+
+from fedemb.errors import ConfigError
+from fedemb.privacy.accounting.accounting import AccountantName, price
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+RELATIVE_TOLERANCE = 1e-3
+"""The returned noise is at most this much above the least that suffices."""
+_LEAST, _MOST = 2.0**-4, 2.0**20
+
+
+def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float) -> MechanismPlan:
+    """Returns the plan with the least noise multiplier that keeps epsilon at or below the target.
+
+    Root finding on the logarithm: epsilon falls as noise grows.
+
+    Args:
+      plan: a private mechanism; its own noise multiplier does not matter.
+      target_epsilon: bound on epsilon of the whole run.
+      delta: total failure probability.
+
+    Raises:
+      ConfigError: the target is not a positive number, the mechanism has no noise, or no noise
+        within reach attains the target.
+    """
+    if not (0 < target_epsilon < math.inf):
+        raise ConfigError(
+            f"target_epsilon={target_epsilon} must be a positive number; 1 to 8 is usual"
+        )
+    if not plan.private:
+        raise ConfigError("not_private has no noise to calibrate; name another mechanism")
+
+    def excess(log_noise: float, accountant: AccountantName) -> float:
+        candidate = dataclasses.replace(plan, noise_multiplier=math.exp(log_noise))
+        spent = price(candidate.event(), candidate.relation, delta, accountant).epsilon
+        return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
+
+    # RDP is quick and, but for targets below PLD's grid of losses, asks for a little too much.
+    high = _bracket(lambda log_noise: excess(log_noise, "rdp"), target_epsilon, delta)
+    while excess(high, "auto") > 0:
+        high = _doubled(high, target_epsilon, delta)
+    low = high
+    while excess(low, "auto") <= 0 and low > math.log(_LEAST):
+        low, high = low - 0.1, low
+    root = low
+    if low < high and excess(low, "auto") > 0:
+        root = cast("float", brentq(excess, low, high, args=("auto",), xtol=RELATIVE_TOLERANCE / 2))
+    noise = math.exp(root)
+    # Rounded up to four digits, so that the printed number is the one that was priced.
+    digits = 4 - math.ceil(math.log10(noise))
+    while True:
+        noise = math.ceil(noise * 10**digits) / 10**digits
+        if excess(math.log(noise), "auto") <= 0:
+            return dataclasses.replace(plan, noise_multiplier=noise)
+        noise *= 1 + RELATIVE_TOLERANCE / 2
+
+
+def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> float:
+    """A log-noise within 0.02 of the root of `excess`, on its far side."""
+    low = high = 0.0
+    while excess(high) > 0:
+        low, high = high, _doubled(high, target_epsilon, delta)
+    while low == high:
+        low -= math.log(2)
+        if low <= math.log(_LEAST):
+            return math.log(_LEAST)
+        if excess(low) <= 0:
+            high = low
+    return cast("float", brentq(excess, low, high, xtol=0.01)) + 0.02
+
+
+def _doubled(log_noise: float, target_epsilon: float, delta: float) -> float:
+    doubled = log_noise + math.log(2)
+    if doubled > math.log(_MOST):
+        raise ConfigError(
+            f"no noise_multiplier up to {_MOST:g} reaches epsilon {target_epsilon:g} at delta "
+            f"{delta:g}; raise delta, lower rounds or the sampling probability"
+        )
+    return doubled

@@ -1,0 +1,95 @@
+"""A guarantee is a sentence: epsilon never stands alone.
+
+Source: Ponomareva et al., How to DP-fy ML (arXiv 2303.00654), section 5.3.3.
+"""
+
+# The numeric libraries ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+
+from fedemb.errors import ArtifactError
+
+RELATIONS: dict[NeighboringRelation, str] = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "one user is added or removed",
+    NeighboringRelation.REPLACE_ONE: (
+        "one user is added or removed, or changes all their data (one virtual client's update is "
+        "replaced)"
+    ),
+    NeighboringRelation.REPLACE_SPECIAL: "one user's data is blanked out",
+}
+"""What may differ between the two data sets, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyGuarantee:
+    """(epsilon, delta)-differential privacy of one user, and how it was computed."""
+
+    epsilon: float
+    """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
+    delta: float
+    """Total failure probability, `sampler_delta` included."""
+    relation: NeighboringRelation
+    """Neighbouring relation the accountant used."""
+    accountant: str
+    """`pld` or `rdp`."""
+    rounds: int | None = None
+    """Training rounds priced, if the event says."""
+    sampler_delta: float = 0.0
+    """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
+    unit: str = "user"
+    """Whose data is protected."""
+
+    def __str__(self) -> str:
+        """The guarantee as one sentence."""
+        over = f" over {self.rounds} rounds" if self.rounds else ""
+        if math.isinf(self.epsilon):
+            return f"no differential privacy for a {self.unit}{over}: epsilon is infinite"
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit} with "
+            f"everything they own, if {RELATIONS[self.relation]}{over}; "
+            f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
+            f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "
+            "computational, as noise and coins come from ChaCha20"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The guarantee for a plan or report; an infinite epsilon is written as null."""
+        return {
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "delta": self.delta,
+            "relation": self.relation.name,
+            "accountant": self.accountant,
+            "rounds": self.rounds,
+            "sampler_delta": self.sampler_delta,
+            "unit": self.unit,
+            "sentence": str(self),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
+        """Reads what `to_json` wrote, and refuses a sentence that says something else.
+
+        Raises:
+          ArtifactError: a field is missing, unknown or contradicts the sentence.
+        """
+        fields = dict(value)
+        try:
+            sentence = fields.pop("sentence")
+            fields["relation"] = NeighboringRelation[fields["relation"]]
+            fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]
+            guarantee = cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ArtifactError(
+                f"this guarantee lacks or adds a field ({error}); it was not written by us"
+            ) from error
+        if str(guarantee) != sentence:
+            raise ArtifactError("the guarantee's sentence and its numbers differ; price it anew")
+        return guarantee

@@ -1,0 +1,67 @@
+"""What a hyperparameter search costs when only its best run is released.
+
+Papernot and Steinke (arXiv 2110.03620): if the number of trials is drawn from a fixed law, the
+release of the best of them costs little more than one. Repeating a fixed number of times, or
+choosing the next trial by the last, costs a full composition instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false
+from dp_accounting import dp_event as dpe
+
+from fedemb.errors import ConfigError
+from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+Law = Literal["logarithmic", "geometric", "poisson"]
+
+SHAPES: dict[Law, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+"""Shape parameter of `RepeatAndSelectDpEvent` for each law."""
+
+CONDITIONS = (
+    "the number of trials is drawn once from the {law} law with mean {mean:g}, before the first "
+    "trial, and all of them are run",
+    "every trial is this plan with other hyperparameters that cost no privacy; the settings to try "
+    "are listed beforehand and drawn independently for each trial",
+    "no trial is chosen by the result of another: no Bayesian search, no early stopping of weak "
+    "trials",
+    "only the best trial's model and its settings are released; scores and losers stay private",
+    "the score is computed on public or separately charged data, or is part of the trial",
+)
+"""When the price of `price_tuning` is valid. The program cannot check them; the team must."""
+
+
+def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> PrivacyGuarantee:
+    """Prices a search over runs of this plan of which only the best is released.
+
+    Args:
+      plan: one trial.
+      delta: total failure probability of the whole search.
+      mean: mean number of trials, above 1.
+      law: distribution of the number of trials.
+
+    Returns:
+      An RDP guarantee: no other accountant knows this event.
+
+    Raises:
+      ConfigError: the mechanism has no noise, or the mean is out of bounds.
+      UnsupportedAccounting: RDP is not valid for the mechanism.
+    """
+    if not plan.private:
+        raise ConfigError("not_private has no guarantee, and neither has a search over it")
+    if not 1 < mean <= 1e6:
+        raise ConfigError(f"mean number of trials {mean:g} must be above 1 and at most a million")
+    event = dpe.RepeatAndSelectDpEvent(plan.event(), mean, SHAPES[law])
+    # Each trial draws noise; the expected number of trials bounds the sampler's total variation.
+    return price(event, plan.relation, delta, "rdp", runs=math.ceil(mean))
+
+
+def conditions(mean: float, law: Law) -> list[str]:
+    """The conditions in words."""
+    return [text.format(mean=mean, law=law) for text in CONDITIONS]

@@ -1,0 +1,173 @@
+"""Normals and coins from ChaCha20 on the host: the only randomness that privacy rests on.
+
+A normal pair is Box-Muller in float64 from 24 bytes of keystream: 128 bits for the logarithm, 64
+for the angle. The size is cut into blocks of fixed length, each with a nonce of its own, so that
+the result depends on key and size alone and not on how many threads computed it.
+
+Why 128 bits: 53-bit uniforms end at 8.57 standard deviations, a total variation of 1.1e-6 over 24 M
+parameters and 800 rounds (dp.md 5). Here the tail ends at 13.3, and the uniform is coarser than the
+integer grid only below 2^-92, which bounds the distance from true normals rounded to the grid by
+`TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation: the last-bit rounding of
+float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of 2^-32 clips.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from fedemb.keys.keys import derive
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+GRID_BITS = 32
+"""Updates and noise live on multiples of clip / 2^GRID_BITS."""
+TOTAL_VARIATION_PER_NORMAL = 2.0**-91
+"""Mass of the uniform below 2^-92 (coarser than the grid) and of the missing tail, generously."""
+MAX_NORMALS = 2**40
+"""Normals of one run, at most: 2^40 * 2^-91 = 2^-51, `sampler_share.SAMPLER_TOTAL_VARIATION`."""
+
+_BLOCK = 1 << 16
+"""Normals per block; part of the definition of the stream."""
+_POOL_FROM = 4 * _BLOCK
+"""Smaller requests are not worth a thread."""
+_NORMAL, _COIN = 1, 2
+
+
+def gaussian(key: bytes, size: int) -> Floats:
+    """Returns `[size]` independent standard normals, a function of key and size alone.
+
+    Args:
+      key: 32 secret bytes, never used for anything else.
+      size: how many.
+
+    >>> gaussian(bytes(32), 3).tolist() == gaussian(bytes(32), 3).tolist()
+    True
+    """
+    out = np.empty(size, dtype=np.float64)
+
+    def fill(start: int) -> None:
+        part = out[start : start + _BLOCK]
+        _box_muller(key, start // _BLOCK, part)
+
+    _for_blocks(fill, size)
+    return out
+
+
+def add_rounded_noise(values: Integers, key: bytes, scale: float) -> Integers:
+    """Returns integers plus normals of standard deviation `scale`, rounded to whole numbers.
+
+    Rounding is post-processing: value + round(noise) = round(value + noise), as value is whole.
+
+    Args:
+      values: `[size]` exact sums.
+      key: noise key of these values.
+      scale: standard deviation in units of the grid.
+    """
+    out = np.empty_like(values)
+
+    def fill(start: int) -> None:
+        part = slice(start, min(start + _BLOCK, values.size))
+        noise = np.empty(part.stop - part.start, dtype=np.float64)
+        _box_muller(key, start // _BLOCK, noise)
+        noise *= scale
+        np.rint(noise, out=noise)
+        np.add(values[part], noise.astype(np.int64), out=out[part])
+
+    _for_blocks(fill, values.size)
+    return out
+
+
+def coins(key: bytes, size: int) -> Words:
+    """Returns `[size]` uniform 64-bit words; word i is the coin of virtual client (or user) i."""
+    return np.frombuffer(_keystream(key, _COIN, 0, 8 * size), dtype="<u8").astype(np.uint64)
+
+
+def coin_threshold(probability: float) -> int:
+    """Words below this come up heads: floor(probability * 2^64), never more than asked for."""
+    return int(Fraction(probability) * 2**64)
+
+
+def heads(words: Words, probability: float) -> npt.NDArray[np.bool_]:
+    """Returns which coins come up heads, `[size]`."""
+    threshold = coin_threshold(probability)
+    if threshold >= 2**64:
+        return np.ones(words.shape, dtype=np.bool_)
+    return words < np.uint64(threshold)
+
+
+def run_key(root_key: bytes, purpose: str, run_id: str, attempt: int, inputs_sha: str) -> bytes:
+    """Subkey of one attempt for `coins` or `noise`."""
+    return derive(root_key, f"{purpose}/1", run_id, str(attempt), inputs_sha)
+
+
+def round_tag(noise_key: bytes, round_index: int, quantities: dict[str, Integers]) -> bytes:
+    """The synthetic nonce of a round: a keyed digest of every integer that is noised in it.
+
+    Equal sums give the equal tag, hence the equal noise, and nothing to average; any difference
+    gives an independent one, and nothing to cancel. Without the root key a tag says nothing.
+
+    Args:
+      noise_key: `run_key(..., "noise", ...)`.
+      round_index: the round.
+      quantities: name to exact sums, `[size]` each.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(quantities):
+        data = np.ascontiguousarray(quantities[name], dtype="<i8")
+        header = f"{len(name)}:{name}:{data.size}:".encode()
+        digest.update(header)
+        digest.update(data.data)
+    return derive(noise_key, "round", str(round_index), digest.digest())
+
+
+def tensor_key(noise_key: bytes, tag: bytes, name: str) -> bytes:
+    """Key of the normals of one quantity in the round of the tag."""
+    return derive(noise_key, "normals", tag, name)
+
+
+def _keystream(key: bytes, domain: int, block: int, size: int) -> bytes:
+    # Initial block counter (4 bytes), then the 12-byte nonce: domain and block number.
+    nonce = bytes(4) + domain.to_bytes(4, "little") + block.to_bytes(8, "little")
+    return Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor().update(bytes(size))
+
+
+def _box_muller(key: bytes, block: int, out: Floats) -> None:
+    pairs = (out.size + 1) // 2
+    words = np.frombuffer(_keystream(key, _NORMAL, block, 24 * pairs), dtype="<u8")
+    high, low, angle = words.reshape(3, pairs)
+    # uniform in (0, 1]: (high + (low + 1) / 2^64) / 2^64, never zero.
+    uniform = (low.astype(np.float64) + 1.0) * 2.0**-64
+    uniform += high
+    uniform *= 2.0**-64
+    radius = np.log(uniform, out=uniform)
+    radius *= -2.0
+    np.maximum(radius, 0.0, out=radius)
+    np.sqrt(radius, out=radius)
+    turn = angle.astype(np.float64)
+    turn *= 2.0 * np.pi * 2.0**-64
+    np.multiply(radius, np.cos(turn), out=out[:pairs])
+    np.multiply(radius[: out.size - pairs], np.sin(turn[: out.size - pairs]), out=out[pairs:])
+
+
+_POOL: list[ThreadPoolExecutor] = []
+
+
+def _for_blocks(fill: Callable[[int], None], size: int) -> None:
+    starts = range(0, size, _BLOCK)
+    if size < _POOL_FROM:
+        for start in starts:
+            fill(start)
+        return
+    if not _POOL:
+        _POOL.append(ThreadPoolExecutor(max_workers=os.cpu_count() or 1))
+    list(_POOL[0].map(fill, starts))

@@ -1,0 +1,82 @@
+"""`fedemb check-data` and `fedemb make-data`. The command line registers them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def check_data(
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
+    ] = "quickstart",
+    data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+    ] = None,
+    private_root: Annotated[
+        str | None,
+        typer.Option(help="Where the page goes; default: storage.private_root or runs/private."),
+    ] = None,
+    beam: Annotated[
+        list[str] | None, typer.Option("--beam", help="A Beam option; may be given often.")
+    ] = None,
+) -> None:
+    """Look at the private images before a run: counts, bad records, users by size, samples.
+
+    For the data owner, outside the guarantee. Fails if too much is bad; the pipeline never does.
+    """
+    from fedemb.errors import InputError
+    from fedemb.pipelines.run.load_config import BUILTIN, load_config, with_data
+    from fedemb.steps.partition_users.check import check
+
+    checked = with_data(load_config(config, set_ or []), data)
+    public = checked.pretraining.source
+    if public is not None and public.uri == BUILTIN:  # glyphs drawn by `fedemb run`: no overlap
+        checked = checked.updated({"pretraining.kind": "none", "pretraining.source": None})
+    root = private_root or checked.storage.private_root or "runs/private"
+    found = check(checked, root, beam or [])
+    typer.echo(
+        f"{found.rows:,} records, {100 * found.bad_fraction:.2f} % bad (not private figures)"
+    )
+    typer.echo(f"page: {found.page}")
+    if found.problems:
+        raise InputError(" ".join(found.problems))
+
+
+def make_data(
+    output: Annotated[Path, typer.Argument(help="Folder for private.parquet and public.parquet.")],
+    users: Annotated[int, typer.Option(help="Private identities.")] = 32_000,
+    images_per_user: Annotated[int, typer.Option(help="Images of each identity.")] = 4,
+    public_classes: Annotated[int, typer.Option(help="Classes of the public set.")] = 64,
+    public_images_per_class: Annotated[int, typer.Option(help="Images of each.")] = 8,
+    image_size: Annotated[
+        int, typer.Option(min=8, max=512, help="Height and width in pixels.")
+    ] = 28,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+) -> None:
+    """Draw the built-in glyphs as Parquet files, in the form of real data."""
+    from fedemb.config import BuiltinData
+    from fedemb.errors import ConfigError
+    from fedemb.pipelines.run.builtin_data import write_builtin
+    from pydantic import ValidationError
+
+    try:
+        builtin = BuiltinData(
+            users=users,
+            images_per_user=images_per_user,
+            public_classes=public_classes,
+            public_images_per_class=public_images_per_class,
+            seed=seed,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise ConfigError(f"--{name}: {message}, got {first['input']}") from error
+    private, public = output / "private.parquet", output / "public.parquet"
+    images, public_images = write_builtin(builtin, image_size, private, public)
+    typer.echo(f"{private}: {images:,} images of {users:,} identities")
+    typer.echo(f"{public}: {public_images:,} images of {public_classes:,} classes")

@@ -1,0 +1,234 @@
+"""`fedemb ledger`: who spent what of the privacy budget, and what is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from fedemb.errors import InputError
+from fedemb.pipelines.cli.ledger_write import LedgerOption, PolicyOption, rotate, void, waive
+
+if TYPE_CHECKING:
+    from fedemb.ledger.ledger import Ledger
+
+app = typer.Typer(
+    help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
+)
+
+TrustOption = Annotated[
+    Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", "-c", help="YAML file or preset to price against it.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+]
+
+
+def _trust(path: Path | None) -> Any:
+    from fedemb.keys.trust import TrustStore
+
+    return None if path is None else TrustStore.load(path)
+
+
+@app.command()
+def init(
+    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    ledger: LedgerOption,
+    keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
+    set_: SetOption = None,
+    trust_output: Annotated[
+        Path | None, typer.Option(help="Also write the public keys here, to be pinned.")
+    ] = None,
+) -> None:
+    """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
+    from fedemb.keys.keys import open_key_store
+    from fedemb.ledger.ledger import (
+        begin_policy,
+        ensure_trust,
+        open_ledger,
+        policies,
+        schedule_of,
+        terms_of,
+    )
+    from fedemb.pipelines.cli.ledger_summary import composition, content_of, fitting
+    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.steps.reserve_budget.reserve import refuse_lost
+    from fedemb.storage import open_store
+
+    settings = load_config(config, set_ or [])
+    schedule = schedule_of(settings, plan_mechanism(settings))
+    key_store = open_key_store(keys)
+    trust = ensure_trust(open_store(ledger), key_store)
+    opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
+    terms = terms_of(settings, schedule)
+    refuse_lost(opened, key_store)
+    begin_policy(opened, terms, key_store)
+    if trust_output is not None:
+        trust.save(trust_output)
+    typer.echo(
+        f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
+        f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
+    )
+    others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
+    if others:
+        typer.echo(
+            f"note: users forgotten under {', '.join(others)} are not forgotten under this policy; "
+            "give their ids to `fedemb forget` again before its first run"
+        )
+    if terms.schedule is not None and settings.purpose == "release":
+        fit = fitting(opened, content_of(settings))
+        if fit < terms.schedule.runs:
+            typer.echo(f"note: of the {terms.schedule.runs} planned runs only {fit} fit the cap")
+
+
+@app.command()
+def show(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show what was spent by whom and what is left; with --config, how many more runs fit."""
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    found = text.summary(opened)
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        content = text.content_of(load_config(config, set_ or []))
+        found["more_runs_that_fit"] = text.fitting(opened, content)
+    if json_:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    terms = opened.terms
+    typer.echo(
+        f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
+        f"{terms.delta:g}, {text.composition(terms)}; "
+        f"{text.counted(opened.head.sequence + 1, 'record')}"
+    )
+    if not found["runs"]:
+        typer.echo("\nno run has reserved anything yet")
+    else:
+        _show_runs(opened, found)
+    for row in found["waivers"]:
+        typer.echo(
+            f"\nwaived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
+            f"{row['reason']}"
+        )
+    for row in found["rotations"]:
+        typer.echo(
+            f"\nrecord {row['sequence']}, by {row['actor']}: new signing keys of "
+            f"{', '.join(row['roles'])}: {row['reason']}"
+        )
+    if "more_runs_that_fit" in found:
+        typer.echo(f"\nmore runs of this plan that fit: {found['more_runs_that_fit']}")
+
+
+def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
+    from fedemb.ledger.history import history, worst_block
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    typer.echo("\nblocks, the fullest first")
+    fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
+    for row in fullest[: text.RUNS_SHOWN]:
+        typer.echo(
+            f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
+            f"{text.counted(row['runs'], 'run')}"
+        )
+    typer.echo(
+        f"\nruns, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}"
+    )
+    for row in found["runs"][-text.RUNS_SHOWN :]:
+        typer.echo(
+            f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
+            f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
+            f"rounds  {row['actor']}"
+        )
+    block = worst_block(opened)
+    if block is not None:
+        typer.echo(f"\nepsilon of block {block} over time; | is the cap")
+        points = [
+            (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
+            for item in history(opened, block)
+        ]
+        for line in text.bars(points[-30:], opened.terms.epsilon_cap):
+            typer.echo("  " + line)
+
+
+@app.command()
+def verify(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    anchor: Annotated[
+        list[str] | None,
+        typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check bytes, chain, signatures, rules and caps of the whole ledger."""
+    from fedemb.ledger.ledger import Anchor
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    anchors = []
+    for item in anchor or []:
+        sequence, _, sha = item.partition(":")
+        if not sequence.isdigit():
+            raise InputError(f"--anchor {item!r} is not SEQUENCE:SHA256")
+        anchors.append(Anchor(int(sequence), sha, "--anchor"))
+    opened = text.load(ledger, policy, _trust(trust), signatures=True)
+    opened.verify(anchors)
+    head = opened.head
+    if json_:
+        typer.echo(json.dumps({"verified": True, "sequence": head.sequence, "sha": head.sha}))
+        return
+    typer.echo(
+        f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
+        f"head {head.sha}"
+    )
+
+
+@app.command()
+def explain(
+    ledger: LedgerOption,
+    run_id: Annotated[str | None, typer.Argument(help="Run to explain.")] = None,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Explain what a run was charged, or, with --config, whether it would be admitted now."""
+    from fedemb.pipelines.cli import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    if run_id is not None:
+        for line in text.explain_run(opened, run_id):
+            typer.echo(line)
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        settings = load_config(config, set_ or [])
+        content = text.content_of(settings)
+        blocks, refusal = text.would_admit(opened, settings, content)
+        if refusal:
+            typer.echo(f"refused: {refusal}")
+        elif content["purpose"] == "simulation":
+            typer.echo("a simulation: written down, charges nothing, can never be released")
+        else:
+            more = text.fitting(opened, content)
+            typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
+    if run_id is None and config is None:
+        raise InputError("name a run, or a configuration with --config")
+
+
+for act, name in ((void, "void"), (waive, "waive"), (rotate, "rotate-keys")):
+    app.command(name=name)(act)

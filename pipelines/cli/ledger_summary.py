@@ -1,0 +1,240 @@
+"""What `fedemb ledger` says: who spent what, what is left, how many more runs fit, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedemb.config import RunConfig
+from fedemb.errors import InputError, LedgerError, Refused
+from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Charge, Ledger, PolicyTerms, TrustStore, policies, read_trust
+from fedemb.storage import Store, open_store
+
+RUNS_SHOWN = 20
+MOST_FITTING = 100_000
+
+
+def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signatures: bool) -> Ledger:
+    """Opens a ledger for reading.
+
+    Args:
+      uri: root of the ledgers.
+      policy_id: None takes the only policy there.
+      trust: pinned keys; None takes the trust file beside the ledger.
+      signatures: False checks the last signature and the hash chain only.
+
+    Raises:
+      InputError: there is none, or several and none was named.
+    """
+    store = open_store(uri)
+    name = policy_id or _only_policy(store)
+    ledger = Ledger(Chain(store, name, trust or read_trust(store)))
+    ledger.refresh(signatures=signatures)
+    if not ledger.chain.records:
+        raise LedgerError(
+            f"{store.uri} holds no policy {name!r}; make it with `fedemb ledger init`"
+        )
+    return ledger
+
+
+def _only_policy(store: Store) -> str:
+    names = policies(store)
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise InputError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
+    raise InputError(f"{store.uri} holds several policies; choose --policy {' | '.join(names)}")
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """Blocks, runs and terms, as JSON."""
+    state, terms = ledger.state, ledger.terms
+    blocks = {block: state.spent(block) for block in sorted(state.by_block)}
+    runs = []
+    for attempt in state.attempts.values():
+        record, charge = attempt.reserve, attempt.charge
+        runs.append(
+            {
+                "run_id": record.run_id,
+                "attempt": record.attempt,
+                "purpose": record.body["purpose"],
+                "status": attempt.status,
+                "rounds_reserved": charge.rounds,
+                "rounds_charged": charge.rounds_charged if attempt.charged else 0,
+                "blocks": list(record.body["blocks"]),
+                "time": record.time,
+                "actor": record.actor,
+                "sequence": record.sequence,
+            }
+        )
+    return {
+        "policy_id": ledger.policy_id,
+        "terms": terms.to_json(),
+        "head": {"sequence": ledger.head.sequence, "sha": ledger.head.sha},
+        "blocks": [
+            {
+                "block": block,
+                "epsilon": spent.epsilon,
+                "left": terms.epsilon_cap - spent.epsilon,
+                "runs": spent.charges,
+                "method": spent.method,
+            }
+            for block, spent in blocks.items()
+        ],
+        "runs": runs,
+        "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
+        "rotations": [
+            {
+                "sequence": record.sequence,
+                "roles": [key["role"] for key in record.body["keys"]],
+                "reason": record.body["reason"],
+                "actor": record.actor,
+            }
+            for record in state.rotations
+        ],
+    }
+
+
+def composition(terms: PolicyTerms) -> str:
+    """How the runs of a policy add up, in words."""
+    if terms.schedule is None:
+        return f"composed by a Rényi filter of order {terms.renyi_order:g}"
+    runs = terms.schedule.runs
+    return f"a planned series of {runs} runs" if runs > 1 else "one planned run"
+
+
+def content_of(config: RunConfig) -> dict[str, Any]:
+    """What a reservation of this configuration would bind, as far as budget is concerned."""
+    from fedemb.ledger.ledger import blocks_of
+    from fedemb.privacy.accounting.events import event_to_json
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+
+    plan = plan_mechanism(config)
+    return {
+        "purpose": config.purpose,
+        "blocks_requested": blocks_of(config.partition),
+        "event": event_to_json(plan.event()),
+        "relation": plan.relation.name,
+        "delta": config.policy.delta,
+        "rounds": plan.rounds,
+    }
+
+
+def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
+    """How many more runs with this content the worst requested block can pay, 100,000 at most."""
+    from fedemb.documents.artifacts import canonical_json
+
+    charge = Charge(
+        -1,
+        "",
+        canonical_json(content["event"]),
+        content["relation"],
+        content["rounds"],
+        content["rounds"],
+    )
+    terms, state = ledger.terms, ledger.state
+    blocks = content["blocks_requested"]
+
+    def fits(runs: int) -> bool:
+        try:
+            return all(
+                state.spent(block, [charge] * runs).epsilon <= terms.epsilon_cap for block in blocks
+            )
+        except Refused:
+            return False
+
+    if not fits(1):
+        return 0
+    most = terms.schedule.runs if terms.schedule else MOST_FITTING
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, high * 2
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def would_admit(
+    ledger: Ledger, config: RunConfig, content: Mapping[str, Any]
+) -> tuple[list[str], str | None]:
+    """Blocks a run of this configuration would get, or the sentence it would be refused with."""
+    from fedemb.ledger.admission import admit
+    from fedemb.ledger.ledger import terms_of
+
+    try:
+        ledger.check_terms(terms_of(config, ledger.terms.schedule))
+        return admit(ledger.state, ledger.policy_id, "this run", content), None
+    except Refused as error:
+        return [], str(error).replace("run 'this run'", "such a run")
+
+
+def explain_run(ledger: Ledger, run_id: str) -> list[str]:
+    """What a run was charged and why, in sentences.
+
+    Raises:
+      InputError: the ledger has no such run.
+    """
+    attempts = [item for item in ledger.state.attempts.values() if item.reserve.run_id == run_id]
+    if not attempts:
+        raise InputError(
+            f"the ledger of policy {ledger.policy_id!r} has no run {run_id!r}: it never reserved, "
+            "or was refused; `fedemb ledger explain --config` says what it would meet now"
+        )
+    lines = []
+    for attempt in attempts:
+        record, charge = attempt.reserve, attempt.charge
+        blocks = ", ".join(record.body["blocks"])
+        lines.append(
+            f"attempt {record.attempt}: reserved {charge.rounds} rounds on {blocks} as record "
+            f"{record.sequence}, by {record.actor} at {record.time}"
+        )
+        lines.append(f"  {_standing(attempt.status, attempt.charged, charge)}")
+        full = set(record.body["blocks_requested"]) - set(record.body["blocks"])
+        if full:
+            lines.append(f"  left out, because they were full: {', '.join(sorted(full))}")
+        for block in record.body["blocks"]:
+            others = [
+                item.charge
+                for item in ledger.state.by_block[block]
+                if item.charged and item is not attempt
+            ]
+            from fedemb.ledger.budget import spent
+
+            before, after = spent(ledger.terms, others), ledger.spent(block)
+            lines.append(
+                f"  {block}: epsilon {after.epsilon:.4g} with it, {before.epsilon:.4g} without it, "
+                f"cap {ledger.terms.epsilon_cap:g}"
+            )
+    return lines
+
+
+def _standing(status: str, charged: bool, charge: Charge) -> str:
+    if status == "void":
+        return "given back before anything was bound: charges nothing"
+    if not charged:
+        return "a simulation: written down, charges nothing, can never be released"
+    if status in ("committed", "released"):
+        return f"{status}: charged for the {charge.rounds_charged} rounds that were started"
+    return f"{status} and not committed: charged in full, {charge.rounds} rounds, until it commits"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words that fit it."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def bars(points: list[tuple[str, float]], cap: float, width: int = 48) -> list[str]:
+    """Spending over time as lines of text, scaled to the cap."""
+    top = max([cap, *(value for _, value in points)])
+    label_width = max((len(label) for label, _ in points), default=0)
+    lines = []
+    for label, value in points:
+        filled = round(width * value / top)
+        cap_at = round(width * cap / top)
+        bar = "#" * filled + " " * (width - filled)
+        bar = bar[: max(0, cap_at - 1)] + "|" + bar[cap_at:]
+        lines.append(f"{label:<{label_width}} {bar} {value:.3g}")
+    return lines

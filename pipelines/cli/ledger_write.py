@@ -1,0 +1,135 @@
+"""`fedemb ledger void`, `waive` and `rotate-keys`: the acts of people on a ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from fedemb.errors import InputError, Refused
+
+if TYPE_CHECKING:
+    from fedemb.keys.keys import KeyStore
+    from fedemb.ledger.ledger import Ledger
+
+LedgerOption = Annotated[
+    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
+]
+KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", help="Policy; default: the only one there.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the ledger for ever.")]
+
+
+def void(
+    run_id: Annotated[str, typer.Argument(help="Run whose reservation is given back.")],
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    policy: PolicyOption = None,
+) -> None:
+    """Give back the reservation of a run that will not train; refused once training was bound."""
+    from fedemb.ledger.reservation import Reservation
+
+    opened, key_store = _open(ledger, keys, policy)
+    opened.unlock(key_store)
+    found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
+    if found is None:
+        raise InputError(
+            f"the ledger of policy {opened.policy_id!r} has no run {run_id!r}; `fedemb ledger show`"
+            " lists them"
+        )
+    record = opened.void(Reservation.of(found.reserve), _text(reason))
+    typer.echo(
+        f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
+        "charges nothing"
+    )
+
+
+def waive(
+    code: Annotated[str, typer.Argument(help="Rule of the gate, as the verdict names it.")],
+    model: Annotated[
+        Path, typer.Option("--model", help="model.json of the one model this is for.")
+    ],
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    policy: PolicyOption = None,
+) -> None:
+    """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
+    from fedemb.gate.decide import WAIVABLE
+    from fedemb.keys.signatures import Signer
+
+    if code not in WAIVABLE:
+        raise Refused(
+            f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
+            f"{' and '.join(WAIVABLE)} can"
+        )
+    weights = _weights_sha(model)
+    opened, key_store = _open(ledger, keys, policy)
+    owner = Signer.current(key_store, "policy", opened.chain.trust)
+    for record in opened.state.waivers:
+        if (record.body["code"], record.body["model_sha"]) == (code, weights):
+            typer.echo(f"{code} is waived for this model already, by record {record.sequence}")
+            return
+    record = opened.waive(code=code, model_sha=weights, reason=_text(reason), signer=owner)
+    typer.echo(f"{code} is waived for model {weights[:12]} as record {record.sequence}")
+
+
+def rotate(
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
+    ] = None,
+) -> None:
+    """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
+
+    What a retired key signed before stays believed; what it signs from now on does not.
+    """
+    from fedemb.keys.keys import open_key_store
+    from fedemb.keys.signatures import ROLES
+    from fedemb.ledger.key_rotation import rotate_keys
+
+    unknown = sorted(set(role or ()) - set(ROLES))
+    if unknown:
+        raise InputError(f"--role {unknown[0]!r} is none of {', '.join(ROLES)}")
+    written = rotate_keys(ledger, open_key_store(keys), _text(reason), role or ROLES)
+    for record in written:
+        names = ", ".join(key["role"] for key in record.body["keys"])
+        typer.echo(
+            f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
+        )
+    typer.echo("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
+    typer.echo("a step that was running meanwhile ends with exit code 4; resume its run")
+
+
+def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
+    """The ledger with all signatures verified, and the key store beside it."""
+    from fedemb.keys.keys import open_key_store
+    from fedemb.pipelines.cli.ledger_summary import load
+
+    return load(ledger, policy, None, signatures=True), open_key_store(keys)
+
+
+def _text(reason: str) -> str:
+    if not reason.strip():
+        raise InputError("--reason is empty; say why, in a sentence without user ids")
+    return reason.strip()
+
+
+def _weights_sha(path: Path) -> str:
+    import json
+
+    try:
+        sha = json.loads(path.read_bytes())["weights_sha"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path.name} is no model.json that can be read; name the one in the train step's "
+            "output `model`"
+        ) from error
+    if not isinstance(sha, str):
+        raise InputError(f"weights_sha in {path.name} is no digest; name the model's own file")
+    return sha

@@ -1,0 +1,231 @@
+"""The command line. Imports nothing heavy at the top: `fedemb --help` answers within a second."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from fedemb.errors import ConfigError, FedEmbError
+from fedemb.pipelines.cli.data import check_data, make_data
+from fedemb.pipelines.cli.forget import forget
+from fedemb.pipelines.cli.ledger import app as ledger_app
+from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.cli.schedule import schedule_app, submit
+from fedemb.pipelines.cli.study import study
+from fedemb.pipelines.cli.verify import lineage, verify_release
+
+app = typer.Typer(
+    name="fedemb",
+    help="Train image embedding models with user-level differential privacy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.command()(check_data)
+app.command()(make_data)
+app.command()(plan)
+app.command()(study)
+app.command()(submit)
+app.add_typer(schedule_app, name="schedule")
+app.add_typer(ledger_app, name="ledger")
+app.command(name="verify")(verify_release)
+app.command()(lineage)
+app.command()(forget)
+
+ConfigOption = Annotated[
+    str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
+]
+
+
+@app.command()
+def run(
+    config: ConfigOption = "quickstart",
+    data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of a lasting ledger, its keys and its tombstones.")
+    ] = None,
+    artifact_store: Annotated[
+        str | None,
+        typer.Option(
+            help="Bucket or folder (gs://, s3://, path) for public/, private/, ledger/ and "
+            "releases/ of lasting runs; --set storage.NAME=... moves one elsewhere."
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="Key store of a lasting ledger: a folder or gsm://project, no bucket."),
+    ] = None,
+    set_: SetOption = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="An option of the Beam engine that partitions the users, e.g. "
+            "--beam=--runner=DataflowRunner; may be given often. With --resume: replaces them.",
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue this run directory; other options but --beam are ignored."),
+    ] = None,
+) -> None:
+    """Run the whole pipeline on this machine."""
+    from fedemb.pipelines.run.artifact_store import store_overrides
+    from fedemb.pipelines.run.command import execute, prepare
+    from fedemb.pipelines.run.load_config import policy_overrides
+
+    if policy is not None and (artifact_store or keys):
+        raise ConfigError(
+            "--policy names a folder for ledger and keys; with --artifact-store name the keys with "
+            "--keys instead"
+        )
+    if resume is None:
+        places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
+        overrides = [*places, *(set_ or [])]
+        directory = prepare(config, overrides, runs, run_id, data)
+    else:
+        from fedemb.pipelines.run.directory import RunDirectory
+
+        directory = RunDirectory.open(resume)
+    if beam:
+        directory.set_beam_options(beam)
+    sys.exit(execute(directory))
+
+
+@app.command()
+def report(
+    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the privacy report as JSON.")
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Print or open the report of a run."""
+    from fedemb.errors import InputError
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.local import iter_runs
+
+    found = RunDirectory.open(run) if run else next(iter_runs(runs), None)
+    if found is None:
+        raise InputError(f"no run in {runs}; start one with `fedemb run`")
+    if json_:
+        typer.echo(json.dumps(found.document("account_privacy", "privacy_report"), indent=1))
+        return
+    for line in found.read_state().get("closing_lines", []):
+        typer.echo(line)
+    typer.echo(f"report: {found.index}")
+    if open_:
+        typer.launch(str(found.index))
+
+
+@app.command()
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, in the order of the rows.")],
+) -> None:
+    """Print the figures of finished runs as a Markdown table."""
+    from fedemb.pipelines.cli.results import results_table
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    for line in results_table(RunDirectory.open(path) for path in runs):
+        typer.echo(line)
+
+
+@app.command(name="compile")
+def compile_(
+    output: Annotated[Path, typer.Option(help="YAML file to write.")],
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="cpu, gpu, tpu or a file; each is laid over the ones before. [cpu]"),
+    ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=REF@sha256:... for light, cpu and trainer; may be given often."),
+    ] = None,
+) -> None:
+    """Compile the pipeline for a cluster and check the result."""
+    from fedemb.documents.artifacts import file_digest
+    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+
+    compile_pipeline(output, profile=profile or ["cpu"], images=parse_images(image or []))
+    typer.echo(f"wrote {output}, sha256 {file_digest(output)}")
+
+
+@config_app.command(name="schema")
+def config_schema() -> None:
+    """Print the JSON schema of RunConfig."""
+    from fedemb.config import RunConfig
+
+    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=1, sort_keys=True))
+
+
+@config_app.command(name="show")
+def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
+    """Print a configuration with all defaults filled in, as YAML."""
+    import yaml
+    from fedemb.pipelines.run.load_config import load_config
+
+    tree = load_config(config, set_ or []).model_dump(mode="json")
+    typer.echo(yaml.safe_dump(tree, sort_keys=False))
+
+
+@config_app.command(name="describe")
+def config_describe(
+    section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
+) -> None:
+    """Say what every setting means, its unit and bounds."""
+    from fedemb.pipelines.cli.describe_config import describe
+
+    for line in describe(section):
+        typer.echo(line)
+
+
+@config_app.command(name="presets")
+def config_presets() -> None:
+    """List the presets that ship with the package."""
+    from fedemb.pipelines.run.load_config import preset_names
+
+    for name in preset_names():
+        typer.echo(name)
+
+
+@contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except FedEmbError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception:
+        typer.echo(
+            "this is an error that fedemb did not expect, so a bug of it: please report the lines "
+            "below, after you have taken out what is private\n",
+            err=True,
+        )
+        raise  # Python prints the traceback and ends with exit code 1
+
+
+def main(arguments: Any = None) -> None:
+    """Entry point of the console script."""
+    # Imports and large ledgers are objects that stay: looking for garbage among them again and
+    # again takes a tenth of a short command.
+    gc.set_threshold(100_000)
+    with _errors_as_sentences():
+        app(args=arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""`fedemb plan`: what a run will cost in privacy, before there is one."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.plan_checks import one_or_the_other, refuse_ignored
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
+
+
+class MechanismName(StrEnum):
+    """Mechanisms of the configuration."""
+
+    group_poisson_gaussian = "group_poisson_gaussian"
+    user_poisson = "user_poisson"
+    fixed_size = "fixed_size"
+    tree_aggregation = "tree_aggregation"
+    blt = "blt"
+    not_private = "not_private"
+
+
+class TuningLaw(StrEnum):
+    """Laws of the number of trials."""
+
+    logarithmic = "logarithmic"
+    geometric = "geometric"
+    poisson = "poisson"
+
+
+def plan(
+    context: typer.Context,
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="YAML file or preset; excludes the rest.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a.b=c of --config.")
+    ] = None,
+    mechanism: Annotated[
+        MechanismName, typer.Option(help="Which mechanism.")
+    ] = MechanismName.group_poisson_gaussian,
+    population: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Users: sets virtual clients and users lower bound where they are not given.",
+        ),
+    ] = None,
+    users_per_client: Annotated[
+        int, typer.Option(min=1, help="Users per virtual client, on average.")
+    ] = 32,
+    clients_per_round: Annotated[
+        int | None, typer.Option(min=1, help="Virtual clients per round, expected.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Training rounds.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta; default: users lower bound ** -1.1.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise on the sum / clip; or give --target-epsilon.")
+    ] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Find the least noise for this epsilon.")
+    ] = None,
+    virtual_clients: Annotated[
+        int | None, typer.Option(min=1, help="Virtual clients per grouping (public constant).")
+    ] = None,
+    users_lower_bound: Annotated[
+        int | None, typer.Option(min=2, help="Public number the users never fall below.")
+    ] = None,
+    certify_at: Annotated[
+        list[int] | None, typer.Option(min=2, help="Project to this population; repeatable.")
+    ] = None,
+    min_separation: Annotated[
+        int | None, typer.Option(min=1, help="Tree, BLT: rounds between participations.")
+    ] = None,
+    max_participations: Annotated[
+        int | None, typer.Option(min=1, help="Tree, BLT: participations of a virtual client.")
+    ] = None,
+    restart_every: Annotated[int, typer.Option(min=0, help="Tree: rounds per tree; 0: one.")] = 0,
+    buffers: Annotated[int, typer.Option(min=1, max=8, help="BLT: noise buffers.")] = 2,
+    tuning_trials: Annotated[
+        float | None, typer.Option(help="Also price a search with this mean number of trials.")
+    ] = None,
+    tuning_law: Annotated[
+        TuningLaw, typer.Option(help="Law of the number of trials.")
+    ] = TuningLaw.logarithmic,
+    extrapolate: Annotated[
+        bool, typer.Option("--extrapolate", help="Draw epsilon against users and compute.")
+    ] = False,
+    figure: Annotated[Path, typer.Option(help="SVG of --extrapolate.")] = Path("extrapolation.svg"),
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say in plain words what the plan means.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    output: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("privacy_plan.json"),
+) -> None:
+    """Price a run before it starts, and write its privacy plan.
+
+    Give --config, or the numbers: --population, --clients-per-round, --rounds and one of
+    --noise-multiplier and --target-epsilon.
+    """
+    numbers = {
+        "mechanism": mechanism.value,
+        "population": population,
+        "users_per_client": users_per_client,
+        "clients_per_round": clients_per_round,
+        "rounds": rounds,
+        "delta": delta,
+        "noise_multiplier": noise_multiplier,
+        "virtual_clients": virtual_clients,
+        "users_lower_bound": users_lower_bound,
+        "certify_at": certify_at or [],
+        "min_separation": min_separation,
+        "max_participations": max_participations,
+        "restart_every": restart_every,
+        "buffers": buffers,
+    }
+    one_or_the_other(context, config is not None, numbers)
+    if config is None:
+        refuse_ignored(context, mechanism.value, extrapolate=extrapolate, search=tuning_trials)
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        run_config = load_config(config, set_ or [])
+        if target_epsilon is not None:
+            run_config = _calibrated(run_config, target_epsilon)
+    else:
+        if mechanism is not MechanismName.not_private and (noise_multiplier is None) == (
+            target_epsilon is None
+        ):
+            raise ConfigError(
+                "give exactly one of --noise-multiplier and --target-epsilon, or --config"
+            )
+        from fedemb.pipelines.cli.plan_numbers import from_numbers
+
+        run_config = from_numbers(numbers)
+        if target_epsilon is not None:
+            run_config = _calibrated(run_config, target_epsilon)
+    _report(
+        run_config,
+        output,
+        json_=json_,
+        words=explain,
+        trials=tuning_trials,
+        law=tuning_law.value,
+        figure=figure if extrapolate else None,
+        users_per_client=None if config is not None else users_per_client,
+    )
+
+
+def _report(
+    config: RunConfig,
+    output: Path,
+    json_: bool,
+    words: bool,
+    trials: float | None,
+    law: Any,
+    figure: Path | None,
+    users_per_client: int | None,
+) -> None:
+    from fedemb.pipelines.cli.plan_words import lines
+    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+    from fedemb.privacy.accounting.tuning import conditions, price_tuning
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.steps.plan_privacy.explain import explain
+    from fedemb.steps.plan_privacy.extrapolate import extrapolate
+    from fedemb.steps.plan_privacy.plan import finite, run
+
+    document = run(config, output)
+    mechanism = MechanismPlan.from_json(document["plan"])
+    guarantee = PrivacyGuarantee.from_json(document["guarantee"])
+    fields: dict[str, Any] = {
+        "mechanism": mechanism.kind,
+        "epsilon": finite(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "accountant": guarantee.accountant,
+        "relation": guarantee.relation.name,
+        "epsilon_conservative_2c": document["epsilon_conservative_2c"],
+        "epsilon_rdp": document["epsilon_rdp"],
+        "zcdp_rho": document["zcdp_rho"],
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sampling_probability": mechanism.sampling_probability,
+        "clients_per_round": mechanism.normaliser,
+        "rounds": mechanism.rounds,
+        "virtual_clients": mechanism.virtual_clients,
+        "users_lower_bound": config.policy.users_lower_bound,
+        "sentence": str(guarantee),
+        "projections": document["projections"],
+        "warnings": document["warnings"],
+        "plan": str(output),
+        "plan_sha": document["plan_sha"],
+    }
+    if trials is not None:
+        search = price_tuning(mechanism, guarantee.delta, trials, law)
+        fields["tuning"] = {**search.to_json(), "conditions": conditions(trials, law)}
+    if words:
+        fields["explanation"] = explain(mechanism, guarantee)
+    if figure is not None:
+        fields["extrapolation"] = extrapolate(config, mechanism, figure, users_per_client)
+    if json_:
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    for line in lines(fields):
+        typer.echo(line)
+
+
+def _calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
+    from fedemb.privacy.accounting.calibration import with_target_epsilon
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+
+    found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
+    return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})

@@ -1,0 +1,45 @@
+"""`fedemb study`: the comparison of README, on real images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def study(
+    data: Annotated[Path, typer.Option(help="The Omniglot background set, a Parquet file.")],
+    cache: Annotated[
+        Path, typer.Option(help="Folder of finished rows and of the report; resumes from it.")
+    ] = Path("runs/study"),
+    budget: Annotated[
+        float, typer.Option(min=0, help="Hours; a row that would pass them is not started.")
+    ] = 2.0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Rows at a time, one core each; 0: one per core.")
+    ] = 0,
+    selection: Annotated[
+        bool, typer.Option(help="Also run the rows that the recipes were chosen from.")
+    ] = False,
+) -> None:
+    """Compare methods at equal noise: recall, epsilon at three populations, price."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from fedemb.embedding.threads import available_cores
+    from fedemb.pipelines.study.execute import Study, execute
+    from fedemb.pipelines.study.grid import (
+        ablation_rows,
+        base_config,
+        final_rows,
+        rows_in_order,
+        selection_rows,
+    )
+    from fedemb.pipelines.study.protocol import OMNIGLOT
+    from fedemb.pipelines.study.write import write_report
+
+    work = Study(base_config(str(data)), OMNIGLOT, cache)
+    rows = [*(selection_rows() if selection else []), *rows_in_order()]
+    execute(work, rows, budget=3600 * budget, jobs=jobs or available_cores(), say=typer.echo)
+    for line in write_report(work, final_rows(), ablation_rows()):
+        typer.echo(line)

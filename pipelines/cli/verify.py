@@ -1,0 +1,80 @@
+"""`fedemb verify`, `fedemb lineage`: is a release what it says, and where does it come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from fedemb.errors import Refused
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def verify_release(
+    bundle: Annotated[
+        str, typer.Argument(help="Release: a folder, or gs:// or s3://.../NAME/VERSION.")
+    ],
+    trust: Annotated[Path, typer.Option("--trust", help="Pinned keys from the data owner.")],
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
+    _load_tensorflow()
+    from fedemb.steps.release_model.verify import verify_release as look
+
+    found = look(bundle, trust, ledger)
+    if json_:
+        answer = {"verified": not found.problems, "problems": found.problems, **found.facts}
+        typer.echo(json.dumps(answer, indent=1))
+    if found.problems:
+        raise Refused("not verified: " + _listed(found.problems))
+    if not json_:
+        typer.echo("verified: {name} {version}, of run {run_id}".format(**found.facts))
+        typer.echo("guarantee: {guarantee}".format(**found.facts))
+        if "all_runs" in found.facts:
+            typer.echo(f"  {found.facts['all_runs']}")
+        if ledger is None:
+            typer.echo("ledger: the copy inside; --ledger compares with the live one")
+
+
+def _listed(problems: tuple[str, ...]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "".join([f"{len(problems)} problems", *(f"\n  - {problem}" for problem in problems)])
+
+
+def _load_tensorflow() -> None:
+    """Loads TensorFlow without its greeting, which it writes whatever its log level says."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        with suppress(ImportError):  # verify says what it could not look into without it
+            import tensorflow  # noqa: F401
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def lineage(
+    run: Annotated[str, typer.Argument(help="Run, release or lineage file; a path or address.")],
+    artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Print where an artifact comes from, as a tree."""
+    from fedemb.lineage import read_steps, tree_lines
+
+    steps = read_steps(run)
+    if json_:
+        typer.echo(json.dumps([vars(step) for step in steps], indent=1))
+        return
+    for line in tree_lines(steps, artifact):
+        typer.echo(line)

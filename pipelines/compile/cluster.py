@@ -1,0 +1,247 @@
+"""Compiles the pipeline for a cluster: resources by profile, images by digest, rules checked."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from fedemb.config import Section
+from fedemb.documents.artifacts import write_bytes
+from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.compile.rules import OUTPUTS, STEP_LABEL
+from pydantic import Field, ValidationError
+
+PROFILES = Path(__file__).parent.parent / "profiles"
+IMAGE_NAMES = ("light", "cpu", "trainer")
+ImageName = Literal["light", "cpu", "trainer"]
+BY_DIGEST = re.compile(r"^[\w.\-:/]+@sha256:[0-9a-f]{64}$")
+
+
+class Accelerator(Section):
+    """Chips a step asks for."""
+
+    type: Literal["nvidia.com/gpu", "google.com/tpu"]
+    count: int
+    """Chips per pod."""
+
+
+class Toleration(Section):
+    """A taint the step's pod may run on."""
+
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+class SecretEnv(Section):
+    """A Kubernetes secret whose keys become environment variables."""
+
+    name: str
+    keys: dict[str, str]
+    """Key in the secret -> environment variable."""
+
+
+class StepResources(Section):
+    """What one step's pod gets."""
+
+    cpu: str
+    memory: str
+    timeout_seconds: int
+    shared_memory: str | None = None
+    """Size of /dev/shm; null: the node's default."""
+    accelerator: Accelerator | None = None
+    node_selector: dict[str, str] = Field(default={})
+    tolerations: tuple[Toleration, ...] = ()
+    image: ImageName | None = None
+    """Image instead of the step's own: `cpu` for a step that runs beside the accelerators."""
+    environment: dict[str, str] = Field(default={})
+    """Plain variables, such as the address of an object store; never a secret."""
+    secrets: tuple[SecretEnv, ...] = ()
+    image_pull_secrets: tuple[str, ...] = ()
+    """Kubernetes secrets of a private registry."""
+    volume_claim: dict[str, str] = Field(default={})
+    """Claim name -> mount path, for stores on a volume."""
+
+
+class Profile(Section):
+    """A cluster's resources, as data."""
+
+    steps: dict[str, StepResources]
+    """Step name -> resources; `default` for a step without an entry."""
+    ttl_seconds_after_finished: int
+    """Seconds after which finished workflows are removed from the cluster."""
+
+
+def load_profile(*sources: str | Path) -> Profile:
+    """Reads profiles by name (cpu, gpu, tpu) or path, each laid over the ones before it.
+
+    A step's entry says only how it differs from the `default` of the same file, and a later file
+    only how it differs from the earlier ones: mappings are merged, everything else is replaced.
+
+    Raises:
+      ConfigError: there is no such profile, or it is wrong.
+    """
+    tree: dict[str, Any] = {}
+    names = [step.replace("-", "_") for step in OUTPUTS]
+    for source in sources:
+        layer = _read_profile(source)
+        steps = layer.pop("steps", None) or {}
+        if unknown := sorted(set(steps) - {*names, "default"}):
+            raise ConfigError(
+                f"profile {source} names the step {unknown[0]}; there are default, "
+                f"{', '.join(names)}"
+            )
+        before = tree.get("steps", {})
+        basis = before.get("default", {})
+        over = steps.get("default", {})
+        layer["steps"] = {
+            name: _merged(_merged(before.get(name, basis), over), steps.get(name, {}))
+            for name in ["default", *names]
+        }
+        tree = {**tree, **layer}
+    try:
+        return Profile.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        listed = ", ".join(str(source) for source in sources)
+        raise ConfigError(f"profile {listed} is wrong: {where}: {problem['msg']}") from error
+
+
+def _read_profile(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if not path.suffix:
+        path = PROFILES / f"{source}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(item.stem for item in PROFILES.glob("*.yaml")))
+        raise ConfigError(f"no profile {source}; give a YAML file or one of {names}")
+    try:
+        tree = yaml.safe_load(path.read_text())
+        if not isinstance(tree, dict) or not isinstance(tree.get("steps") or {}, dict):
+            raise ConfigError(f"profile {path.name} is no mapping; see {PROFILES / 'cpu.yaml'}")
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"profile {path.name} is no YAML: {error}") from error
+    return tree
+
+
+def _merged(under: Any, over: Any) -> Any:
+    if isinstance(under, dict) and isinstance(over, dict):
+        return {**under, **{name: _merged(under.get(name), over[name]) for name in over}}
+    return over
+
+
+def parse_images(options: Sequence[str]) -> dict[str, str]:
+    """Turns `NAME=REF@sha256:...` (or one bare reference for all three) into a mapping.
+
+    Raises:
+      ConfigError: a name is unknown or missing, or a reference has no digest.
+    """
+    images: dict[str, str] = {}
+    for option in options:
+        name, separator, reference = option.partition("=")
+        if not separator:
+            images.update(dict.fromkeys(IMAGE_NAMES, option))
+            continue
+        if name not in IMAGE_NAMES:
+            raise ConfigError(f"no image is called {name}; there are {', '.join(IMAGE_NAMES)}")
+        images[name] = reference
+    for name in IMAGE_NAMES:
+        if name not in images:
+            raise ConfigError(f"no image for {name}; say --image {name}=REF@sha256:...")
+        if not BY_DIGEST.match(images[name]):
+            raise ConfigError(
+                f"image {images[name]!r} names no digest; a tag can change between two rounds, so"
+                " say REF@sha256:<64 hexadecimal digits>"
+            )
+    return images
+
+
+def compile_pipeline(
+    output: Path, *, profile: str | Path | Sequence[str | Path], images: Mapping[str, str]
+) -> None:
+    """Writes the pipeline's YAML, if it keeps every rule of `fedemb.pipelines.compile.rules`.
+
+    Args:
+      output: file to write.
+      profile: one or more profiles; see `load_profile`.
+      images: name -> reference with a digest.
+
+    Raises:
+      ConfigError: the profile is wrong or the result breaks a rule. Nothing is written.
+      InputError: kfp was installed without its part for Kubernetes, as in the image `light`.
+    """
+    from kfp import compiler, dsl
+
+    try:
+        from kfp import kubernetes  # noqa: F401 - asked for here, used by _configure
+    except ImportError as error:
+        raise InputError(
+            "compiling needs kfp[kubernetes], which is not installed here; use the development "
+            "environment or the image cpu"
+        ) from error
+    from fedemb.pipelines.compile.rules import violations
+    from fedemb.pipelines.dp_fedemb import build_pipeline
+
+    profiles = [profile] if isinstance(profile, str | Path) else profile
+    resources = load_profile(*profiles)
+    pipeline = build_pipeline(
+        configure=lambda name, task: _configure(name, task, resources),
+        pipeline_config=dsl.PipelineConfig(
+            ttl_seconds_after_finished=resources.ttl_seconds_after_finished
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(raw))
+        documents = list(yaml.safe_load_all(raw.read_text()))
+    _pin_images(documents[0], images)
+    if problems := violations(documents):
+        raise ConfigError("the compiled pipeline breaks a rule:\n" + "\n".join(problems))
+    write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
+
+
+def _configure(name: str, task: Any, profile: Profile) -> None:
+    from fedemb.steps.step import PLACEHOLDER_IMAGES
+    from kfp import kubernetes
+
+    wanted = profile.steps[name]
+    task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)
+    task.set_memory_request(wanted.memory).set_memory_limit(wanted.memory)
+    kubernetes.set_timeout(task, wanted.timeout_seconds)
+    kubernetes.add_pod_label(task, STEP_LABEL, name.replace("_", "-"))
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    if wanted.accelerator:
+        task.set_accelerator_type(wanted.accelerator.type)
+        task.set_accelerator_limit(wanted.accelerator.count)
+    for key, value in wanted.node_selector.items():
+        kubernetes.add_node_selector(task, key, value)
+    for toleration in wanted.tolerations:
+        kubernetes.add_toleration(task, **toleration.model_dump(exclude_none=True))
+    if wanted.image:
+        task.set_container_image(PLACEHOLDER_IMAGES[wanted.image])
+    for variable, value in wanted.environment.items():
+        task.set_env_variable(variable, value)
+    for secret in wanted.secrets:
+        kubernetes.use_secret_as_env(task, secret.name, secret.keys)
+    if wanted.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(wanted.image_pull_secrets))
+    for claim, mount in wanted.volume_claim.items():
+        kubernetes.mount_pvc(task, claim, mount)
+    if wanted.shared_memory:
+        kubernetes.empty_dir_mount(
+            task, "shm", "/dev/shm", medium="Memory", size_limit=wanted.shared_memory
+        )
+
+
+def _pin_images(spec: dict[str, Any], images: Mapping[str, str]) -> None:
+    from fedemb.steps.step import PLACEHOLDER_IMAGES
+
+    references = {PLACEHOLDER_IMAGES[name]: images[name] for name in PLACEHOLDER_IMAGES}
+    for executor in spec["deploymentSpec"]["executors"].values():
+        container = executor["container"]
+        container["image"] = references.get(container["image"], container["image"])

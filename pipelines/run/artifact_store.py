@@ -1,0 +1,222 @@
+"""`fedemb run --artifact-store URI`: where the things of a run lie, and publishing them.
+
+    URI/public/<run>/<step>/<output>   Public and Noised outputs, copied here as steps finish; then
+    URI/public/<run>/run.json          their digests: only what it lists counts, and it comes last
+    URI/private/<run>/                 Raw artifacts, written by the steps themselves
+    URI/ledger/  URI/releases/         the lasting ledger; bundles, each made visible by a marker
+
+Keys are in none of them: whoever reads the store must not be able to sign or to undo a hash. What
+may be published is listed below, output by output; anything else in the run directory stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import (
+    Artifact,
+    Noised,
+    Public,
+    canonical_json,
+    config_digest,
+    file_digest,
+    json_digest,
+    require_publishable,
+)
+from fedemb.errors import ConfigError, LedgerError
+from fedemb.ledger.ledger import TRUST_NAME
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.local import View
+from fedemb.storage import join, open_store
+
+SCHEMA = "fedemb/published_run/1"
+MANIFEST = "run.json"
+
+OUTPUTS: Mapping[str, Mapping[str, type[Artifact]]] = {
+    "plan_privacy": {"privacy_plan": Public},
+    "pretrain_public": {"pretrained": Public},
+    "reserve_budget": {"reservation": Public},
+    "partition_users": {"users": Public},  # the manifest; the users are in the private root
+    "train_dp_fedemb": {"model": Noised},
+    "evaluate_embeddings": {"utility_report": Public, "utility_page": Public},
+    "audit_privacy": {"audit_report": Public, "audit_page": Public},
+    "account_privacy": {"privacy_report": Public, "privacy_page": Public, "lineage": Public},
+    "gate_release": {"verdict": Public, "lineage": Public},
+    "release_model": {"release": Public},
+}
+"""Step -> output -> kind: all that is ever copied to the public root. A test holds it against the
+compiled pipeline."""
+TRAINED = ("train_dp_fedemb", "model")
+"""Not copied from a simulation: it has the noise of a larger population, or none."""
+
+
+def store_overrides(uri: str | None, keys: str | None) -> list[str]:
+    """Overrides of the section `storage` for `--artifact-store` and `--keys`."""
+    places = {} if uri is None else {
+        "public_root": join(uri, "public"),
+        "private_root": join(uri, "private"),
+        "tombstones": join(uri, "private", "policy", "tombstones"),
+        "ledger": join(uri, "ledger"),
+        "releases": join(uri, "releases"),
+    }  # fmt: skip
+    if keys is not None:
+        places["keys"] = keys if "://" in keys else str(Path(keys).expanduser().resolve())
+    return [f"storage.{name}={place}" for name, place in places.items()]
+
+
+def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
+    """Refuses stores that would mix what must stay apart, or a bucket without a ledger.
+
+    Args:
+      config: of the run.
+      config_name: how the user named it, for the command that the message gives.
+      runs: folder of all runs, below which Raw artifacts are unless the configuration moves them.
+
+    Raises:
+      ConfigError: keys beside the ledger, Raw beside public artifacts, or a lasting ledger without
+        lasting keys.
+      LedgerError: the remote ledger was never made.
+      StorageError: the store of the ledger cannot be reached.
+    """
+    storage = config.storage
+    if storage.ledger is not None and storage.keys is None:
+        raise ConfigError(
+            f"the ledger {storage.ledger} lasts, so its keys must last too, and elsewhere; name a "
+            "folder or Secret Manager with --keys (or storage.keys), the same for every run"
+        )
+    places = {
+        f"storage.{name}": place
+        for name in ("public_root", "private_root", "ledger", "keys", "releases")
+        if (place := getattr(storage, name)) is not None
+    }
+    pairs = [
+        (first, second)
+        for first, second in combinations(places, 2)
+        if {first, second} & {"storage.private_root", "storage.keys"}
+    ]
+    if storage.private_root is None and storage.public_root is not None:
+        places["--runs"] = str(runs)
+        pairs.append(("storage.public_root", "--runs"))
+    for first, second in pairs:
+        if _nested(places[first], places[second]):
+            raise ConfigError(
+                f"{first}={places[first]} and {second}={places[second]} lie in one another; what "
+                "is private and what is not, and keys and what they protect, must be apart: name "
+                "another place"
+            )
+    if storage.ledger is not None:
+        store = open_store(storage.ledger)
+        if store.local_root is None and not store.exists(TRUST_NAME):
+            raise LedgerError(
+                f"{store.uri} holds no ledger yet, and one in a bucket is made by its owner, once, "
+                "so that a lost one is never taken for a new one: check the address, or run "
+                f"`fedemb ledger init --config {config_name} --ledger {store.uri} --keys "
+                f"{storage.keys}` with this run's --set options, then this command again"
+            )
+
+
+def _nested(first: str, second: str) -> bool:
+    one, other = (
+        f"{(place if '://' in place else Path(place).expanduser().resolve().as_uri())}".rstrip("/")
+        for place in (first, second)
+    )
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+class PublishingView:
+    """A view that also publishes what a finished step wrote."""
+
+    def __init__(self, view: View, publisher: Publisher):
+        self._view, self._publisher = view, publisher
+        self.started, self.progress, self.failed = view.started, view.progress, view.failed
+        self.warned = view.warned
+
+    def finished(self, step: str, seconds: float) -> None:
+        """See View."""
+        self._view.finished(step, seconds)
+        self._publisher.step_finished(step)
+
+
+class Publisher:
+    """Copies the publishable outputs of a run to the public root, while it runs and at its end.
+
+    Everything may be repeated: what is there already is not sent again. While steps run a failure
+    is kept quiet; `finish` tries all again and reports it.
+    """
+
+    def __init__(self, run: RunDirectory, public_root: str):
+        self._run = run
+        self._left_out = [TRAINED] if run.config().purpose == "simulation" else []
+        self._store = open_store(join(public_root, run.run_id))
+        self._pool = ThreadPoolExecutor(1)
+        self._sent: list[Future[None]] = []
+        self.uri = self._store.uri
+
+    def step_finished(self, step: str) -> None:
+        """Sends the outputs of a step, without waiting for it."""
+        if step in OUTPUTS:
+            self._sent.append(self._pool.submit(self._send_step, step))
+
+    def finish(self, state: Mapping[str, Any], progress: Callable[[int, int], None]) -> int:
+        """Sends what is not there yet, then the manifest.
+
+        Args:
+          state: how the run ended.
+          progress: called with artifacts done and artifacts in all.
+
+        Returns:
+          How many artifacts are published.
+
+        Raises:
+          StorageError: the store cannot be written; the manifest is not, so nothing of this counts.
+        """
+        self._pool.shutdown(wait=True)
+        found = [
+            (step, name, kind, path)
+            for step, outputs in OUTPUTS.items()
+            for name, kind in outputs.items()
+            if (path := self._path(step, name)) is not None
+        ]
+        rows: list[dict[str, Any]] = []
+        for done, (step, name, kind, path) in enumerate(found, start=1):
+            digest = self._send(step, name, kind(path))
+            rows.append({"step": step, "name": name, "kind": kind.__name__, "sha256": digest})
+            progress(done, len(found))
+        body = {
+            "schema": SCHEMA,
+            "run_id": self._run.run_id,
+            "config_sha": config_digest(self._run.config()),
+            "exit_code": state.get("exit_code"),
+            "failed_step": state.get("failed_step"),
+            "artifacts": rows,
+        }
+        self._store.write(MANIFEST, canonical_json(body))
+        return len(rows)
+
+    def _path(self, step: str, name: str) -> Path | None:
+        if (step, name) in self._left_out:
+            return None
+        path = self._run.output(step, name)
+        return path if path is not None and path.exists() else None
+
+    def _send_step(self, step: str) -> None:
+        for name, kind in OUTPUTS[step].items():
+            path = self._path(step, name)
+            if path is not None:
+                self._send(step, name, kind(path))
+
+    def _send(self, step: str, name: str, artifact: Artifact) -> str:
+        """Sends one artifact and returns its digest: of its bytes, or of all files of a folder."""
+        require_publishable(artifact)
+        target, path = f"{step}/{name}", artifact.path
+        if path.is_dir():
+            return json_digest(self._store.upload_tree(path, target))
+        digest = file_digest(path)
+        if self._store.digest(target) != digest:
+            self._store.write(target, path.read_bytes())
+        return digest

@@ -1,0 +1,190 @@
+"""`fedemb run`: prepare a run directory, run it, say how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.errors import StorageError
+from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.load_config import BUILTIN, load_config, with_data
+from fedemb.pipelines.run.local import (
+    Outcome,
+    PlainView,
+    View,
+    closing_lines,
+    collect_reports,
+    run_pipeline,
+)
+from rich.console import Console
+from rich.live import Live
+from rich.progress import Progress
+from rich.table import Table
+
+
+def prepare(
+    config: str | Path,
+    overrides: Sequence[str],
+    parent: Path,
+    run_id: str | None = None,
+    data: str | None = None,
+) -> RunDirectory:
+    """Checks the configuration, makes the run directory, and draws the built-in data if asked for.
+
+    Args:
+      config: YAML file or preset.
+      overrides: `dotted.key=value` each.
+      parent: folder of all runs.
+      run_id: name of the run; None: one from time and chance.
+      data: replaces the URI of the private source, and of the public source where a preset takes
+        both from one file.
+
+    Raises:
+      ConfigError: the configuration is wrong. Nothing has been written.
+      LedgerError: the ledger is in a bucket, and was never made there.
+      InputError: a run of this name exists.
+    """
+    checked = with_data(load_config(config, overrides), data)
+    check_stores(checked, str(config), parent)
+    public = checked.pretraining.source
+    if BUILTIN in (checked.data.source.uri, public.uri if public else None):
+        checked = _with_builtin_data(checked, parent)
+    return RunDirectory.create(parent, run_id, checked)
+
+
+def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
+    """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
+    from fedemb.documents.artifacts import json_digest
+    from fedemb.pipelines.run.builtin_data import write_builtin
+
+    size = config.model.image_size
+    digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]
+    folder = parent.resolve() / "builtin-data" / digest
+    private, public = folder / "private.parquet", folder / "public.parquet"
+    if not (private.exists() and public.exists()):
+        started = time.monotonic()
+        write_builtin(config.data.builtin, size, private, public)
+        typer.echo(
+            f"drew {config.data.builtin.users:,} glyph identities in "
+            f"{time.monotonic() - started:.1f} s"
+        )
+    overrides: dict[str, Any] = {}
+    if config.data.source.uri == BUILTIN:
+        overrides["data.source.uri"] = str(private)
+    source = config.pretraining.source
+    if source is not None and source.uri == BUILTIN:
+        public_source = SourceConfig(uri=str(public), label_scope="global")
+        overrides["pretraining.source"] = public_source.model_dump(mode="json")
+    return config.updated(overrides)
+
+
+def execute(run: RunDirectory) -> int:
+    """Runs or resumes a run directory, prints the closing lines and returns the exit code.
+
+    A run that has ended well is not run again: only what could not be published is published.
+    """
+    console = Console()
+    typer.echo(f"run {run.run_id} in {run.root}")
+    public_root = run.config().storage.public_root
+    publisher = Publisher(run, public_root) if public_root else None
+    state = run.read_state()
+    if state.get("exit_code") == 0 and "closing_lines" in state:
+        typer.echo("this run has ended well before; it is not run again")
+        lines, exit_code = state["closing_lines"], 0
+    else:
+        outcome = _run(run, console, publisher)
+        lines, exit_code = closing_lines(run, outcome), outcome.exit_code
+        state = {**outcome.state(), "closing_lines": lines}
+        run.write_state(state)
+        collect_reports(run)
+        write_index(run)
+    for line in lines:
+        typer.echo(line)
+    if publisher is not None:
+        exit_code = _publish(publisher, state, console) or exit_code
+    typer.echo(f"report: {run.index}")
+    return exit_code
+
+
+def _run(run: RunDirectory, console: Console, publisher: Publisher | None) -> Outcome:
+    def publishing(view: View) -> View:
+        return view if publisher is None else PublishingView(view, publisher)
+
+    if not console.is_terminal:
+        return run_pipeline(run, publishing(PlainView(typer.echo)))
+    view = LiveView()
+    with Live(view, console=console, refresh_per_second=4):
+        return run_pipeline(run, publishing(view))
+
+
+def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> int:
+    """Publishes, with a bar on a terminal, and says how it went; 0, or the exit code of a failure.
+
+    How the run itself ended comes first: only a good end is turned into a failure to publish.
+    """
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("publishing artifacts", total=None)
+            count = publisher.finish(
+                state, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+    except StorageError as error:
+        typer.echo(f"artifacts: not all published: {error}; continue with --resume")
+        return error.exit_code if state.get("exit_code") == 0 else 0
+    typer.echo(f"artifacts: {count} at {publisher.uri}")
+    return 0
+
+
+def write_index(run: RunDirectory) -> None:
+    """Writes the page that links everything a run has to show."""
+    from fedemb.pipelines.run.index import render_index
+
+    run.index.write_text(render_index(run), encoding="utf-8")
+
+
+class LiveView:
+    """A table of steps and the newest round, redrawn in place."""
+
+    def __init__(self) -> None:
+        from fedemb.pipelines.dp_fedemb import STEPS
+
+        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(STEPS, ("", ""))
+        self.notes: list[str] = []
+        self._since: dict[str, float] = {}
+
+    def started(self, step: str) -> None:
+        """See View."""
+        self._since[step] = time.monotonic()
+        self.rows[step] = ("running", "")
+
+    def progress(self, step: str, text: str) -> None:
+        """See View."""
+        self.rows[step] = ("running", text)
+
+    def finished(self, step: str, seconds: float) -> None:
+        """See View."""
+        self.rows[step] = ("done", f"{seconds:.1f} s")
+
+    def failed(self, step: str, message: str) -> None:
+        """See View."""
+        self.rows[step] = ("stopped", message)
+
+    def warned(self, message: str) -> None:
+        """See View."""
+        self.notes.append(message)
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        marks = {"": " ", "running": "[cyan]>[/]", "done": "[green]ok[/]", "stopped": "[red]x[/]"}
+        for step, (state, text) in self.rows.items():
+            if state == "running" and not text:
+                text = f"{time.monotonic() - self._since[step]:.0f} s"  # noqa: PLW2901
+            table.add_row(marks[state], step, text)
+        for note in self.notes:
+            table.add_row("[yellow]![/]", "note", note)
+        return table

@@ -1,0 +1,167 @@
+"""Where a local run keeps its things: public and private apart, nothing shared by accident."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import create_bytes, write_bytes, write_error
+from fedemb.errors import ArtifactError, InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def new_run_id() -> str:
+    """A name nobody else takes: time for people, randomness for safety."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on this machine.
+
+    `private/` (mode 0700) holds everything Raw; `public/` what the steps hand each other;
+    `policy/` the ledger and keys, unless the configuration names lasting ones.
+    """
+
+    root: Path
+
+    @property
+    def run_id(self) -> str:
+        """The idempotency key: the name of the directory."""
+        return self.root.name
+
+    @property
+    def private(self) -> Path:
+        """Raw root."""
+        return self.root / "private"
+
+    @property
+    def public(self) -> Path:
+        """Pipeline root of kfp."""
+        return self.root / "public"
+
+    @property
+    def reports(self) -> Path:
+        """HTML pages and JSON reports, collected at the end."""
+        return self.root / "reports"
+
+    @property
+    def log(self) -> Path:
+        """Everything the steps printed."""
+        return self.root / "run.log"
+
+    @property
+    def index(self) -> Path:
+        """The page to open first."""
+        return self.root / "index.html"
+
+    @classmethod
+    def create(cls, parent: Path, run_id: str | None, config: RunConfig) -> RunDirectory:
+        """Makes the directory and freezes the configuration in it.
+
+        Raises:
+          InputError: a run of this name exists, or the path cannot be one of a folder.
+          StorageError: the folder cannot be made: no space, or no permission.
+        """
+        name = new_run_id() if run_id is None else run_id
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"run id {name!r} must be letters, digits, dots, dashes and underscores, 100 at "
+                "most, and begin with a letter or digit; name another --run-id"
+            )
+        run = cls((parent / name).resolve())
+        try:
+            run.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = "the run directory cannot be made; name another folder with --runs"
+            raise write_error(what, run.root, error) from error
+        try:
+            create_bytes(
+                run.root / "config.yaml",
+                yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode(),
+            )
+        except FileExistsError as error:
+            raise InputError(
+                f"a run {run.run_id} exists; continue it with --resume, or name another --run-id"
+            ) from error
+        run.private.mkdir(mode=0o700, exist_ok=True)
+        for folder in (run.public, run.reports):
+            folder.mkdir(exist_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Opens an existing run.
+
+        Raises:
+          InputError: there is no run at this path.
+        """
+        run = cls(path.resolve())
+        if not (run.root / "config.yaml").is_file():
+            raise InputError(f"no run at {path}; `fedemb run` makes one and prints its path")
+        return run
+
+    def config(self) -> RunConfig:
+        """The frozen configuration."""
+        return RunConfig.model_validate(yaml.safe_load((self.root / "config.yaml").read_text()))
+
+    def beam_options(self) -> tuple[str, ...]:
+        """Options of the engine that partitions the users; nothing that comes out depends on them.
+
+        So they are no part of the configuration, and a run may go on with another engine.
+        """
+        path = self.root / "beam_options.json"
+        return tuple(json.loads(path.read_text())) if path.exists() else ()
+
+    def set_beam_options(self, options: Sequence[str]) -> None:
+        """Replaces the options of the engine."""
+        write_bytes(self.root / "beam_options.json", json.dumps(list(options)).encode())
+
+    def stores(self) -> dict[str, str]:
+        """URIs of the four stores: private_root, ledger, keys, releases."""
+        storage = self.config().storage
+        return {
+            "private_root": storage.private_root or str(self.private),
+            "ledger": storage.ledger or str(self.root / "policy" / "ledger"),
+            "keys": storage.keys or str(self.root / "policy" / "keys"),
+            "releases": storage.releases or str(self.root / "releases"),
+        }
+
+    def output(self, step: str, name: str) -> Path | None:
+        """Newest output `name` of a step, or None if the step has not written it.
+
+        Kfp puts outputs into `<pipeline>-<time>/<component>/<output>` below its root.
+        """
+        pattern = f"*/{step.replace('_', '-')}/{name}"
+        found = sorted(self.public.glob(pattern), key=lambda path: path.stat().st_mtime)
+        return found[-1] if found else None
+
+    def document(self, step: str, name: str) -> dict[str, Any] | None:
+        """The newest JSON output of a step, or None."""
+        path = self.output(step, name)
+        if path is None or not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise ArtifactError(
+                f"output {name} of {step} is not JSON; run the step anew"
+            ) from error
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Records how the run stands, for `fedemb report` and the index."""
+        write_bytes(self.root / "state.json", json.dumps(state, indent=1, sort_keys=True).encode())
+
+    def read_state(self) -> dict[str, Any]:
+        """What `write_state` wrote last; empty before."""
+        path = self.root / "state.json"
+        return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,164 @@
+"""From a YAML file or a preset's name, and `--set a.b=c`, to a checked configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fedemb.config import RunConfig
+from fedemb.errors import ConfigError
+from pydantic import BaseModel, ValidationError
+
+BUILTIN = "builtin"
+"""The source URI that stands for the generated glyphs."""
+PRESETS = Path(__file__).parent.parent / "configs"
+_UNION_TAGS = ("hash", "value")
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a configuration.
+
+    Args:
+      source: path of a YAML file, or the name of a preset.
+      overrides: `dotted.key=value`, the value in YAML.
+
+    Raises:
+      ConfigError: file missing, not YAML, or a value is unknown, out of bounds or contradictory.
+    """
+    path = Path(source)
+    if not path.suffix and not path.exists():
+        path = PRESETS / f"{source}.yaml"
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"no configuration {source}; give a YAML file or a preset: {', '.join(preset_names())}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(
+            f"configuration {source} cannot be read: {why}; give a YAML file or a preset"
+        ) from error
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" at line {place.line + 1}" if place else ""
+        raise ConfigError(f"{path.name} is not YAML{where}; mend it and run again") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path.name} holds no mapping of sections; start from a preset")
+    for override in overrides:
+        _set(tree, override)
+    return validate(tree)
+
+
+def policy_overrides(folder: Path | None) -> list[str]:
+    """Overrides that put ledger, keys and tombstones into the folder of a lasting policy."""
+    if folder is None:
+        return []
+    return [
+        f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "tombstones")
+    ]
+
+
+def with_data(config: RunConfig, data: str | None) -> RunConfig:
+    """Returns the configuration with another private source; unchanged if `data` is None.
+
+    The public source follows where both are taken from one file. The built-in glyphs are two
+    sets: the public one stays, or private images would be taken for public.
+    """
+    if data is None:
+        return config
+    uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
+    overrides = {"data.source.uri": uri}
+    public = config.pretraining.source
+    if public is not None and public.uri == config.data.source.uri != BUILTIN:
+        overrides["pretraining.source.uri"] = uri
+    try:
+        return config.updated(overrides)
+    except ValidationError as error:
+        raise _config_error(error) from error
+
+
+def validate(tree: dict[str, Any]) -> RunConfig:
+    """Validates a tree; every problem becomes a sentence.
+
+    Raises:
+      ConfigError: with all problems, one a line.
+    """
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _config_error(error) from error
+
+
+def _config_error(error: ValidationError) -> ConfigError:
+    problems = [_sentence(problem) for problem in error.errors()]
+    return ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise ConfigError(f"--set {override}: expected key=value, e.g. --set mechanism.rounds=20")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {dotted}: the value {text!r} is not YAML; quote it") from error
+    if isinstance(value, str):  # YAML 1.1 reads 1e-6 as text
+        with suppress(ValueError):
+            value = float(value)
+    *parents, leaf = dotted.split(".")
+    node = tree
+    for parent in parents:
+        child = node.get(parent)
+        if not isinstance(child, dict):
+            child = node[parent] = {}
+        node = child
+    node[leaf] = value
+
+
+def _sentence(problem: Any) -> str:
+    kinds = {"group_poisson_gaussian", "user_poisson", "fixed_size", "tree_aggregation", "blt"}
+    tags = kinds | {"not_private", *_UNION_TAGS}
+    parts = [str(part) for part in problem["loc"] if part not in tags]
+    name = ".".join(parts)
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    if problem["type"] == "extra_forbidden":
+        known = _field_names(problem["loc"][:-1])
+        close = difflib.get_close_matches(parts[-1], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{name} is not a setting; {hint}"
+    if problem["type"] == "missing":
+        return f"{name} is missing; see `fedemb config describe {parts[0]}`"
+    got = problem.get("input")
+    shown = f", got {got!r}" if isinstance(got, str | int | float | bool | None) else ""
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{name}: {message}{shown}; see `fedemb config describe {parts[0]}`"
+
+
+def _field_names(location: Sequence[Any]) -> list[str]:
+    """Field names of the section at a location, following nested models and union tags."""
+    models: list[type[BaseModel]] = [RunConfig]
+    for part in location:
+        found: list[type[BaseModel]] = []
+        for model in models:
+            field = model.model_fields.get(str(part))
+            if field is not None:
+                found.extend(_models_in(field.annotation))
+        models = found or models
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

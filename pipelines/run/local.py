@@ -1,0 +1,300 @@
+"""Runs the pipeline on this machine under kfp's SubprocessRunner, and watches it.
+
+kfp runs in a process of its own (`python -m fedemb.pipelines.run.local RUN`), whose output goes to
+the run's log; this side reads the events in it, shows them, and passes Ctrl-C on as a request to
+stop after the current round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedemb.config import RunConfig
+from fedemb.errors import FedEmbError
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.reports.privacy_report_words import all_runs
+
+EVENT = re.compile(r"fedemb-event: (\{.*\})")
+WARNING = re.compile(r"WARNING components[\w.]*: (.*)")
+ROUND = re.compile(r"INFO [\w.]*train[\w.]*: (round .*)")
+
+
+class View(Protocol):
+    """What shows a run: a live table on a terminal, plain lines elsewhere."""
+
+    def started(self, step: str) -> None:
+        """A step began."""
+        ...
+
+    def progress(self, step: str, text: str) -> None:
+        """A step reports a line of public progress."""
+        ...
+
+    def finished(self, step: str, seconds: float) -> None:
+        """A step ended well."""
+        ...
+
+    def failed(self, step: str, message: str) -> None:
+        """A step ended with an error."""
+        ...
+
+    def warned(self, message: str) -> None:
+        """A step goes on, and says what its user should know."""
+        ...
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int = 1
+    failed_step: str | None = None
+    error: str | None = None
+    message: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON for the run directory."""
+        return dict(vars(self))
+
+
+def run_pipeline(run: RunDirectory, view: View) -> Outcome:
+    """Runs or resumes the pipeline of a run directory and returns how it ended.
+
+    Nothing is retried. After Ctrl-C the running step is asked to stop (the trainer finishes its
+    round); a second Ctrl-C ends it at once. Either way the run can be resumed.
+    """
+    outcome = Outcome()
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "fedemb.pipelines.run.local", str(run.root)]
+    run.log.touch(mode=0o600)  # what steps print is for the owner of the run
+    with (
+        run.log.open("a", buffering=1) as log,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        ) as child,
+    ):
+        stop = _StopOnInterrupt(child)
+        assert child.stdout is not None  # PIPE above
+        with stop:
+            for line in child.stdout:
+                log.write(line)
+                _follow(line, outcome, view, stop)
+        code = child.wait()
+    if code == 0:
+        outcome.exit_code = 0
+    elif outcome.failed_step is None:
+        outcome.message = _interrupted(stop) or (
+            f"the pipeline ended with code {code} and no word from a step; read {run.log}"
+        )
+        outcome.exit_code = 5 if stop.requested else 1
+    run.write_state(outcome.state())
+    return outcome
+
+
+def _interrupted(stop: _StopOnInterrupt) -> str:
+    return "stopped on request; continue with --resume" if stop.requested else ""
+
+
+def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> None:
+    if found := EVENT.search(line):
+        event = json.loads(found.group(1))
+        step = event["step"]
+        match event["kind"]:
+            case "step_started":
+                stop.pid = event["pid"]
+                view.started(step)
+            case "step_finished":
+                stop.pid = None
+                outcome.seconds[step] = event["seconds"]
+                view.finished(step, event["seconds"])
+            case "step_failed":
+                outcome.failed_step, outcome.error = step, event["error"]
+                outcome.message, outcome.exit_code = event["message"], event["exit_code"]
+                view.failed(step, event["message"])
+    elif found := ROUND.search(line):
+        view.progress("train_dp_fedemb", found.group(1))
+    elif found := WARNING.search(line):
+        view.warned(found.group(1))
+
+
+class _StopOnInterrupt:
+    """While entered, Ctrl-C asks the running step to stop instead of killing this process."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self.child = child
+        self.pid: int | None = None
+        self.requested = False
+
+    def __enter__(self) -> None:
+        self._previous = {
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, *_: object) -> None:
+        if self.requested or self.pid is None:
+            os.killpg(self.child.pid, signal.SIGKILL)
+        else:
+            os.kill(self.pid, signal.SIGTERM)
+        self.requested = True
+
+
+class PlainView:
+    """One line per event, for logs and pipes."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write = write
+        self._last_round = 0.0
+
+    def started(self, step: str) -> None:
+        """See View."""
+        self.write(f"{step} ...")
+
+    def progress(self, step: str, text: str) -> None:
+        """See View; at most one line in five seconds."""
+        now = time.monotonic()
+        if now - self._last_round >= 5:
+            self._last_round = now
+            self.write(f"{step}: {text}")
+
+    def finished(self, step: str, seconds: float) -> None:
+        """See View."""
+        self.write(f"{step} done in {seconds:.1f} s")
+
+    def failed(self, step: str, message: str) -> None:
+        """See View."""
+        self.write(f"{step} stopped: {message}")
+
+    def warned(self, message: str) -> None:
+        """See View."""
+        self.write(f"note: {message}")
+
+
+# ---- what a finished run says -----------------------------------------------------------------
+
+
+def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
+    """The three lines every run ends with: guarantee, utility, release."""
+    return [
+        f"guarantee: {_guarantee(run)}",
+        f"utility: {_utility(run)}",
+        f"release: {_release(run, outcome)}",
+    ]
+
+
+def _guarantee(run: RunDirectory) -> str:
+    report = run.document("account_privacy", "privacy_report")
+    plan = run.document("plan_privacy", "privacy_plan")
+    if report is not None and run.config().purpose == "release":
+        words = (report["guarantee"]["sentence"], all_runs(report))
+        return "; ".join(text for text in words if text)
+    if plan is None:
+        return "none (nothing was planned)"
+    if run.config().purpose == "simulation":
+        projections = ", ".join(
+            f"{_stated(item['epsilon'])} at {item['population']:,} users"
+            for item in plan["projections"]
+        )
+        return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
+    return "none (training did not finish); planned: " + plan["guarantee"]["sentence"]
+
+
+def _stated(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _utility(run: RunDirectory) -> str:
+    report = run.document("evaluate_embeddings", "utility_report")
+    return "not measured" if report is None else report["sentence"]
+
+
+def _release(run: RunDirectory, outcome: Outcome) -> str:
+    if outcome.exit_code == 3:
+        return f"refused: {outcome.message}"
+    if outcome.exit_code != 0:
+        return f"none ({outcome.failed_step or 'the pipeline'} stopped: {outcome.message})"
+    published = run.document("release_model", "release")
+    if published is None or not published.get("uri"):
+        return "none (simulation)"
+    return published["uri"]
+
+
+PAGES = {
+    "privacy_report": ("account_privacy", "privacy_page", "privacy_report"),
+    "utility_report": ("evaluate_embeddings", "utility_page", "utility_report"),
+    "audit_report": ("audit_privacy", "audit_page", "audit_report"),
+}
+"""Report -> step, HTML output, JSON output."""
+
+
+def collect_reports(run: RunDirectory) -> dict[str, Path]:
+    """Copies the newest report pages and documents into `reports/`, with endings browsers know."""
+    pages: dict[str, Path] = {}
+    for name, (step, page, document) in PAGES.items():
+        for output, ending in ((page, "html"), (document, "json")):
+            source = run.output(step, output)
+            if source is not None and source.is_file() and source.stat().st_size:
+                target = run.reports / f"{name}.{ending}"
+                shutil.copyfile(source, target)
+                if ending == "html":
+                    pages[name] = target
+    return pages
+
+
+def iter_runs(parent: Path) -> Iterator[RunDirectory]:
+    """Runs below a folder, newest first."""
+    found = [path.parent for path in parent.glob("*/config.yaml")]
+    for path in sorted(found, key=lambda item: item.stat().st_mtime, reverse=True):
+        yield RunDirectory(path.resolve())
+
+
+# ---- the kfp side -----------------------------------------------------------------------------
+
+
+def _execute(run: RunDirectory) -> None:
+    """Runs the pipeline with kfp in this process."""
+    from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
+    from kfp import local
+
+    config: RunConfig = run.config()
+    local.init(
+        runner=local.SubprocessRunner(use_venv=False),
+        pipeline_root=str(run.public),
+        raise_on_error=True,
+        enable_caching=True,
+    )
+    arguments: dict[str, Any] = pipeline_arguments(
+        config, **run.stores(), beam_options=run.beam_options()
+    )
+    build_pipeline(run.run_id)(**arguments)
+
+
+if __name__ == "__main__":
+    try:
+        _execute(RunDirectory.open(Path(sys.argv[1])))
+    except FedEmbError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except RuntimeError as error:  # kfp's word for a failed task; the step has said why
+        sys.exit(str(error))

@@ -1,0 +1,198 @@
+"""What schedules cost, before anything is applied: priced as the ledger will price their runs.
+
+A policy's cap binds everything that runs under it, so schedules that share a policy are added up
+before any of them is applied, block by block: users of other blocks do not pay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
+
+if TYPE_CHECKING:
+    from fedemb.ledger.budget import Charge, Spent
+    from fedemb.ledger.terms import PolicyTerms
+    from fedemb.pipelines.schedules.schedules import Loaded, Schedule
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a schedule costs a user who is in every run."""
+
+    runs: int
+    epsilon_one: float
+    """Epsilon of one run."""
+    epsilon: float
+    """Epsilon of all of them."""
+    delta: float
+    method: str
+    """How the runs were composed."""
+
+    def __str__(self) -> str:
+        """The sentence of a dry run."""
+        return (
+            f"{self.runs} runs, at most epsilon={self.epsilon:.3f} at delta={self.delta:g} for one "
+            f"user in all of them ({self.method}; one run: {self.epsilon_one:.3f})"
+        )
+
+
+def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
+    """One run as the ledger will charge it, and the terms it is charged under.
+
+    Raises:
+      ConfigError: the run has no price.
+    """
+    from fedemb.ledger.budget import Charge
+    from fedemb.ledger.terms import schedule_of, terms_of
+    from fedemb.privacy.accounting.events import event_to_json
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+
+    if config.mechanism.kind == "not_private":
+        raise ConfigError("mechanism.kind=not_private has no price and cannot be scheduled")
+    plan = plan_mechanism(config)
+    charge = Charge(
+        sequence=0,
+        run_id="",
+        event=canonical_json(event_to_json(plan.event())),
+        relation=plan.relation.name,
+        rounds=plan.rounds,
+        rounds_charged=plan.rounds,
+    )
+    return charge, terms_of(config, schedule_of(config, plan))
+
+
+def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
+    """Prices all runs of a schedule exactly as the ledger will, and holds them against both caps.
+
+    Raises:
+      BudgetExceeded: they cost more than the schedule's budget or the policy's cap, or are more
+        than a planned policy commits; the sentence says after how many runs.
+      UnsupportedAccounting: no accountant is valid for the mechanism.
+    """
+    from fedemb.ledger.budget import spent
+
+    charge, terms = charge_of(config)
+    who = f"schedule {schedule.name} costs"
+    runs = {schedule.name: (schedule, charge)}
+    _check(who, runs, terms, schedule.budget.epsilon, "its budget")
+    whole = _check(who, runs, terms, config.policy.epsilon_cap, "the policy")
+    one = spent(terms, [charge])
+    return Cost(schedule.runs, one.epsilon, whole.epsilon, whole.delta, whole.method)
+
+
+def check_together(schedules: Sequence[Loaded]) -> None:
+    """Holds the sum of all schedules that share a policy against its cap.
+
+    Raises:
+      ConfigError: two schedules give one policy different terms.
+      BudgetExceeded: together they pass its cap.
+    """
+    policies: dict[tuple[str | None, str], list[Loaded]] = {}
+    for item in schedules:
+        if item.schedule.enabled:
+            policy = (item.config.storage.ledger, item.config.policy.policy_id)
+            policies.setdefault(policy, []).append(item)
+    for (_, policy_id), sharing in policies.items():
+        if len(sharing) > 1:
+            _check_policy(policy_id, sharing)
+
+
+def _check_policy(policy_id: str, sharing: Sequence[Loaded]) -> None:
+    from fedemb.ledger.ledger import blocks_of
+
+    names = ", ".join(item.schedule.name for item in sharing)
+    charged = {item.schedule.name: charge_of(item.config) for item in sharing}
+    terms = charged[sharing[0].schedule.name][1]
+    for name, (_, others) in charged.items():
+        # The plan may differ where the policy filters; the rest is fixed for the policy's life.
+        if dataclasses.replace(others, schedule=terms.schedule) != terms:
+            raise ConfigError(
+                f"schedules {names} share policy {policy_id}, and {name} gives it other terms; "
+                "make the sections `policy`, and who is one user, the same"
+            )
+    blocks = {item.schedule.name: set(blocks_of(item.config.partition)) for item in sharing}
+    done: set[frozenset[str]] = set()
+    for block in sorted(set().union(*blocks.values())):
+        weighing = frozenset(name for name, held in blocks.items() if block in held)
+        if weighing in done or len(weighing) < 2:
+            continue
+        done.add(weighing)
+        runs = {
+            item.schedule.name: (item.schedule, charged[item.schedule.name][0])
+            for item in sharing
+            if item.schedule.name in weighing
+        }
+        _check(
+            f"schedules {', '.join(runs)} share policy {policy_id} and cost",
+            runs,
+            terms,
+            terms.epsilon_cap,
+            "the policy",
+        )
+
+
+_Runs = Mapping[str, "tuple[Schedule, Charge]"]
+"""Name -> a schedule and what one run of it is charged."""
+
+
+def _check(who: str, runs: _Runs, terms: PolicyTerms, cap: float, whose: str) -> Spent:
+    """Prices all runs, and refuses with the number of runs that fit."""
+    total = sum(schedule.runs for schedule, _ in runs.values())
+    whole = _price(runs, terms, None)
+    if whole is not None and whole.epsilon <= cap:
+        return whole
+    fits, passes = 0, total
+    while passes - fits > 1:
+        middle = (fits + passes) // 2
+        price = _price(runs, terms, _moment(runs, middle))
+        if price is not None and price.epsilon <= cap:
+            fits = middle
+        else:
+            passes = middle
+    due = _moment(runs, passes)
+    if whole is not None:
+        why = f"epsilon={whole.epsilon:.3f} in {total} runs, and {whose} allows {cap:.3f}"
+    elif terms.schedule is not None:
+        why = f"{total} runs, and the policy commits {terms.schedule.runs} of one plan"
+    else:
+        why = f"{total} runs, which leave nothing of delta={terms.delta:g}"
+    raise BudgetExceeded(
+        f"{who} {why}; the cap holds for {fits} runs, and run {passes}, due "
+        f"{due:%Y-%m-%d %H:%M} UTC, would pass it: end earlier, run less often, or raise "
+        "noise_multiplier"
+    )
+
+
+def _price(runs: _Runs, terms: PolicyTerms, until: datetime | None) -> Spent | None:
+    """The price of what fires until a moment; None: the policy does not hold so many."""
+    from fedemb.ledger.budget import spent
+
+    charges = [
+        charge
+        for schedule, charge in runs.values()
+        for _ in range(schedule.runs if until is None else schedule.runs_until(until))
+    ]
+    try:
+        return spent(terms, charges)
+    except LedgerError:
+        return None
+
+
+def _moment(runs: _Runs, number: int) -> datetime:
+    """When the run of this number, counted over all schedules, is due."""
+    early = min(schedule.start for schedule, _ in runs.values())
+    late = max(schedule.end for schedule, _ in runs.values())
+    while late - early > timedelta(seconds=1):
+        middle = early + timedelta(seconds=(late - early) // timedelta(seconds=1) // 2)
+        if sum(schedule.runs_until(middle) for schedule, _ in runs.values()) >= number:
+            late = middle
+        else:
+            early = middle
+    return late
