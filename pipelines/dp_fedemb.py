@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from kfp import dsl
+
 from fedemb.config import RunConfig
 from fedemb.steps.account_privacy.component import account_privacy
 from fedemb.steps.audit_privacy.component import audit_privacy
@@ -14,7 +16,6 @@ from fedemb.steps.pretrain_public.component import pretrain_public
 from fedemb.steps.release_model.component import release_model
 from fedemb.steps.reserve_budget.component import reserve_budget
 from fedemb.steps.train_dp_fedemb.component import train_dp_fedemb
-from kfp import dsl
 
 PIPELINE_NAME = "dp-fedemb"
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from fedemb import planted_bug_suite
 from fedemb.provenance import code_digest
 

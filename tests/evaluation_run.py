@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import file_digest, write_json
-
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -105,6 +105,7 @@ def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
     """Teaches a backbone blobs of other identities: better than untrained, in seconds."""
     import keras
     import tensorflow as tf
+
     from fedemb.embedding import preprocess
 
     random = np.random.default_rng(99)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+
 from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (

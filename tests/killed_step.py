@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import honest_run
+
 from fedemb.keys import keys
 from fedemb.steps.release_model import marker, release
 from fedemb.steps.reserve_budget import reserve

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
 from fedemb.keys.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 
 import ledger_kit as kit_
+
 from fedemb.errors import BudgetExceeded
 
 PATIENCE = 500

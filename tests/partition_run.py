@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.group_index import encode_groups, encode_index, split_groups

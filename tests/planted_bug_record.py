@@ -1,6 +1,7 @@
 """Pytest plugin of `make planted-bugs`: writes into the package what the suite found."""
 
 import pytest
+
 from fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
 from fedemb.provenance import code_digest
 

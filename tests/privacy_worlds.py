@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
+
 from fedemb.privacy.mechanisms import blt, tree
 from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan
 

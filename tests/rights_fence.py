@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from google.api_core import exceptions
+from typing_extensions import override
+
 from fedemb.errors import StorageError
 from fedemb.keys.signatures import ROLES
 from fedemb.storage import Entry, Store
 from fedemb.storage.local import LocalStore
-from google.api_core import exceptions
-from typing_extensions import override
-
 from tests.fake_secret_manager import FakeSecretManager
 
 TABLE = Path(__file__).parents[1] / "infra" / "rights.yaml"

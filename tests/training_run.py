@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import config_digest, tree_digest, write_json
 from fedemb.keys.keys import commit_to, commitment_key, open_key_store
-
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -184,6 +184,7 @@ def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
 def main(folder: str, *times: str) -> None:
     """See the module."""
     import tensorflow  # noqa: F401  (before the forks)
+
     from fedemb.steps.train_dp_fedemb import train
 
     settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())

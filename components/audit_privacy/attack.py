@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs

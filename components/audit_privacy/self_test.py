@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from fedemb.errors import InputError
 from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.steps.evaluate_embeddings.measure import Subjects
@@ -23,8 +24,9 @@ _USERS_PER_TASK = 64
 def export_for_inference(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel: serialized Examples with one feature `image` to unit embeddings."""
     import tensorflow as tf
-    from fedemb.embedding import decode_image, preprocess
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    from fedemb.embedding import decode_image, preprocess
 
     feature = {"image": tf.io.FixedLenFeature([], tf.string)}
     shape = tf.TensorSpec([model.image_size, model.image_size, model.channels], tf.uint8)

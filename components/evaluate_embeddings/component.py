@@ -1,7 +1,8 @@
 """KFP face of evaluate_embeddings."""
 
-from fedemb.steps.step import step
 from kfp import dsl
+
+from fedemb.steps.step import step
 
 
 @step("trainer")

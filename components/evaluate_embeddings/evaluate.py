@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest, read_json, write_json

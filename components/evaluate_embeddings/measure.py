@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import EvaluationConfig
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate

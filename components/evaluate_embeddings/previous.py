@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import file_digest, json_digest, parse_json

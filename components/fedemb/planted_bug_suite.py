@@ -1,19 +1,21 @@
 """The record of the planted-bug suite: that tests of this very code find the bugs of dp.md 6.
 
 A test that guards privacy is worth something only if it turns red on the bug it guards against. The
-suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record that
-travels with the package. It lies outside the code digest it names. A run for release is refused
-before it is charged, and denied by the gate, where the record is missing, incomplete or of other
-code.
+suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record, which is
+made for a checkout by its first `make run`, for a wheel or an image when it is built, and is never
+committed. It lies outside the code digest it names. A run for release is refused before it is
+charged, and denied by the gate, where the record is missing, incomplete or of other code.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import fedemb
 from fedemb.documents.artifacts import read_json, write_json
+from fedemb.errors import ArtifactError
 
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(fedemb.__file__).parent / "planted_bug_suite.json"
@@ -27,6 +29,11 @@ def read_record() -> dict[str, Any]:
     Raises:
       ArtifactError: it is missing or no such record.
     """
+    if not RECORD.is_file():
+        raise ArtifactError(
+            "the planted-bug suite was not run on this code: no record is packaged; run "
+            "`make planted-bugs` in a checkout, or install a wheel or image that was built with it"
+        )
     record = read_json(RECORD, SCHEMA)
     del record["schema"]
     return record
@@ -57,3 +64,20 @@ def record_problem(record: Any, code_sha: str) -> str | None:
     if record["code_sha"] != code_sha:
         return "the planted-bug suite was run on other code"
     return None
+
+
+def main() -> int:
+    """`python -m fedemb.planted_bug_suite`: 0 if the record is of the code at hand, else 1."""
+    from fedemb.provenance import code_digest
+
+    try:
+        problem = record_problem(read_record(), code_digest())
+    except ArtifactError as error:
+        problem = str(error)
+    if problem is not None:
+        sys.stderr.write(f"{problem}\n")
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from fedemb.keys.keys import derive, open_key_store, partition_key
 
 KEY_BYTES = 8

@@ -10,6 +10,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+
 from fedemb.config import SourceConfig
 from fedemb.data.pixels import BadImageError, decode_image
 from fedemb.data.sources import Part, image_files

@@ -8,6 +8,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
+
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.sources import Part, read_part, source_format, split_part
 from fedemb.steps.partition_users.hashing import KeyRef

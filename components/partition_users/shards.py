@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupPiece, encode_groups, encode_index
 from fedemb.data.user_layout import (

@@ -13,6 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
+
 from fedemb.config import SourceConfig
 from fedemb.data.records import canonical_text, encode_example
 from fedemb.data.source_files import example_values, iter_tfrecord

@@ -18,6 +18,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
+
 from fedemb.data.group_index import split_groups
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.sources import Batch, Part

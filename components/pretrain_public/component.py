@@ -1,7 +1,8 @@
 """KFP face of pretrain_public."""
 
-from fedemb.steps.step import step
 from kfp import dsl
+
+from fedemb.steps.step import step
 
 
 @step("trainer")

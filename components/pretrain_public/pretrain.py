@@ -103,6 +103,7 @@ def _train(
     backbone: Any, model: ModelConfig, pretraining: PretrainingConfig, seed: int
 ) -> tuple[int, int, float]:
     import numpy as np
+
     from fedemb.data.sources import read_public_images
 
     if pretraining.source is None:

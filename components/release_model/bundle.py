@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+
 from fedemb.documents.artifacts import (
     Artifact,
     file_digest,

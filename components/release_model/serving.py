@@ -48,6 +48,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     of unit length.
     """
     import tensorflow as tf
+
     from fedemb.embedding import decode_image, preprocess
 
     trainable, fixed = backbone.trainable_variables, backbone.non_trainable_variables

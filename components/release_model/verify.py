@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest, json_digest, read_json, tree_digests
 from fedemb.documents.evidence import Document, Evidence, read_document, read_rounds, sentence_of
@@ -27,7 +29,6 @@ from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import bundle_address
 from fedemb.storage import LocalStore, local_tree
-from google.protobuf.message import DecodeError
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.documents.artifacts import sha256_hex
 from fedemb.documents.model_files import stored_values
 

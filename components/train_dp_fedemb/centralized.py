@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.embedding.central import train_centralized

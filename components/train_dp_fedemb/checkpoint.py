@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from fedemb.embedding.server import ServerState
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.storage import Store

@@ -1,7 +1,8 @@
 """KFP face of train_dp_fedemb."""
 
-from fedemb.steps.step import step
 from kfp import dsl
+
+from fedemb.steps.step import step
 
 
 @step("trainer")

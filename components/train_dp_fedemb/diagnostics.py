@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.embedding.rounds import STATISTICS, RoundSums
 from fedemb.storage import Store, put_tree
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.group_index import GroupIndex

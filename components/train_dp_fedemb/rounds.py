@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
 from fedemb.documents.artifacts import canonical_json, parse_json, sha256_hex
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.privacy.accounting.events import event_to_json

@@ -58,10 +58,11 @@ def make_data(
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Draw the built-in glyphs as Parquet files, in the form of real data."""
+    from pydantic import ValidationError
+
     from fedemb.config import BuiltinData
     from fedemb.errors import ConfigError
     from fedemb.pipelines.run.builtin_data import write_builtin
-    from pydantic import ValidationError
 
     try:
         builtin = BuiltinData(

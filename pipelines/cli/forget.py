@@ -147,6 +147,7 @@ def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]
       simulations.
     """
     from dp_accounting import NeighboringRelation
+
     from fedemb.privacy.accounting.accounting import price
     from fedemb.privacy.accounting.events import event_from_json
 

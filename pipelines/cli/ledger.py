@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.ledger_write import LedgerOption, PolicyOption, rotate, void, waive
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from fedemb.errors import ConfigError, FedEmbError
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.forget import forget
@@ -176,6 +177,7 @@ def config_schema() -> None:
 def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> None:
     """Print a configuration with all defaults filled in, as YAML."""
     import yaml
+
     from fedemb.pipelines.run.load_config import load_config
 
     tree = load_config(config, set_ or []).model_dump(mode="json")

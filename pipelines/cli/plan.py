@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.plan_checks import one_or_the_other, refuse_ignored
 

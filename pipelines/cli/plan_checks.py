@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import typer
+
 from fedemb.errors import ConfigError
 
 _ONLY_FOR: dict[str, tuple[str, ...]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from fedemb.errors import Refused
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

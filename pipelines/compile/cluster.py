@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import Field, ValidationError
+
 from fedemb.config import Section
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.compile.rules import OUTPUTS, STEP_LABEL
-from pydantic import Field, ValidationError
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 IMAGE_NAMES = ("light", "cpu", "trainer")
@@ -206,8 +207,9 @@ def compile_pipeline(
 
 
 def _configure(name: str, task: Any, profile: Profile) -> None:
-    from fedemb.steps.step import PLACEHOLDER_IMAGES
     from kfp import kubernetes
+
+    from fedemb.steps.step import PLACEHOLDER_IMAGES
 
     wanted = profile.steps[name]
     task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
 from fedemb.documents.artifacts import write_error

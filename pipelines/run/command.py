@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.progress import Progress
+from rich.table import Table
+
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.errors import StorageError
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
@@ -21,10 +26,6 @@ from fedemb.pipelines.run.local import (
     collect_reports,
     run_pipeline,
 )
-from rich.console import Console
-from rich.live import Live
-from rich.progress import Progress
-from rich.table import Table
 
 
 def prepare(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import create_bytes, write_bytes, write_error
 from fedemb.errors import ArtifactError, InputError

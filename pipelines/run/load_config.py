@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
+
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
-from pydantic import BaseModel, ValidationError
 
 BUILTIN = "builtin"
 """The source URI that stands for the generated glyphs."""

@@ -275,8 +275,9 @@ def iter_runs(parent: Path) -> Iterator[RunDirectory]:
 
 def _execute(run: RunDirectory) -> None:
     """Runs the pipeline with kfp in this process."""
-    from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
     from kfp import local
+
+    from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
 
     config: RunConfig = run.config()
     local.init(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
+from pydantic import AwareDatetime, Field, PositiveFloat, ValidationError, model_validator
+
 from fedemb.config import Name, RunConfig, Section
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
@@ -17,7 +19,6 @@ from fedemb.pipelines.compile.rules import SECRET_VALUES
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.cron import Cron
-from pydantic import AwareDatetime, Field, PositiveFloat, ValidationError, model_validator
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 

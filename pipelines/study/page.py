@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from fedemb.documents.artifacts import write_bytes
 from fedemb.pipelines.study.rows import METHODS, Method
 from fedemb.pipelines.study.table import Line
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
 from fedemb.reports.report import write_page
-from markupsafe import Markup
 
 CURVES: tuple[Method, ...] = ("fedemb", "ftrl", "fedavg")
 LEVELS: tuple[tuple[str, Any], ...] = (("centralized", "-"), ("public_only", (0, (4, 3))))

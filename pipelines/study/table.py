@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from fedemb.pipelines.study.certify import POPULATIONS
 from fedemb.pipelines.study.rows import METHODS, Row
 

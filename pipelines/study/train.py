@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import json_digest, write_bytes

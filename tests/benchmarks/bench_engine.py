@@ -236,7 +236,6 @@ def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     from fedemb.data.client_data import STORE_SCHEMA
     from fedemb.data.group_index import GroupIndex
     from fedemb.documents.artifacts import write_json
-
     from tests.partition_run import write_index_files
 
     random = np.random.default_rng(0)

@@ -51,6 +51,7 @@ def mechanism_seconds(
 ) -> tuple[list[Seconds], list[Seconds]]:
     """Seconds of each aggregate, and of clip and sum for each virtual client."""
     import tensorflow as tf
+
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
     from fedemb.privacy.queries import build_mechanism
 

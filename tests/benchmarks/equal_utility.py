@@ -29,6 +29,7 @@ from absl import logging
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import pld
+
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms import blt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan

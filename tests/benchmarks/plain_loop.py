@@ -40,6 +40,7 @@ class PlainLoop:
         threads: int,
     ) -> None:
         import tensorflow as tf
+
         from fedemb.embedding.preprocessing import preprocess
 
         flat, wanted = images.reshape(-1, *images.shape[2:]), labels.reshape(-1)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
+
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms import tree
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-
 from tests.benchmarks import equal_utility
 
 POPULATION, DELTA, ROUNDS, USERS = 10_000_000, 1e-7, 800, 2048 * 64

@@ -2,6 +2,7 @@
 
 import pytest
 from evaluation_run import config, shared_run
+
 from fedemb.reports.report import render_run_index
 
 pytestmark = pytest.mark.browser

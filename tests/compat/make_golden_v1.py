@@ -17,6 +17,7 @@ GOLDEN = TESTS / "golden" / "v1"
 
 def main() -> None:
     import honest_run
+
     from fedemb.documents.artifacts import file_digest
     from fedemb.embedding import build_backbone
     from fedemb.embedding.loading import save_backbone

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from fedemb.documents.evidence import read_document
 from fedemb.keys.trust import verify_document
 from fedemb.ledger.ledger import TrustStore, open_ledger

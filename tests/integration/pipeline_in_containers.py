@@ -9,11 +9,12 @@ from pathlib import Path
 
 def main(root: Path, light: str, cpu: str, data: Path) -> None:
     """Runs it; ends with a traceback if a step fails."""
+    from kfp import local
+
     from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.docker_runner import container_runner
     from fedemb.steps.step import PLACEHOLDER_IMAGES
-    from kfp import local
 
     run = RunDirectory.open(root)
     images = {

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from fedemb.config import RunConfig
 from fedemb.errors import StorageError
 from fedemb.keys import secret_manager
@@ -19,7 +20,6 @@ from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedu
 from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.storage import gcs, open_store, put_tree
-
 from tests import honest_run
 from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys

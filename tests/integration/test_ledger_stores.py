@@ -3,6 +3,7 @@
 import ledger_kit as kit_
 import ledger_race
 import pytest
+
 from fedemb.errors import LedgerError
 from fedemb.keys.keys import open_key_store
 from fedemb.storage import open_store
@@ -30,6 +31,7 @@ def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, 
 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
     import honest_run
+
     from fedemb.privacy.mechanisms.mechanism import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import open_or_create
 

@@ -4,6 +4,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+
 from fedemb.errors import ArtifactError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree
 

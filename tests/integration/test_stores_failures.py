@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from cutting_proxy import CuttingProxy
+
 from fedemb.errors import StorageError
 from fedemb.storage import open_store
 

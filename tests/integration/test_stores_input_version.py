@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from partition_run import make_config, rows_of, write_parquet
+
 from fedemb.data.input_version import fingerprint_input
 from fedemb.errors import PlanMismatch
 from fedemb.keys.keys import commitment_key, open_key_store
@@ -11,7 +13,6 @@ from fedemb.steps.partition_users.partition import run as partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import join, open_store
-from partition_run import make_config, rows_of, write_parquet
 
 KEY = b"k" * 32
 

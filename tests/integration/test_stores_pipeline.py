@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_whole_pipeline import SMALL
+
 from fedemb.documents.artifacts import tree_digest
 from fedemb.pipelines.run.artifact_store import OUTPUTS
 from fedemb.storage import join, local_tree, open_store
-from test_whole_pipeline import SMALL
 
 pytestmark = pytest.mark.slow
 

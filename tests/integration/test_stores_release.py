@@ -7,6 +7,7 @@ from pathlib import Path
 
 import honest_run
 import pytest
+
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.keys.keys import open_key_store
 from fedemb.keys.trust import trust_of

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from fedemb.documents.artifacts import Raw, file_digest, tree_digest
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused, StorageError
 from fedemb.pipelines.run import artifact_store

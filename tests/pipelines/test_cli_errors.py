@@ -5,6 +5,7 @@ import sys
 import ledger_kit
 import pytest
 import yaml
+
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError, LedgerError, StorageError
 from fedemb.lineage import StepLineage, tree_lines
@@ -142,8 +143,9 @@ def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypat
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):
-    from fedemb.keys.keys import open_key_store
     from google.auth.exceptions import DefaultCredentialsError
+
+    from fedemb.keys.keys import open_key_store
 
     def none(*_args, **_named):
         raise DefaultCredentialsError("none")

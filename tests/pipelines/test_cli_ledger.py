@@ -4,11 +4,11 @@ import json
 
 import honest_run
 import pytest
+from typer.testing import CliRunner
+
 from fedemb.errors import FedEmbError, InputError, LedgerError
 from fedemb.pipelines.cli import ledger as cli_ledger
 from fedemb.pipelines.cli import ledger_summary
-from typer.testing import CliRunner
-
 from tests import ledger_kit
 
 

@@ -4,6 +4,7 @@ import json
 
 import ledger_kit
 import pytest
+
 from fedemb.errors import InputError, LedgerError, Refused
 from fedemb.gate.decide import WAIVABLE
 from fedemb.keys.keys import open_key_store

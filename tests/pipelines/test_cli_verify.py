@@ -5,6 +5,7 @@ import shutil
 
 import honest_run
 import pytest
+
 from fedemb.pipelines.cli import main as cli
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import RULES, violations

@@ -3,10 +3,11 @@
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from fedemb.errors import ConfigError
-from fedemb.pipelines.schedules.cron import Cron
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fedemb.errors import ConfigError
+from fedemb.pipelines.schedules.cron import Cron
 
 YEAR = datetime(2027, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
 

@@ -3,14 +3,14 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
+
 from fedemb.errors import StorageError
 from fedemb.keys.keys import LocalKeyStore, open_key_store, partition_key
 from fedemb.keys.tombstones import bury, check_tombstones, read_tombstones
 from fedemb.pipelines.cli.main import app
 from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.storage.local import LocalStore
-from typer.testing import CliRunner
-
 from tests import honest_run, ledger_kit
 from tests.partition_run import KEY, Partitioner, rows_of
 

@@ -1,6 +1,7 @@
 """Preparing a run writes all or nothing, and data on the command line reaches every source."""
 
 import pytest
+
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.directory import RunDirectory

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.plan import plan
-from typer.testing import CliRunner
 
 app = typer.Typer()
 app.command()(plan)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fedemb.pipelines.run.directory import RunDirectory
 
 SMALL = [

@@ -4,6 +4,8 @@ import io
 import json
 
 import pytest
+from rich.console import Console
+
 from fedemb.documents.artifacts import Public
 from fedemb.pipelines.cli.results import _price
 from fedemb.pipelines.run import artifact_store
@@ -14,7 +16,6 @@ from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, PlainView, _follow, _guarantee
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
 from fedemb.steps.step import EVENT_PREFIX
-from rich.console import Console
 
 
 class _Child:

@@ -7,11 +7,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from kfp_stand_in import KfpStandIn
+from typer.testing import CliRunner
+
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
 from fedemb.pipelines.schedules.schedules import json_schema, load_schedule, load_schedules
-from kfp_stand_in import KfpStandIn
-from typer.testing import CliRunner
 
 SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
 IMAGE = "registry.example/fedemb@sha256:" + "a" * 64

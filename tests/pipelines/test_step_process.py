@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from fedemb.errors import BudgetExceeded
 from fedemb.steps.step import EVENT_PREFIX, step_process
 

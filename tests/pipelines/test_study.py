@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError
 from fedemb.pipelines.cli.main import app
@@ -26,7 +28,6 @@ from fedemb.pipelines.study.table import (
 )
 from fedemb.pipelines.study.write import write_report
 from fedemb.privacy.planning.extrapolation import Cohort, plan_at
-from typer.testing import CliRunner
 
 TINY = Protocol("tiny/1", "alphabet", ("Latin",), ("Balinese",), ("Greek", "Early_Aramaic"), 1)
 SMALL = {

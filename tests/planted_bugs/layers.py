@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from privacy_worlds import World
+from scipy.stats import chi2
+
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries import Mechanism, build_mechanism
-from privacy_worlds import World
-from scipy.stats import chi2
 
 TARGET = 1_000
 USERS = frozenset(range(120))

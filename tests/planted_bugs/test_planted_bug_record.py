@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-import fedemb
 import pytest
+
+import fedemb
 from fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
 from fedemb.provenance import code_digest
 
@@ -12,11 +13,19 @@ PACKAGED = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 GOOD = {"passed": 50, "total": 50, "code_sha": "a" * 64}
 
 
+@pytest.fixture(autouse=True)
+def record_was_made(request):
+    if "packaged" in request.node.name and not PACKAGED.is_file():
+        pytest.skip(
+            "no record was made here; `make planted-bugs` writes it, `make test` calls that"
+        )
+
+
 def test_packaged_record_is_of_this_code():
     record = json.loads(PACKAGED.read_bytes())
     assert record.pop("schema") == SCHEMA
     problem = record_problem(record, code_digest())
-    assert problem is None, f"{problem}; run `make planted-bugs` and commit {PACKAGED.name}"
+    assert problem is None, f"{problem}; run `make planted-bugs`"
 
 
 def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):

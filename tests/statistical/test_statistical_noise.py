@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedemb.privacy.mechanisms import noise
-from fedemb.privacy.mechanisms.sampling import build_sampler
 from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
+
+from fedemb.privacy.mechanisms import noise
+from fedemb.privacy.mechanisms.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 SIZE = 1_000_000

@@ -10,11 +10,12 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
+from privacy_worlds import ROOT, World, make_plan
+from scipy.stats import norm
+
 from fedemb.privacy.accounting.accounting import delta_at
 from fedemb.privacy.mechanisms.noise import coins, gaussian
 from fedemb.privacy.mechanisms.sampling import build_sampler
-from privacy_worlds import ROOT, World, make_plan
-from scipy.stats import norm
 
 pytestmark = pytest.mark.statistical
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import honest_run
 import pytest
+
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.steps.release_model.verify import verify_release

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
 from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
 from fedemb.steps.audit_privacy.self_test import made_up_embeddings, self_test
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 finite = st.floats(-3, 3, width=16)
 side = st.lists(finite, min_size=10, max_size=30).map(np.array)

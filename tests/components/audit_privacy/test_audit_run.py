@@ -6,6 +6,7 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 from evaluation_run import FinishedRun, config, write_users
+
 from fedemb.documents.artifacts import parse_json, read_json
 from fedemb.documents.evidence import read_document
 from fedemb.errors import ArtifactError

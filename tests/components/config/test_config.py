@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.describe_config import describe

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
 from fedemb.config import BuiltinData, SourceConfig
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import file_digest

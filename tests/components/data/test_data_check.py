@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from fedemb.errors import InputError
-from fedemb.steps.partition_users.check import check
 from partition_run import make_config, rows_of, write_parquet
 from typer.testing import CliRunner
+
+from fedemb.errors import InputError
+from fedemb.steps.partition_users.check import check
 
 
 def test_good_data_passes_and_only_the_page_stays(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_run import SIZE, Partitioner, rows_of, write_index_files
+
 from fedemb.data.client_data import GroupIndex, UserStore, load_examples
 from fedemb.data.group_index import encode_groups, split_groups
 from fedemb.data.user_layout import (
@@ -26,9 +30,6 @@ from fedemb.data.user_layout import (
 )
 from fedemb.documents.artifacts import write_json
 from fedemb.errors import ArtifactError
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from partition_run import SIZE, Partitioner, rows_of, write_index_files
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Documents between steps: strict JSON of a known schema, or one sentence."""
 
 import pytest
+
 from fedemb.documents.artifacts import parse_json, read_json
 from fedemb.errors import ArtifactError
 

@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from fedemb.data.pixels import BadImageError, canonical_image, decode_image, decode_pngs, encode_png
-from fedemb.errors import ArtifactError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
+from fedemb.data.pixels import BadImageError, canonical_image, decode_image, decode_pngs, encode_png
+from fedemb.errors import ArtifactError
 
 LIMIT = 1_000_000
 

@@ -6,6 +6,9 @@ import unicodedata
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fedemb.data.records import (
     UserRecord,
     canonical_text,
@@ -15,8 +18,6 @@ from fedemb.data.records import (
     encode_user,
 )
 from fedemb.errors import ArtifactError
-from hypothesis import given
-from hypothesis import strategies as st
 
 records = st.integers(0, 5).flatmap(
     lambda size: st.builds(

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from fedemb.config import ModelConfig
 from fedemb.embedding import (
     build_backbone,

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+
 from fedemb.embedding import cluster
 from fedemb.errors import ConfigError
-
 from tests.conftest import REPOSITORY
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from fedemb.config import LossConfig
 from fedemb.embedding.losses import build_loss, contrastive_loss
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fedemb.errors import InputError
 from fedemb.evaluation import metrics, pairs
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
 from fedemb.evaluation.metrics import arrange, rates_at, verify
 from fedemb.evaluation.retrieval import retrieve
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FARS = (0.02, 0.2, 0.5)
 
@@ -274,6 +275,7 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
 
 def test_real_images_equal_brute_force(data_dir):
     import pyarrow.parquet as pq
+
     from fedemb.data.pixels import decode_image
 
     table = pq.read_table(data_dir / "omniglot_small.parquet").slice(0, 1200).to_pydict()

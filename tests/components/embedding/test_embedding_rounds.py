@@ -5,6 +5,7 @@ import doctest
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from fedemb import embedding
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
 from fedemb.embedding import (

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+
 from fedemb.config import ServerConfig
 from fedemb.embedding.server import initial_state, learning_rate, released_weights, server_step
 

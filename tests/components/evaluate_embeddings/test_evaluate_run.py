@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from evaluation_run import FinishedRun, config, write_users
+
 from fedemb.documents.artifacts import read_json, write_json
 from fedemb.documents.evidence import read_document
 from fedemb.errors import ArtifactError

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from fedemb.steps.evaluate_embeddings.measure import Subjects, rate_name
 from fedemb.steps.evaluate_embeddings.sentence import compared, utility_sentence
 

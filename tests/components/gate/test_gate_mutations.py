@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 import honest_run
 import pytest
+
 from fedemb.documents.artifacts import json_digest, write_bytes
 from fedemb.documents.evidence import read_document, read_evidence, read_rounds
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied

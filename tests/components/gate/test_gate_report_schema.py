@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
+
 from fedemb.documents.privacy_report_schema import check_schema, report_schema
 from fedemb.errors import ArtifactError
-from jsonschema import Draft202012Validator
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "privacy_report.schema.json"
 

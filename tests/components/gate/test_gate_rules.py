@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import honest_run
 import ledger_kit
 import pytest
+
 from fedemb.documents.artifacts import file_digest, write_json
 from fedemb.documents.evidence import read_document, read_evidence
 from fedemb.errors import ArtifactError, BudgetExceeded, GateDenied, PlanMismatch, Refused

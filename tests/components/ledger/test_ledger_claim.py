@@ -7,6 +7,7 @@ import threading
 
 import ledger_kit as kit_
 import pytest
+
 from fedemb.errors import FedEmbError, Refused
 from fedemb.ledger.chain import Chain
 from fedemb.storage.local import LocalStore

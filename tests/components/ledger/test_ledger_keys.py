@@ -3,14 +3,14 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid, StorageError
 from fedemb.keys.keys import commit_to, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustStore, trust_of, verify_document
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.fake_secret_manager import FakeSecretManager
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import honest_run
 import killed_step
 import pytest
+
 from fedemb.keys.keys import reservation_key_name
 
 TESTS = Path(killed_step.__file__).parent

@@ -8,6 +8,7 @@ import shutil
 import ledger_kit as kit_
 import pytest
 from dp_accounting import NeighboringRelation
+
 from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import (
     BudgetExceeded,

@@ -8,6 +8,7 @@ import honest_run
 import ledger_kit as kit_
 import numpy as np
 import pytest
+
 from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.signatures import ROLES, Signer, TrustedKey

@@ -5,6 +5,7 @@ import time
 import big_ledger
 import honest_run
 import pytest
+
 from fedemb.ledger.history import history
 from fedemb.pipelines.cli import ledger_summary
 

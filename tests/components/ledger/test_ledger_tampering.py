@@ -8,6 +8,7 @@ import shutil
 import ledger_kit as kit_
 import numpy as np
 import pytest
+
 from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.errors import FedEmbError, SignatureInvalid
 from fedemb.ledger.ledger import open_ledger

@@ -4,6 +4,7 @@ import ledger_kit as kit_
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
+
 from fedemb.errors import BudgetExceeded
 from fedemb.keys.keys import reservation_key_name
 from fedemb.ledger.budget import renyi_epsilon

@@ -5,6 +5,7 @@ import logging
 import time
 
 import honest_run
+
 from fedemb import lineage
 
 STEPS = [

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import honest_run
 import pytest
+
 from fedemb import lineage
 
 STEPS = [

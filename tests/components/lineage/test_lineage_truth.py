@@ -4,6 +4,7 @@ import json
 
 import honest_run
 import pytest
+
 from fedemb import lineage
 from fedemb.documents.artifacts import file_digest, write_json
 from fedemb.errors import GateDenied, SignatureInvalid

@@ -12,12 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.data.sources import Batch
-from fedemb.documents.artifacts import config_digest, read_json, write_json
-from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
-from fedemb.steps.partition_users.hashing import Hasher
-from fedemb.steps.partition_users.prepare import Preparer
 from partition_run import (
     KEY,
     Partitioner,
@@ -27,6 +21,13 @@ from partition_run import (
     user_key,
     write_parquet,
 )
+
+from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.sources import Batch
+from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
+from fedemb.steps.partition_users.hashing import Hasher
+from fedemb.steps.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"
 

@@ -4,6 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
+
 from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, TrainingConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.embedding import build_backbone, embed, load_backbone, train_centralized

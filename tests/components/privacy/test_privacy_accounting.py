@@ -7,6 +7,10 @@ import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from dp_accounting import get_epsilon_gaussian
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from privacy_worlds import KINDS, make_plan
+
 from fedemb.errors import ArtifactError, UnsupportedAccounting
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting import accounting, loss_grid, renyi
@@ -24,9 +28,6 @@ from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.accounting.renyi import group_pair_rdp
 from fedemb.privacy.accounting.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
 from fedemb.privacy.mechanisms import noise
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from privacy_worlds import KINDS, make_plan
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:

@@ -7,6 +7,8 @@ import math
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
+from privacy_worlds import KINDS, adaptive, make_plan
+
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price
@@ -19,7 +21,6 @@ from fedemb.privacy.mechanisms import blt, tree
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
 from fedemb.privacy.planning.projection import project
 from fedemb.steps.plan_privacy.plan import document, run
-from privacy_worlds import KINDS, adaptive, make_plan
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:

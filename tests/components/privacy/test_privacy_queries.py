@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
-from fedemb.errors import PlanMismatch, Refused
-from fedemb.privacy.mechanisms import blt, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
+
+from fedemb.errors import PlanMismatch, Refused
+from fedemb.privacy.mechanisms import blt, noise
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.queries")

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from fedemb.errors import PlanMismatch
-from fedemb.privacy.mechanisms.noise import coin_threshold, coins, heads
-from fedemb.privacy.mechanisms.sampling import ParticipationLog, build_sampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy_worlds import ROOT, World, make_plan
+
+from fedemb.errors import PlanMismatch
+from fedemb.privacy.mechanisms.noise import coin_threshold, coins, heads
+from fedemb.privacy.mechanisms.sampling import ParticipationLog, build_sampler
 
 USERS = range(100, 200)
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
-from fedemb.privacy.accounting.accounting import delta_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
+
+from fedemb.privacy.accounting.accounting import delta_at
 
 
 def hockey_stick(q: float, first: float, second: float, alpha: float) -> float:

@@ -3,6 +3,7 @@
 import fake_serving
 import honest_run
 import pytest
+
 from fedemb.errors import Refused
 from fedemb.steps.release_model.bundle import SAVED_MODEL_FILES
 

@@ -2,6 +2,7 @@
 
 import honest_run
 import pytest
+
 from fedemb.errors import SignatureInvalid
 from fedemb.storage.local import LocalStore
 

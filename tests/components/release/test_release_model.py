@@ -7,6 +7,8 @@ import shutil
 import honest_run
 import numpy as np
 import pytest
+from PIL import Image
+
 from fedemb.documents.artifacts import Raw, file_digest, write_json
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.keys.keys import open_key_store
@@ -14,7 +16,6 @@ from fedemb.keys.trust import trust_of
 from fedemb.steps.release_model import bundle, release
 from fedemb.steps.release_model.serving import load_whitelisted
 from fedemb.steps.release_model.verify import verify_bundle
-from PIL import Image
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,7 @@ def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
 
 def test_serving_signature_maps_image_bytes_to_unit_embeddings(released):
     import tensorflow as tf
+
     from fedemb.embedding import embed
 
     images = np.random.default_rng(0).integers(0, 255, (3, 28, 28), dtype=np.uint8)
@@ -166,6 +168,7 @@ def test_simulation_releases_nothing(tmp_path):
 
 def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
     import keras
+
     from fedemb.embedding.loading import save_backbone
 
     inputs = keras.Input((28, 28, 1))

@@ -5,6 +5,7 @@ import shutil
 
 import honest_run
 import pytest
+
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import Refused
 

@@ -8,6 +8,7 @@ import h5py
 import honest_run
 import numpy as np
 import pytest
+
 from fedemb.config import ModelConfig
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
@@ -64,6 +65,7 @@ def test_honest_model_passes(saved):
 
 def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
+
     from fedemb import embedding
     from fedemb.steps.release_model.serving import save_for_serving
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from fedemb.errors import ArtifactError
 from fedemb.reports import charts, report
 from fedemb.reports.report import Bar, Line

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, ConfigError, Refused

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import InputError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree

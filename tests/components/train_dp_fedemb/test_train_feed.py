@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
 from fedemb.data.client_data import UserStore
 from fedemb.errors import ArtifactError
 from fedemb.steps.train_dp_fedemb.feed import ClientLoader, Feed, all_classes
-
 from tests.training_run import SIZE, config, write_users
 
 

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from fedemb.documents.artifacts import file_digest
 
+from fedemb.documents.artifacts import file_digest
 from tests.conftest import REPOSITORY
 from tests.training_run import ReadyRun, config, prepare, round_times
 

@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.evidence import read_document, read_rounds
@@ -20,7 +21,6 @@ from fedemb.ledger.ledger import connect, read_reservation
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
-
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
 
 
