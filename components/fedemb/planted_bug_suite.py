@@ -1,9 +1,9 @@
 """The record of the planted-bug suite: that tests of this very code find the bugs of dp.md 6.
 
 A test that guards privacy is worth something only if it turns red on the bug it guards against. The
-suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record. It is
-made for a checkout by its first `make run`, for a wheel or an image when it is built, and is never
-committed. It lies outside the code digest it names. A run for release is refused before it is
+suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record: for
+a checkout at its first `make run`, for a wheel or an image when it is built. The record is never
+committed and lies outside the code digest it names. A run for release is refused before it is
 charged, and denied by the gate, where the record is missing, incomplete or of other code.
 """
 
