@@ -26,7 +26,7 @@ from fedemb.documents.artifacts import (
     write_bytes,
     write_json,
 )
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import connect, read_reservation
 from fedemb.privacy.accounting.events import event_to_json

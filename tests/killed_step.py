@@ -12,7 +12,7 @@ from pathlib import Path
 
 import honest_run
 
-from fedemb.keys import keys
+from fedemb.keys import LocalKeyStore
 from fedemb.steps.release_model import marker, release
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import local
@@ -44,7 +44,7 @@ class Third:
         return self.calls == 3
 
 
-STORE, KEYS = local.LocalStore, keys.LocalKeyStore
+STORE, KEYS = local.LocalStore, LocalKeyStore
 POINTS = {
     "reserve": {
         "before record": (STORE, "create", "before", _record(1)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from fedemb.keys.keys import KeyStore, open_key_store
+from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger
 from fedemb.privacy.accounting.events import event_to_json

@@ -22,7 +22,7 @@ from google.api_core import exceptions
 from typing_extensions import override
 
 from fedemb.errors import StorageError
-from fedemb.keys.signatures import ROLES
+from fedemb.keys.trust import ROLES
 from fedemb.storage import Entry, Store
 from fedemb.storage.local import LocalStore
 from tests.fake_secret_manager import FakeSecretManager

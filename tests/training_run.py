@@ -22,7 +22,7 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import config_digest, tree_digest, write_json
-from fedemb.keys.keys import commit_to, commitment_key, open_key_store
+from fedemb.keys import commit_to, commitment_key, open_key_store
 from tests.partition_run import write_index_files
 
 SIZE = 12

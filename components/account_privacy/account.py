@@ -16,7 +16,7 @@ from fedemb.documents.artifacts import file_digest, write_bytes, write_json
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report_schema import check_schema
 from fedemb.errors import PlanMismatch
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger.ledger import open_ledger, read_reservation, read_trust
 from fedemb.lineage import send, tree_lines, write_run

@@ -48,7 +48,7 @@ def record_problem(record: Any, code_sha: str) -> str | None:
     """What is wrong with a record, in a sentence; None if the suite passed on this code.
 
     Args:
-      record: as of `read_record`, or a field of a document: believed to be anything.
+      record: as of `read_record`, or a field of a document: it may be anything.
       code_sha: digest of the code that is to run, or ran.
     """
     if not isinstance(record, dict) or record.keys() != {"passed", "total", "code_sha"}:

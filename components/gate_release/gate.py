@@ -18,7 +18,7 @@ from fedemb.documents.evidence import Evidence, read_document, read_evidence, se
 from fedemb.errors import GateDenied, StorageError
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import decide
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.ledger import open_ledger, read_trust
@@ -101,7 +101,7 @@ def run(
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
     document = _document(config, verdict, model_sha, report_sha)
     keys = open_key_store(keys_uri)
-    # Nobody has to believe a denial, so it is signed even where the ledger cannot be read.
+    # A denial needs no trust, so it is signed even where the ledger cannot be read.
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
     signed = sign_document(document, signer)
     write_json(verdict_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})

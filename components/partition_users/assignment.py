@@ -48,7 +48,7 @@ class Assigner:
           config: source and partition sections are used.
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
-          forgotten: tombstones of users who go nowhere.
+          forgotten: deletion marks of users who go nowhere.
         """
         self._config, self._hasher, self._blocks = config, hasher, blocks
         self._forgotten = forgotten
@@ -104,7 +104,7 @@ class Assigner:
         held = self._by_hash is not None and self._hasher.holds_out_user(
             key, self._by_hash.fraction
         )
-        forgotten = bool(self._forgotten) and self._hasher.tombstone(key) in self._forgotten
+        forgotten = bool(self._forgotten) and self._hasher.deletion_mark(key) in self._forgotten
         return key, held, self._has_cohorts or self.may_train(key, None), forgotten
 
     def _decide_class(self, label: str, user_key: bytes) -> tuple[int, bool]:

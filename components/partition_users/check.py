@@ -18,7 +18,7 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.keys.keys import derive
+from fedemb.keys import derive
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.hashing import KeyRef

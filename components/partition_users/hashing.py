@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.keys.keys import derive, open_key_store, partition_key
+from fedemb.keys import derive, open_key_store, partition_key
 
 KEY_BYTES = 8
 """Bytes of a user key. Two users who collide are treated, and protected, as one."""
@@ -29,7 +29,7 @@ _PURPOSES = (
     "bucket",
     "group",
     "image",
-    "tombstone",
+    "deletion_mark",
 )
 
 
@@ -83,9 +83,9 @@ class Hasher:
         """Hash bucket of the user's ledger block."""
         return self._word("bucket", user_key) % buckets
 
-    def tombstone(self, user_key: bytes) -> str:
+    def deletion_mark(self, user_key: bytes) -> str:
         """Name of the mark of a user who asked to be forgotten, 64 hexadecimal digits."""
-        return hmac.digest(self._keys["tombstone"], user_key, "sha256").hex()
+        return hmac.digest(self._keys["deletion_mark"], user_key, "sha256").hex()
 
     def image_digest(self, pixels: np.ndarray) -> bytes:
         """Keyed digest of pixels as the model sees them: identity and place in the order."""

@@ -28,8 +28,8 @@ from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import config_digest, json_digest, read_json, write_json
 from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
-from fedemb.keys.keys import commit_to, commitment_key, open_key_store
-from fedemb.keys.tombstones import check_tombstones
+from fedemb.keys import commit_to, commitment_key, open_key_store
+from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.hashing import KeyRef
 
@@ -90,7 +90,7 @@ def run(
                 "reserve a budget for this run"
             )
     keys = open_key_store(keys_uri)
-    check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
+    check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
     _check_input(config, reservation, commitment)
     partitioned = partition_images(

@@ -128,7 +128,7 @@ class Preparer:
           hasher: keyed hashes.
           blocks: ledger blocks whose users may train; None: all.
           in_public_set: whether an image digest is also in the public set.
-          forgotten: tombstones of users who go nowhere.
+          forgotten: deletion marks of users who go nowhere.
         """
         self._config = config
         self._hasher = hasher

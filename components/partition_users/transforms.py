@@ -23,7 +23,7 @@ from fedemb.data.group_index import split_groups
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.sources import Batch, Part
 from fedemb.data.user_layout import group_files
-from fedemb.keys.tombstones import read_tombstones
+from fedemb.keys.deletion_marks import read_deletion_marks
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.assignment import Assigner
 from fedemb.steps.partition_users.hashing import KEY_BYTES, Hasher, shard_of
@@ -52,7 +52,7 @@ class _Prepare(beam.DoFn):
             job.keys.hasher(),
             job.blocks,
             known.__contains__,
-            read_tombstones(job.config.storage.tombstones, job.config.policy.policy_id),
+            read_deletion_marks(job.config.storage.deletion_marks, job.config.policy.policy_id),
         )
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[Any]:

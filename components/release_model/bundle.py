@@ -129,7 +129,7 @@ def read_attestation(bundle: Path, trust: TrustStore) -> dict[str, Any]:
     """Returns the in-toto statement of a bundle after checking its envelope.
 
     Raises:
-      SignatureInvalid: not signed by a key believed to release, or changed.
+      SignatureInvalid: not signed by a key trusted to release, or changed.
       ArtifactError: not such an envelope.
     """
     try:

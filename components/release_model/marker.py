@@ -34,7 +34,7 @@ class Marker:
     def read(self, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The marker of this very run and model, or None if the version is free.
 
-        A marker is signed by nobody, so it is believed for what lies where it points alone: a
+        A marker is not signed, so it is trusted for what lies where it points alone: a
         bundle in this store, signed, of this model, with the digests it names. Its report may be
         another one of the same run: a run that was killed after the marker and resumed has priced
         itself anew, and what was published stands.
@@ -43,7 +43,7 @@ class Marker:
           identity: `{"model_sha", "run_id", "attempt"}`.
 
         Raises:
-          Refused: the version is taken by something else, or the marker is not to be believed.
+          Refused: the version is taken by something else, or the marker cannot be trusted.
         """
         document = read_marker(self._store, self._name)
         if document is None:

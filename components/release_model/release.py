@@ -25,7 +25,7 @@ from fedemb.documents.artifacts import (
 from fedemb.documents.evidence import Evidence, read_document, read_evidence
 from fedemb.errors import GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.keys.trust import verify_document
 from fedemb.ledger.ledger import Ledger, connect, read_reservation

@@ -16,9 +16,9 @@ from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, LedgerError, Refused
-from fedemb.keys.keys import KeyStore, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys import KeyStore, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
-from fedemb.keys.tombstones import check_tombstones
 from fedemb.ledger.ledger import (
     Ledger,
     begin_policy,
@@ -76,7 +76,7 @@ def run(
       Refused: the policy has other terms, or asks for an audit that does not exist; the
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
-      StorageError: a store cannot be reached, or tombstones are missing: nothing was charged.
+      StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
     _check_cohorts(config)
     plan, _ = read_plan(plan_path, config)
@@ -92,7 +92,7 @@ def run(
     found = ledger.state.attempts.get((run_id, last))
     if config.purpose == "release" and (found is None or found.void is not None):
         _check_before_charge(config, ledger, run_id, suite)
-    check_tombstones(config.storage.tombstones, keys, config.policy.policy_id)
+    check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     content = {
         "purpose": config.purpose,
         "blocks_requested": blocks_of(config.partition),

@@ -10,7 +10,7 @@ import secrets
 from contextlib import suppress
 
 from fedemb.documents.artifacts import canonical_json
-from fedemb.keys.keys import commit_to
+from fedemb.keys import commit_to
 from fedemb.storage import Store
 
 _NAME = "claim"

@@ -31,7 +31,7 @@ from fedemb.embedding.rounds import assign_weights
 from fedemb.embedding.server import released_weights
 from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.keys.keys import commit_to, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys import commit_to, commitment_key, open_key_store, reservation_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import Reservation, connect, read_reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedemb.keys.keys import KeyStore
+    from fedemb.keys import KeyStore
 
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
@@ -45,7 +45,7 @@ def forget(
     lost: Annotated[
         bool,
         typer.Option(
-            "--lost", help="The store lost tombstones, and this user's was one: write it again."
+            "--lost", help="The store lost deletion marks, and this user's was one: write it again."
         ),
     ] = False,
     set_: Annotated[
@@ -58,8 +58,8 @@ def forget(
     """
     from fedemb.data.records import canonical_user_id
     from fedemb.errors import ConfigError, InputError
-    from fedemb.keys.keys import open_key_store, partition_key
-    from fedemb.keys.tombstones import bury
+    from fedemb.keys import open_key_store, partition_key
+    from fedemb.keys.deletion_marks import mark_deleted
     from fedemb.ledger.ledger import open_ledger, policies, read_trust
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
     from fedemb.steps.partition_users.hashing import Hasher
@@ -67,9 +67,10 @@ def forget(
 
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
     storage, policy_id = settings.storage, settings.policy.policy_id
-    if not (storage.keys and storage.ledger and storage.tombstones):
+    if not (storage.keys and storage.ledger and storage.deletion_marks):
         raise ConfigError(
-            "storage.keys, storage.ledger and storage.tombstones must be set; give --policy FOLDER"
+            "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy "
+            "FOLDER"
         )
     user_id = canonical_user_id(_read_id())
     if user_id is None:
@@ -80,11 +81,11 @@ def forget(
     keys = open_key_store(storage.keys)
     hasher = Hasher(partition_key(keys, policy_id))
     user_key = hasher.user_key(user_id)
-    mark = hasher.tombstone(user_key)
-    fresh = bury(storage.tombstones, keys, policy_id, mark, lost=lost)
+    mark = hasher.deletion_mark(user_key)
+    fresh = mark_deleted(storage.deletion_marks, keys, policy_id, mark, lost=lost)
     typer.echo("forgotten from the next partition on" if fresh else "was forgotten before")
     others = [other for other in policies(ledgers) if other != policy_id]
-    elsewhere = _not_forgotten(user_id, others, keys, storage.tombstones)
+    elsewhere = _not_forgotten(user_id, others, keys, storage.deletion_marks)
     if elsewhere:
         typer.echo(ELSEWHERE.format(policies=", ".join(elsewhere)))
     terms = ledger.terms
@@ -125,15 +126,16 @@ def _read_id() -> str:
 
 def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) -> list[str]:
     """Those policies under which the user is not forgotten: each has marks by a key of its own."""
-    from fedemb.keys.keys import partition_key
-    from fedemb.keys.tombstones import read_tombstones
+    from fedemb.keys import partition_key
+    from fedemb.keys.deletion_marks import read_deletion_marks
     from fedemb.steps.partition_users.hashing import Hasher
 
     found: list[str] = []
     for policy_id in policies:
         if keys.exists(f"policy/{policy_id}"):  # else there is no mark, and looking made the key
             hasher = Hasher(partition_key(keys, policy_id))
-            if hasher.tombstone(hasher.user_key(user_id)) in read_tombstones(uri, policy_id):
+            mark = hasher.deletion_mark(hasher.user_key(user_id))
+            if mark in read_deletion_marks(uri, policy_id):
                 continue
         found.append(policy_id)
     return found

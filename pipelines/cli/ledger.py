@@ -47,7 +47,7 @@ def init(
     ] = None,
 ) -> None:
     """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
-    from fedemb.keys.keys import open_key_store
+    from fedemb.keys import open_key_store
     from fedemb.ledger.ledger import (
         begin_policy,
         ensure_trust,

@@ -10,7 +10,7 @@ import typer
 from fedemb.errors import InputError, Refused
 
 if TYPE_CHECKING:
-    from fedemb.keys.keys import KeyStore
+    from fedemb.keys import KeyStore
     from fedemb.ledger.ledger import Ledger
 
 LedgerOption = Annotated[
@@ -88,10 +88,10 @@ def rotate(
 ) -> None:
     """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
 
-    What a retired key signed before stays believed; what it signs from now on does not.
+    What a retired key signed before stays trusted; what it signs from now on does not.
     """
-    from fedemb.keys.keys import open_key_store
-    from fedemb.keys.signatures import ROLES
+    from fedemb.keys import open_key_store
+    from fedemb.keys.trust import ROLES
     from fedemb.ledger.key_rotation import rotate_keys
 
     unknown = sorted(set(role or ()) - set(ROLES))
@@ -109,7 +109,7 @@ def rotate(
 
 def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
     """The ledger with all signatures verified, and the key store beside it."""
-    from fedemb.keys.keys import open_key_store
+    from fedemb.keys import open_key_store
     from fedemb.pipelines.cli.ledger_summary import load
 
     return load(ledger, policy, None, signatures=True), open_key_store(keys)

@@ -54,7 +54,8 @@ def run(
     config: ConfigOption = "quickstart",
     data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of a lasting ledger, its keys and its tombstones.")
+        Path | None,
+        typer.Option(help="Folder of a lasting ledger, its keys, its deletion marks."),
     ] = None,
     artifact_store: Annotated[
         str | None,

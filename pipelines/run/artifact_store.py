@@ -60,7 +60,7 @@ def store_overrides(uri: str | None, keys: str | None) -> list[str]:
     places = {} if uri is None else {
         "public_root": join(uri, "public"),
         "private_root": join(uri, "private"),
-        "tombstones": join(uri, "private", "policy", "tombstones"),
+        "deletion_marks": join(uri, "private", "policy", "deletion_marks"),
         "ledger": join(uri, "ledger"),
         "releases": join(uri, "releases"),
     }  # fmt: skip

@@ -61,11 +61,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def policy_overrides(folder: Path | None) -> list[str]:
-    """Overrides that put ledger, keys and tombstones into the folder of a lasting policy."""
+    """Overrides that put ledger, keys and deletion marks into the folder of a lasting policy."""
     if folder is None:
         return []
     return [
-        f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "tombstones")
+        f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "deletion_marks")
     ]
 
 

@@ -249,7 +249,7 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     import hashlib
 
     from fedemb.keys.secret_manager import SecretManagerKeyStore
-    from fedemb.keys.signatures import ROLES
+    from fedemb.keys.trust import ROLES
 
     store = SecretManagerKeyStore("project", client=object())
     digest = hashlib.sha256(b"signing/report").hexdigest()

@@ -13,9 +13,8 @@ import pytest
 
 from fedemb.config import RunConfig
 from fedemb.errors import StorageError
-from fedemb.keys import secret_manager
-from fedemb.keys.keys import open_key_store, partition_key
-from fedemb.keys.tombstones import bury, read_tombstones
+from fedemb.keys import open_key_store, partition_key, secret_manager
+from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
 from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedule_of, terms_of
 from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 from fedemb.steps.partition_users.hashing import Hasher
@@ -25,7 +24,7 @@ from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
 
 LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
-TOMBSTONES, RELEASES = "gs://private/policy/tombstones", "gs://releases"
+DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
 PREVIOUS = f"{RELEASES}/embedding/before"
 
 
@@ -75,7 +74,7 @@ SIMULATION = {
     "evaluation__centralized_epochs": 1,
     "evaluation__previous_release": PREVIOUS,
     "audit__bootstrap_samples": 20,
-    "storage__tombstones": TOMBSTONES,
+    "storage__deletion_marks": DELETION_MARKS,
 }
 
 
@@ -97,7 +96,7 @@ def simulated(fence, tmp_path_factory):
     _put_images("gs://public-input/images.parquet", 4, 3, here)
     keys = open_key_store(KEYS)
     hasher = Hasher(partition_key(keys, "trial"))
-    bury(TOMBSTONES, keys, "trial", hasher.tombstone(hasher.user_key("user 3")))
+    mark_deleted(DELETION_MARKS, keys, "trial", hasher.deletion_mark(hasher.user_key("user 3")))
 
     documents = {
         "plan_path": here / "plan.json",
@@ -215,7 +214,7 @@ def test_planted_table_without_a_right_stops_the_step(fence, monkeypatch):
     monkeypatch.setattr(fence, "refused", [])
     monkeypatch.setitem(GROUPS["partition"], "private", {})
     with fence.acting("partition_users"), pytest.raises(StorageError, match="may not list"):
-        read_tombstones(TOMBSTONES, "trial")
+        read_deletion_marks(DELETION_MARKS, "trial")
     with fence.acting("partition_users"), pytest.raises(StorageError, match="cannot be reached"):
         open_key_store(KEYS).fetch("signing/policy")
     assert len(fence.refused) == 2

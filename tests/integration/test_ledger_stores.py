@@ -5,7 +5,7 @@ import ledger_race
 import pytest
 
 from fedemb.errors import LedgerError
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.storage import open_store
 
 

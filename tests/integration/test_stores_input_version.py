@@ -8,7 +8,7 @@ from partition_run import make_config, rows_of, write_parquet
 
 from fedemb.data.input_version import fingerprint_input
 from fedemb.errors import PlanMismatch
-from fedemb.keys.keys import commitment_key, open_key_store
+from fedemb.keys import commitment_key, open_key_store
 from fedemb.steps.partition_users.partition import run as partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve

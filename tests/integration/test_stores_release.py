@@ -9,8 +9,8 @@ import honest_run
 import pytest
 
 from fedemb.errors import FedEmbError, InputError, Refused
-from fedemb.keys.keys import open_key_store
-from fedemb.keys.trust import trust_of
+from fedemb.keys import open_key_store
+from fedemb.keys.signatures import trust_of
 from fedemb.steps.release_model import release
 from fedemb.storage import join, open_store
 

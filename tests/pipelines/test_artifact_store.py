@@ -26,7 +26,7 @@ def test_one_option_places_everything_but_the_keys():
     assert places == {
         "storage.public_root": "gs://team/x/public",
         "storage.private_root": "gs://team/x/private",
-        "storage.tombstones": "gs://team/x/private/policy/tombstones",
+        "storage.deletion_marks": "gs://team/x/private/policy/deletion_marks",
         "storage.ledger": "gs://team/x/ledger",
         "storage.releases": "gs://team/x/releases",
         "storage.keys": "gsm://project",

@@ -139,13 +139,13 @@ def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypat
     monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
     with pytest.raises(LedgerError, match="no ledger of policy 'quickstart'"):
         forget("quickstart", tmp_path / "p")
-    assert not (tmp_path / "p" / "tombstones").exists()
+    assert not (tmp_path / "p" / "deletion_marks").exists()
 
 
 def test_keys_without_google_credentials_are_one_sentence(monkeypatch):
     from google.auth.exceptions import DefaultCredentialsError
 
-    from fedemb.keys.keys import open_key_store
+    from fedemb.keys import open_key_store
 
     def none(*_args, **_named):
         raise DefaultCredentialsError("none")

@@ -1,4 +1,4 @@
-"""Void and waive: only what may be given back or waived, only with keys the ledger believes."""
+"""Void and waive: only what may be given back or waived, only with keys the ledger trusts."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from fedemb.errors import InputError, LedgerError, Refused
 from fedemb.gate.decide import WAIVABLE
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.pipelines.cli import main as cli
 
 REASON = ("--reason", "the node pool was gone")
@@ -64,7 +64,7 @@ def test_other_keys_are_refused_and_none_are_made(kit, tmp_path):
         call(kit, "void", "monday", *REASON)
     assert not (tmp_path / "other").exists()
     _ = kit.owner, kit.keys.load_or_create("signing/ledger")
-    with pytest.raises(Refused, match="not the one this ledger believes"):
+    with pytest.raises(Refused, match="not the one this ledger trusts"):
         call(kit, "void", "monday", *REASON)
 
 
@@ -92,12 +92,12 @@ def test_rules_of_arithmetic_or_integrity_cannot_be_waived(kit, tmp_path):
     assert len(kit.open().chain.records) == 1
 
 
-def test_init_with_keys_the_ledger_does_not_believe_is_refused(tmp_path):
+def test_init_with_keys_the_ledger_does_not_trust_is_refused(tmp_path):
     words = ["ledger", "init", "-c", "quickstart", "--ledger", str(tmp_path / "ledger"), "--keys"]
     cli.app([*words, str(tmp_path / "keys")], standalone_mode=False)
     with pytest.raises(LedgerError, match="the ledger was made with"):
         cli.app([*words, str(tmp_path / "other")], standalone_mode=False)
     assert not (tmp_path / "other").exists()
     open_key_store(str(tmp_path / "other")).create("signing/policy")
-    with pytest.raises(Refused, match="not the one this ledger believes"):
+    with pytest.raises(Refused, match="not the one this ledger trusts"):
         cli.app([*words, str(tmp_path / "other")], standalone_mode=False)

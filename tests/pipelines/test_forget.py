@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.errors import StorageError
-from fedemb.keys.keys import LocalKeyStore, open_key_store, partition_key
-from fedemb.keys.tombstones import bury, check_tombstones, read_tombstones
+from fedemb.keys import LocalKeyStore, open_key_store, partition_key
+from fedemb.keys.deletion_marks import check_deletion_marks, mark_deleted, read_deletion_marks
 from fedemb.pipelines.cli.main import app
 from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.storage.local import LocalStore
@@ -18,12 +18,12 @@ from tests.partition_run import KEY, Partitioner, rows_of
 def test_forgotten_user_is_as_if_never_there(tmp_path):
     partition = Partitioner(tmp_path)
     rows, hasher = rows_of(12), Hasher(KEY)
-    tombstones = str(tmp_path / "tombstones")
-    keys = open_key_store(str(tmp_path / "keys of tombstones"))
-    mark = hasher.tombstone(hasher.user_key("user 3"))
-    assert bury(tombstones, keys, "weekly", mark)
-    assert not bury(tombstones, keys, "weekly", mark)
-    forgot = partition(rows, storage__tombstones=tombstones, policy__policy_id="weekly")
+    deletion_marks = str(tmp_path / "deletion_marks")
+    keys = open_key_store(str(tmp_path / "keys of deletion marks"))
+    mark = hasher.deletion_mark(hasher.user_key("user 3"))
+    assert mark_deleted(deletion_marks, keys, "weekly", mark)
+    assert not mark_deleted(deletion_marks, keys, "weekly", mark)
+    forgot = partition(rows, storage__deletion_marks=deletion_marks, policy__policy_id="weekly")
     never = partition([row for row in rows if row["user_id"] != "user 3"])
     assert forgot.records() == never.records()
     assert forgot.records("evaluation") == never.records("evaluation")
@@ -32,60 +32,60 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
     assert partition(rows).counts.get("dropped_forgotten", 0) == 0
 
 
-def test_tombstone_tells_nothing_about_whom(tmp_path):
+def test_deletion_mark_tells_nothing_about_whom(tmp_path):
     hasher = Hasher(KEY)
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
-    bury(uri, keys, "weekly", hasher.tombstone(hasher.user_key("user 3")))
-    (name,) = read_tombstones(uri, "weekly")
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
+    mark_deleted(uri, keys, "weekly", hasher.deletion_mark(hasher.user_key("user 3")))
+    (name,) = read_deletion_marks(uri, "weekly")
     assert hasher.user_key("user 3").hex() not in name
 
 
-def test_store_of_tombstones_that_is_gone_is_refused_not_taken_for_empty(tmp_path):
+def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp_path):
     keys = open_key_store(str(tmp_path / "keys"))
-    there, uri = tmp_path / "tombstones", str(tmp_path / "tombstones")
-    check_tombstones(None, keys, "weekly")  # a policy that never had one
-    check_tombstones(uri, keys, "weekly")
-    bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"3"))
-    check_tombstones(uri, keys, "weekly")
-    assert len(read_tombstones(uri, "weekly")) == 1
+    there, uri = tmp_path / "deletion_marks", str(tmp_path / "deletion_marks")
+    check_deletion_marks(None, keys, "weekly")  # a policy that never had one
+    check_deletion_marks(uri, keys, "weekly")
+    mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"3"))
+    check_deletion_marks(uri, keys, "weekly")
+    assert len(read_deletion_marks(uri, "weekly")) == 1
     there.rename(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="would train again; mount or restore"):
-        check_tombstones(uri, keys, "weekly")
+        check_deletion_marks(uri, keys, "weekly")
     with pytest.raises(StorageError, match="name their store"):
-        check_tombstones(None, keys, "weekly")
+        check_deletion_marks(None, keys, "weekly")
     assert not there.exists()
     other = open_key_store(str(tmp_path / "other keys"))
     with pytest.raises(StorageError, match="does not hold"):  # of a policy with another key
-        check_tombstones(str(tmp_path / "elsewhere"), other, "weekly")
+        check_deletion_marks(str(tmp_path / "elsewhere"), other, "weekly")
     with pytest.raises(StorageError, match="does not hold"):
-        bury(str(tmp_path / "elsewhere"), other, "weekly", "a" * 64)
+        mark_deleted(str(tmp_path / "elsewhere"), other, "weekly", "a" * 64)
     (tmp_path / "elsewhere").rename(there)
-    check_tombstones(uri, keys, "weekly")
+    check_deletion_marks(uri, keys, "weekly")
 
 
 @pytest.fixture
 def five(tmp_path):
-    """A store of five tombstones: its keys, its address and their files."""
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
-    marks = [Hasher(KEY).tombstone(bytes([number])) for number in range(5)]
+    """A store of five deletion marks: its keys, its address and their files."""
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
+    marks = [Hasher(KEY).deletion_mark(bytes([number])) for number in range(5)]
     for mark in marks:
-        assert bury(uri, keys, "weekly", mark)
-    return keys, uri, [tmp_path / "tombstones" / "weekly" / mark for mark in marks]
+        assert mark_deleted(uri, keys, "weekly", mark)
+    return keys, uri, [tmp_path / "deletion_marks" / "weekly" / mark for mark in marks]
 
 
 @pytest.mark.parametrize("lost", [(0,), (2,), (4,), (3, 4), (0, 1, 2, 3, 4)])
-def test_tombstone_that_was_lost_is_noticed_and_can_be_made_good(five, lost):
+def test_deletion_mark_that_was_lost_is_noticed_and_can_be_made_good(five, lost):
     keys, uri, files = five
     for number in lost:
         files[number].unlink()
-    with pytest.raises(StorageError, match=rf"holds {5 - len(lost)} tombstones.*there were more"):
-        check_tombstones(uri, keys, "weekly")
+    with pytest.raises(StorageError, match=rf"holds {5 - len(lost)} deletion.*there were more"):
+        check_deletion_marks(uri, keys, "weekly")
     with pytest.raises(StorageError, match="there were more"):  # nor does the next one hide it
-        bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
+        mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"six"))
     for number in lost:
-        assert bury(uri, keys, "weekly", files[number].name, lost=True)
-    check_tombstones(uri, keys, "weekly")
-    assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
+        assert mark_deleted(uri, keys, "weekly", files[number].name, lost=True)
+    check_deletion_marks(uri, keys, "weekly")
+    assert mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"six"))
 
 
 def test_planted_key_store_that_does_not_count_overlooks_the_loss(five, monkeypatch):
@@ -93,11 +93,11 @@ def test_planted_key_store_that_does_not_count_overlooks_the_loss(five, monkeypa
     keys, uri, files = five
     files[2].unlink()
     monkeypatch.setattr(LocalKeyStore, "used", lambda *_: False)
-    check_tombstones(uri, keys, "weekly")
+    check_deletion_marks(uri, keys, "weekly")
 
 
 @pytest.mark.parametrize("act", ["create", "destroy"])
-def test_killed_while_a_tombstone_is_counted_goes_on_and_still_notices(five, monkeypatch, act):
+def test_killed_while_a_deletion_mark_is_counted_goes_on_and_still_notices(five, monkeypatch, act):
     keys, uri, files = five
 
     def killed(self, name):
@@ -106,30 +106,30 @@ def test_killed_while_a_tombstone_is_counted_goes_on_and_still_notices(five, mon
     with monkeypatch.context() as patched:
         patched.setattr(LocalKeyStore, act, killed)
         with pytest.raises(KeyboardInterrupt):
-            bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"six"))
-    check_tombstones(uri, keys, "weekly")
-    assert bury(uri, keys, "weekly", Hasher(KEY).tombstone(b"seven"))
+            mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"six"))
+    check_deletion_marks(uri, keys, "weekly")
+    assert mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(b"seven"))
     files[0].unlink()
     with pytest.raises(StorageError, match="there were more"):
-        check_tombstones(uri, keys, "weekly")
+        check_deletion_marks(uri, keys, "weekly")
 
 
-def test_killed_at_any_write_of_the_first_tombstone_goes_on(tmp_path, monkeypatch):
+def test_killed_at_any_write_of_the_first_deletion_mark_goes_on(tmp_path, monkeypatch):
     keys = open_key_store(str(tmp_path / "keys"))
-    mark = Hasher(KEY).tombstone(b"3")
+    mark = Hasher(KEY).deletion_mark(b"3")
     for number, (store, act) in enumerate(
         [(LocalStore, "create"), (LocalKeyStore, "create"), (LocalKeyStore, "destroy")]
     ):
-        uri, policy_id = str(tmp_path / f"tombstones {number}"), f"weekly-{number}"
+        uri, policy_id = str(tmp_path / f"deletion marks {number}"), f"weekly-{number}"
         partition_key(keys, policy_id)
         with monkeypatch.context() as patched:
             patched.setattr(store, act, _killed)
             with pytest.raises(KeyboardInterrupt):
-                bury(uri, keys, policy_id, mark)
-        check_tombstones(uri, keys, policy_id)
-        bury(uri, keys, policy_id, mark)
-        check_tombstones(uri, keys, policy_id)
-        assert read_tombstones(uri, policy_id) == {mark}
+                mark_deleted(uri, keys, policy_id, mark)
+        check_deletion_marks(uri, keys, policy_id)
+        mark_deleted(uri, keys, policy_id, mark)
+        check_deletion_marks(uri, keys, policy_id)
+        assert read_deletion_marks(uri, policy_id) == {mark}
 
 
 def _killed(*_):
@@ -141,42 +141,42 @@ def _forbidden(*_):
 
 
 def test_steps_only_look(tmp_path, monkeypatch):
-    """Partition may read keys and tombstones and write neither, whoever was forgotten so far."""
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
+    """Partition reads keys and deletion marks and writes neither, whoever was forgotten."""
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
     partition_key(keys, "weekly")
     for user in (None, b"3", b"4"):
         if user:
-            bury(uri, keys, "weekly", Hasher(KEY).tombstone(user))
+            mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(user))
         with monkeypatch.context() as patched:
             for store in (LocalStore, LocalKeyStore):
                 patched.setattr(store, "create", _forbidden)
-            check_tombstones(uri, keys, "weekly")
+            check_deletion_marks(uri, keys, "weekly")
 
 
 def test_policies_share_an_address_and_none_trains_whom_another_forgot(tmp_path):
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "tombstones")
+    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
     for policy_id in ("first", "second"):
-        check_tombstones(uri, keys, policy_id)
-    bury(uri, keys, "first", Hasher(KEY).tombstone(b"3"))
-    check_tombstones(uri, keys, "first")
-    wanted = "0 tombstones of policy 'second' and 1 of 'first'.*`fedemb forget` under this policy"
+        check_deletion_marks(uri, keys, policy_id)
+    mark_deleted(uri, keys, "first", Hasher(KEY).deletion_mark(b"3"))
+    check_deletion_marks(uri, keys, "first")
+    wanted = "0 deletion marks of policy 'second' and 1 of 'first'.*`fedemb forget` under this"
     with pytest.raises(StorageError, match=wanted):
-        check_tombstones(uri, keys, "second")
-    bury(uri, keys, "second", Hasher(b"another key").tombstone(b"3"))
+        check_deletion_marks(uri, keys, "second")
+    mark_deleted(uri, keys, "second", Hasher(b"another key").deletion_mark(b"3"))
     for policy_id in ("first", "second"):
-        check_tombstones(uri, keys, policy_id)
-        assert len(read_tombstones(uri, policy_id)) == 1
-    assert read_tombstones(uri, "first") != read_tombstones(uri, "second")
-    check_tombstones(str(tmp_path / "of other people"), keys, "third")
+        check_deletion_marks(uri, keys, policy_id)
+        assert len(read_deletion_marks(uri, policy_id)) == 1
+    assert read_deletion_marks(uri, "first") != read_deletion_marks(uri, "second")
+    check_deletion_marks(str(tmp_path / "of other people"), keys, "third")
 
 
 def test_new_policy_that_would_train_the_forgotten_is_refused_before_it_is_charged(tmp_path):
-    tombstones = str(tmp_path / "tombstones")
-    places = {"storage.tombstones": tombstones}
+    deletion_marks = str(tmp_path / "deletion_marks")
+    places = {"storage.deletion_marks": deletion_marks}
     first = honest_run.start(tmp_path / "a", "a", tmp_path / "policy", **places)
     first.do_plan()
     first.do_reserve()
-    bury(tombstones, first.keys, "weekly", Hasher(KEY).tombstone(b"3"))
+    mark_deleted(deletion_marks, first.keys, "weekly", Hasher(KEY).deletion_mark(b"3"))
     second = honest_run.start(
         tmp_path / "b", "b", tmp_path / "policy", **places, **{"policy.policy_id": "monthly"}
     )
@@ -184,19 +184,19 @@ def test_new_policy_that_would_train_the_forgotten_is_refused_before_it_is_charg
     with pytest.raises(StorageError, match="would train again"):
         second.do_reserve()
     assert not second.ledger().state.attempts
-    bury(tombstones, second.keys, "monthly", Hasher(b"another key").tombstone(b"3"))
+    mark_deleted(deletion_marks, second.keys, "monthly", Hasher(b"another key").deletion_mark(b"3"))
     second.do_reserve()
     assert second.ledger().state.attempts
 
 
-def test_no_store_of_tombstones_forgets_nobody():
-    assert read_tombstones(None, "weekly") == frozenset()
+def test_no_store_of_deletion_marks_forgets_nobody():
+    assert read_deletion_marks(None, "weekly") == frozenset()
 
 
 def test_command_without_a_policy_says_what_is_missing():
     done = CliRunner().invoke(app, ["forget", "--config", "quickstart"], input="someone\n")
     assert done.exit_code != 0
-    assert "storage.tombstones must be set" in str(done.exception)
+    assert "storage.deletion_marks must be set" in str(done.exception)
 
 
 def test_command_takes_no_list_of_which_it_would_forget_the_first_alone(tmp_path):
@@ -227,8 +227,8 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
             ledger_kit.bind(ledger, reservation)
             ledger_kit.commit(kit, ledger, reservation, 20)
             ledger.release(reservation, **shas, name="embedding", version=run)
-    tombstones = tmp_path / "tombstones"
-    stores = {"ledger": kit.ledger_uri, "keys": kit.keys_uri, "tombstones": str(tombstones)}
+    deletion_marks = tmp_path / "deletion_marks"
+    stores = {"ledger": kit.ledger_uri, "keys": kit.keys_uri, "deletion_marks": str(deletion_marks)}
     command = ["forget", "--config", "quickstart", "--set", "policy.policy_id=weekly"]
     for name, uri in stores.items():
         command += ["--set", f"storage.{name}={uri}"]
@@ -242,7 +242,8 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     assert secret not in done.output
     assert "simulations that may have been trained with this user: trial. None" in done.output
     assert "the same ledger has policies" not in done.output
-    assert read_tombstones(str(tombstones), "weekly") == {hasher.tombstone(hasher.user_key(secret))}
+    mark = hasher.deletion_mark(hasher.user_key(secret))
+    assert read_deletion_marks(str(deletion_marks), "weekly") == {mark}
     assert not any(secret in str(path) for path in tmp_path.rglob("*"))
     again = CliRunner().invoke(app, command, input=f"{secret}\n")
     assert "was forgotten before" in again.output
@@ -252,7 +253,8 @@ def test_command_names_the_policies_under_which_the_user_still_trains(tmp_path):
     """`init` of a second policy says so too, and neither command needs more than the ids again."""
     settings = tmp_path / "run.yaml"
     settings.write_text(json.dumps(honest_run.config().model_dump(mode="json")))
-    ledger, keys, tombstones = (str(tmp_path / name) for name in ("ledger", "keys", "tombstones"))
+    names = ("ledger", "keys", "deletion_marks")
+    ledger, keys, deletion_marks = (str(tmp_path / name) for name in names)
 
     def fedemb(policy_id, *words, text=None):
         command = [*words, "--config", str(settings), "--set", f"policy.policy_id={policy_id}"]
@@ -263,7 +265,7 @@ def test_command_names_the_policies_under_which_the_user_still_trains(tmp_path):
     init = ("ledger", "init", "--ledger", ledger, "--keys", keys)
     assert "note: users forgotten" not in fedemb("weekly", *init)
     assert "note: users forgotten under weekly are not" in fedemb("monthly", *init)
-    places = {"ledger": ledger, "keys": keys, "tombstones": tombstones}
+    places = {"ledger": ledger, "keys": keys, "deletion_marks": deletion_marks}
     forget = ["forget"]
     for name, uri in places.items():
         forget += ["--set", f"storage.{name}={uri}"]

@@ -115,7 +115,7 @@ class StorageConfig(Section):
     """The lasting privacy ledger; null: a ledger of its own for this run directory."""
     keys: str | None = None
     """Key store, apart from the ledger and unversioned."""
-    tombstones: str | None = None
-    """Keyed tombstones of users who asked to be forgotten; null: nobody did."""
+    deletion_marks: str | None = None
+    """Keyed deletion marks of users who asked to be forgotten; null: nobody did."""
     releases: str | None = None
     """Where bundles are published."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from fedemb.documents.artifacts import canonical_json
-from fedemb.keys.keys import commit_to
+from fedemb.keys import commit_to
 from fedemb.storage import Entry, open_store
 
 _WILDCARDS = frozenset("*?[")

@@ -1,6 +1,6 @@
 """What the gate judges by: the documents of a run, read strictly, with the digests of their bytes.
 
-The report is compared with all of it; nothing of it is believed for being in a file.
+The report is compared with all of it; nothing of it is trusted for being in a file.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _RAW_FIGURES = ("auroc", "tpr_at_fpr", "finding", "calibrated", "measured")
 
 
 def report_signature(case: Case) -> Iterator[Reason]:
-    """The report is signed by a key believed to sign reports when it was made."""
+    """The report is signed by a key trusted to sign reports when it was made."""
     verify_document(case.report, case.ledger.chain.trust, "report", at=case.head)
     yield from ()
 

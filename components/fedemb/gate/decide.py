@@ -56,7 +56,7 @@ def decide(
     Args:
       evidence: documents of the run.
       report: signed privacy report.
-      ledger: ledger of the run's policy, refreshed; it knows the keys that are believed.
+      ledger: ledger of the run's policy, refreshed; it knows the keys that are trusted.
       now: current time, for the clock rule.
       same_environment: False when a bundle is verified later, perhaps with a newer accounting
         library: its version may differ, and recomputed figures by one percent.

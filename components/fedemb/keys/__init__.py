@@ -1,0 +1,38 @@
+"""Keys and who is trusted: secrets in a store, signatures, trusted public keys, deletion marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from fedemb.errors import StorageError
+from fedemb.keys.base import KEY_BYTES as KEY_BYTES
+from fedemb.keys.base import KeyStore as KeyStore
+from fedemb.keys.base import reservation_key_name as reservation_key_name
+from fedemb.keys.derived import commit_to as commit_to
+from fedemb.keys.derived import commitment_key as commitment_key
+from fedemb.keys.derived import derive as derive
+from fedemb.keys.derived import partition_key as partition_key
+from fedemb.keys.local import LocalKeyStore as LocalKeyStore
+
+
+def open_key_store(uri: str) -> KeyStore:
+    """Opens a key store: a folder (path or `file:///path`) or `gsm://project[/prefix]`.
+
+    Raises:
+      StorageError: no such kind of store, or it cannot be reached. Object stores are refused: they
+        keep versions and copies of what was destroyed.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "gsm":
+        from fedemb.keys.secret_manager import SecretManagerKeyStore
+
+        return SecretManagerKeyStore(parts.netloc, parts.path.strip("/") or "fedemb")
+    if parts.scheme == "file":
+        return LocalKeyStore(Path(unquote(parts.path)))
+    if parts.scheme and "://" in uri:
+        raise StorageError(
+            f"key store {uri!r} is neither a folder nor gsm://project; object stores keep copies "
+            "of destroyed keys, so name a folder or Secret Manager"
+        )
+    return LocalKeyStore(Path(uri))

@@ -9,14 +9,14 @@ from typing import Any
 from typing_extensions import override
 
 from fedemb.errors import LedgerError, StorageError
-from fedemb.keys.keys import KEY_BYTES, KeyStore, checked_name
+from fedemb.keys.base import KEY_BYTES, KeyStore, checked_name
 
 
 class SecretManagerKeyStore(KeyStore):
     """Google Secret Manager, `gsm://project[/prefix]`: wrapped by the service, never on a disk.
 
     A key is version 1 of its secret, a further generation of a signing key a further version, so
-    that whoever may read the key may read its successor; a destroyed version is the tombstone.
+    that whoever may read the key may read its successor; a destroyed version keeps its name taken.
     """
 
     def __init__(self, project: str, prefix: str = "fedemb", client: Any = None):

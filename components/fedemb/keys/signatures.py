@@ -1,14 +1,12 @@
-"""Who says so: Ed25519 signatures over canonical JSON. Who is believed is said in `trust`.
+"""Signing: Ed25519 over canonical JSON. Which keys are trusted is said in `trust`.
 
 A signature covers the role it was made in, so a key trusted for the ledger cannot sign a report.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
@@ -18,40 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError
-from fedemb.keys.keys import KeyStore, derive, generation_name
+from fedemb.keys.base import KeyStore, generation_name
+from fedemb.keys.derived import derive
+from fedemb.keys.trust import ALGORITHM, ROLES, TrustedKey, TrustStore, key_id_of, message
 
-if TYPE_CHECKING:
-    from fedemb.keys.trust import TrustStore
-
-ROLES = ("policy", "ledger", "trainer", "report", "gate", "release", "bundle")
-"""Policies and waivers, records, round logs, reports, verdicts, attestations, signed bundles."""
-ALGORITHM = "ed25519"
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-
-
-def message(role: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes a signature covers."""
-    return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
-
-
-def key_id_of(public_key: str) -> str:
-    """Short name of a public key."""
-    return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
-
-
-@dataclass(frozen=True)
-class TrustedKey:
-    """A public key in hexadecimal digits and the one role it is believed in.
-
-    Raw Ed25519; for the role `bundle` a compressed point of P-256, which model_signing works with.
-    """
-
-    key_id: str
-    role: str
-    public_key: str
-    generation: int = 1
 
 
 class Signer:
@@ -79,7 +49,7 @@ class Signer:
 
     @classmethod
     def current(cls, store: KeyStore, role: str, trust: TrustStore) -> Signer:
-        """Takes the key that is believed in the role now, which must be in the store.
+        """Takes the key that is trusted in the role now, which must be in the store.
 
         Raises:
           LedgerError: the store holds none of that generation, or another one.
@@ -107,7 +77,7 @@ class Signer:
 
 def _other_store(store: KeyStore, role: str) -> LedgerError:
     return LedgerError(
-        f"key signing/{role} in {store.uri} is not the one this ledger believes; name the key "
+        f"key signing/{role} in {store.uri} is not the one this ledger trusts; name the key "
         "store the ledger was made with"
     )
 
@@ -118,10 +88,10 @@ def bundle_signing_key(store: KeyStore, generation: int = 1) -> EllipticCurvePri
 
 
 def current_bundle_key(store: KeyStore, trust: TrustStore) -> EllipticCurvePrivateKey:
-    """The key that is believed to sign bundles now; see `Signer.current`."""
-    believed = trust.current("bundle")
-    key = _p256(store.fetch(generation_name("signing/bundle", believed.generation)))
-    if trusted_bundle_key(key, believed.generation) != believed:
+    """The key that is trusted to sign bundles now; see `Signer.current`."""
+    trusted = trust.current("bundle")
+    key = _p256(store.fetch(generation_name("signing/bundle", trusted.generation)))
+    if trusted_bundle_key(key, trusted.generation) != trusted:
         raise _other_store(store, "bundle")
     return key
 
@@ -148,3 +118,10 @@ def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]
     """Returns the document with `signature: {key_id, algorithm, value}` added or replaced."""
     body = {key: value for key, value in document.items() if key != "signature"}
     return {**body, "signature": signer.sign(body)}
+
+
+def trust_of(store: KeyStore) -> TrustStore:
+    """The trust store of one's own newest keys, all roles, created at first use."""
+    return TrustStore(
+        public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
+    )

@@ -1,18 +1,20 @@
-"""Whom one believes: the pinned public keys, each in one role, and those they lead to.
+"""The trusted public keys: those that are pinned, each in one role, and those they lead to.
 
 A key that travels with a document proves nothing: what is verified is verified with a `TrustStore`
 that came from elsewhere.
 
-Keys are rotated by a ledger record that the policy owner signs with a key believed so far. It names
-the next generation of keys, which is believed from then on, and retires those before, which are
-believed for what was signed before that record and nothing since. So who pinned the first keys
-needs no others: the ledger, and the copy of it in a bundle, leads from them to the newest.
+Keys are rotated by a ledger record that the policy owner signs with a key trusted so far. It names
+the next generation of keys, which is trusted from then on, and retires those before, which are
+trusted for what was signed before that record and nothing since. So the first keys
+are enough to pin: the ledger, and the copy of it in a bundle, leads from them to the newest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,16 +22,40 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedemb.documents.artifacts import parse_json, write_json
+from fedemb.documents.artifacts import canonical_json, parse_json, write_json
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
-from fedemb.keys.keys import KeyStore
-from fedemb.keys.signatures import ALGORITHM, ROLES, TrustedKey, key_id_of, message, public_key
 
+ROLES = ("policy", "ledger", "trainer", "report", "gate", "release", "bundle")
+"""Policies and waivers, records, round logs, reports, verdicts, attestations, signed bundles."""
+ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
 
+def message(role: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes a signature covers."""
+    return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
+
+
+def key_id_of(public_key: str) -> str:
+    """Short name of a public key."""
+    return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A public key in hexadecimal digits and the one role it is trusted in.
+
+    Raw Ed25519; for the role `bundle` a compressed point of P-256, which model_signing works with.
+    """
+
+    key_id: str
+    role: str
+    public_key: str
+    generation: int = 1
+
+
 class TrustStore:
-    """The public keys one believes, each in one role."""
+    """The trusted public keys, each in one role."""
 
     def __init__(
         self, keys: Iterable[TrustedKey], retired: Mapping[tuple[str, str], int] | None = None
@@ -101,27 +127,26 @@ class TrustStore:
         """The newest key of a role, the only one to sign with.
 
         Raises:
-          SignatureInvalid: no key is believed in the role.
+          SignatureInvalid: no key is trusted in the role.
         """
         found = [key for key in self.keys if key.role == role]
         if not found:
             raise SignatureInvalid(
-                f"the trust store believes no key in the role {role!r}; take it from its owner "
-                "again"
+                f"the trust store holds no key in the role {role!r}; take it from its owner again"
             )
         return found[-1]
 
     def require(self, key: TrustedKey) -> None:
-        """Refuses a key whose signature nobody would believe, before it is written down for good.
+        """Refuses a key whose signature would not be trusted, before it is written down for good.
 
         Raises:
-          SignatureInvalid: it is not believed in its role.
+          SignatureInvalid: it is not trusted in its role.
           StorageError: it was, and another one is now.
         """
         if key not in self.keys:
             raise SignatureInvalid(
-                f"key {key.key_id!r} is not believed in the role {key.role!r}, so nobody would "
-                "believe what it signs; name the key store this ledger was made with"
+                f"key {key.key_id!r} is not trusted in the role {key.role!r}, so no reader "
+                "would trust what it signs; name the key store this ledger was made with"
             )
         if key != self.current(key.role):
             raise StorageError(
@@ -130,7 +155,7 @@ class TrustStore:
             )
 
     def rotated(self, entries: Iterable[Mapping[str, Any]], sequence: int) -> TrustStore:
-        """What is believed after a ledger record named the next generation of keys.
+        """The store after a ledger record named the next generation of keys.
 
         Args:
           entries: the new keys, one of a role at most.
@@ -151,12 +176,12 @@ class TrustStore:
             return TrustStore([*self.keys, *fresh], {**self._retired, **retired})
         except (TypeError, ValueError, SignatureInvalid) as error:
             raise LedgerError(
-                f"ledger record {sequence} names new keys and cannot be believed ({error}); "
+                f"ledger record {sequence} names new keys and cannot be trusted ({error}); "
                 "restore the ledger from its backup"
             ) from error
 
     def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:
-        """The P-256 keys believed to sign bundles; see `verify` for `at`."""
+        """The P-256 keys trusted to sign bundles; see `verify` for `at`."""
         return [
             EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
             for key in self.keys
@@ -183,7 +208,7 @@ class TrustStore:
             retired counts. None is now: only keys that are not retired count.
 
         Raises:
-          SignatureInvalid: missing, malformed, by a key not believed in the role, or not of this
+          SignatureInvalid: missing, malformed, by a key not trusted in the role, or not of this
             content.
         """
         fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
@@ -192,7 +217,7 @@ class TrustStore:
         key_id, value = str(fields["key_id"]), str(fields["value"])
         if fields["algorithm"] != ALGORITHM:
             raise SignatureInvalid(f"{name} is not signed with {ALGORITHM}; check its origin")
-        public = self._believed(role, key_id, at, name)
+        public = self._public_key(role, key_id, at, name)
         try:
             raw = bytes.fromhex(value)
             if raw.hex() != value:
@@ -212,17 +237,17 @@ class TrustStore:
           SignatureInvalid: as in `verify`.
         """
         try:
-            self._believed(role, key_id, at, name).verify(value, data)
+            self._public_key(role, key_id, at, name).verify(value, data)
         except InvalidSignature as error:
             raise SignatureInvalid(
                 f"the signature of {name} does not fit its content; it was changed after signing"
             ) from error
 
-    def _believed(self, role: str, key_id: str, at: int | None, name: str) -> Ed25519PublicKey:
+    def _public_key(self, role: str, key_id: str, at: int | None, name: str) -> Ed25519PublicKey:
         public = self._public.get((role, key_id))
         if public is None:
             raise SignatureInvalid(
-                f"{name} is signed by key {key_id!r}, which the trust store does not believe in "
+                f"{name} is signed by key {key_id!r}, which the trust store does not hold in "
                 f"the role {role!r}; check where it comes from"
             )
         record = self._retired_by(role, key_id, at)
@@ -239,13 +264,6 @@ class TrustStore:
         record = self._retired.get((role, key_id))
         then = at if type(at) is int else math.inf  # a document may say anything
         return record if record is not None and record <= then else None
-
-
-def trust_of(store: KeyStore) -> TrustStore:
-    """The trust store of one's own newest keys, all roles, created at first use."""
-    return TrustStore(
-        public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
-    )
 
 
 def verify_document(

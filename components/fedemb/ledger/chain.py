@@ -51,7 +51,7 @@ class Chain:
         self.store = store
         self.policy_id = policy_id
         self.trust = trust
-        """Keys believed; with every `keys` record that is read, those it names as well."""
+        """Keys trusted; with every `keys` record that is read, those it names as well."""
         self.records: list[Record] = []
 
     @property
@@ -112,7 +112,7 @@ class Chain:
         for record in added:
             if signatures or record.sequence == last or record.kind == "keys":
                 record.verify(trust)
-            trust = _believed_after(record, trust)
+            trust = _trust_after(record, trust)
         self.records += added
         self.trust = trust
 
@@ -182,7 +182,7 @@ class Chain:
                 clock.sleep(secrets.randbelow(1 + min(attempts, 20)) / 200)
                 continue
             self.records.append(record)
-            self.trust = _believed_after(record, self.trust)
+            self.trust = _trust_after(record, self.trust)
             if signer.role == "ledger":
                 self.write_head(record, signer)
             return record
@@ -259,8 +259,8 @@ class Chain:
             self.store.create(self._head_name(record.sequence), data)
 
 
-def _believed_after(record: Record, trust: TrustStore) -> TrustStore:
-    """The keys believed for the records after this one."""
+def _trust_after(record: Record, trust: TrustStore) -> TrustStore:
+    """The keys trusted for the records after this one."""
     if record.kind != "keys":
         return trust
     return trust.rotated(record.body["keys"], record.sequence)

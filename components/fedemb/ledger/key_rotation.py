@@ -1,6 +1,6 @@
 """Rotates the signing keys of all policies of a ledger root.
 
-Each policy gets a `keys` record that its owner signs with the key believed so far (see `trust`). A
+Each policy gets a `keys` record that its owner signs with the key trusted so far (see `trust`). A
 rotation that was cut short may be run again: policies it reached get a further generation, those it
 did not reach go there at once.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedemb.errors import LedgerError
-from fedemb.keys.keys import KeyStore
-from fedemb.keys.signatures import ROLES, Signer, TrustedKey, public_key
+from fedemb.keys import KeyStore
+from fedemb.keys.signatures import Signer, public_key
+from fedemb.keys.trust import ROLES, TrustedKey
 from fedemb.ledger.ledger import Ledger, open_ledger, policies, read_trust
 from fedemb.ledger.records import Record
 from fedemb.storage import open_store
@@ -42,7 +43,7 @@ def rotate_keys(
     for ledger in ledgers:  # before any key is made: the owner's key of each is at hand
         Signer.current(keys, "policy", ledger.chain.trust)
     newest = {
-        role: max((_believed(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
+        role: max((_current(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
         for role in ROLES
     }
     for role in roles:
@@ -51,12 +52,12 @@ def rotate_keys(
 
 
 def _rotate(ledger: Ledger, newest: Iterable[TrustedKey], reason: str, keys: KeyStore) -> Record:
-    fresh = [key for key in newest if key.generation > _believed(ledger, key.role).generation]
+    fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
     record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
     # So that the record cannot be cut off again before the next step writes its own head.
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
     return record
 
 
-def _believed(ledger: Ledger, role: str) -> TrustedKey:
+def _current(ledger: Ledger, role: str) -> TrustedKey:
     return ledger.chain.trust.current(role)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from fedemb.config import PartitionConfig
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
-from fedemb.keys.keys import KeyStore, open_key_store
-from fedemb.keys.signatures import ROLES, Signer
-from fedemb.keys.trust import TRUST_SCHEMA, TrustStore, trust_of
+from fedemb.keys import KeyStore, open_key_store
+from fedemb.keys.signatures import Signer, trust_of
+from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustStore
 from fedemb.ledger.budget import Charge, Spent
 from fedemb.ledger.chain import Anchor, Chain
 from fedemb.ledger.reservation import Reservation, read_reservation, write_reservation
@@ -58,7 +58,7 @@ def open_ledger(
       uri: root of the ledgers: a folder, gs:// or s3://.
       policy_id: whose ledger.
       signer: key of the role `ledger`; None opens for reading.
-      trust: keys believed.
+      trust: keys trusted.
 
     Raises:
       LedgerError: the ledger is broken. An empty one is no error here, but `terms` is.
@@ -115,7 +115,7 @@ def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
     Raises:
       LedgerError: the key store is that of another ledger.
       Refused: the policy exists with other terms, or keys were rotated since the trust file was
-        made: it believes the old ones in a new policy, for ever.
+        made: it trusts the old ones in a new policy, for ever.
     """
     trust = ledger.chain.trust
     if not ledger.chain.records:
@@ -124,7 +124,7 @@ def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
         if old:
             raise Refused(
                 f"the signing keys {', '.join(old)} of {keys.uri} were rotated, and {TRUST_NAME} "
-                f"of {ledger.chain.store.uri} would believe the retired ones in a new policy; "
+                f"of {ledger.chain.store.uri} would trust the retired ones in a new policy; "
                 "give the new policy a ledger root of its own"
             )
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))

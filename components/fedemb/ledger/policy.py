@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedemb.errors import Refused
-from fedemb.keys.keys import KeyStore
-from fedemb.keys.signatures import Signer, TrustedKey
+from fedemb.keys import KeyStore
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.records import Record
 from fedemb.ledger.reservation import Reservation
@@ -36,7 +37,7 @@ class PolicyLedger(LedgerView):
         """Takes the key of the role `ledger` from the store, so that it can be written.
 
         Raises:
-          LedgerError: the store has another key than the ledger believes, or none.
+          LedgerError: the store has another key than the ledger trusts, or none.
         """
         self._signer = Signer.current(keys, "ledger", self.chain.trust)
 
@@ -81,12 +82,12 @@ class PolicyLedger(LedgerView):
     def rotate(self, keys: Sequence[TrustedKey], reason: str, signer: Signer) -> Record:
         """Names the next generation of signing keys and retires those before.
 
-        What a retired key signed before stays believed, what it signs from now on does not.
+        What a retired key signed before stays trusted, what it signs from now on does not.
 
         Args:
           keys: public halves, one of a role at most.
           reason: why; stays in the ledger for ever.
-          signer: the policy owner's key as believed so far, role `policy`.
+          signer: the policy owner's key as trusted so far, role `policy`.
 
         Raises:
           LedgerError: a key is not of a later generation than the one it replaces.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedemb.errors import LedgerError, PlanMismatch, Refused
-from fedemb.keys.keys import KeyStore, reservation_key_name
+from fedemb.keys import KeyStore, reservation_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger.admission import admit
 from fedemb.ledger.policy import PolicyLedger
@@ -157,7 +157,7 @@ class Ledger(PolicyLedger):
 
         Raises:
           PlanMismatch: it is committed with other figures, or more rounds than reserved.
-          SignatureInvalid: the trainer's key is not believed.
+          SignatureInvalid: the trainer's key is not trusted.
           StorageError: the trainer's key was rotated; run again.
         """
         log = {

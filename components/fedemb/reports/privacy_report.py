@@ -1,7 +1,7 @@
 """The privacy report as a pure function of the evidence and the ledger.
 
 account_privacy builds and signs it; the gate, the release and `fedemb verify` build it again from
-the same evidence and compare field by field. So no number in it is ever believed, and a field that
+the same evidence and compare field by field. So no number in it is ever trusted, and a field that
 was nudged, dropped or added shows, whoever signed it.
 
 Fields: dp.md 7, names spelled out. Sources: Ponomareva et al., How to DP-fy ML, 5.3.3; NIST SP

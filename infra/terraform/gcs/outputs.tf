@@ -1,12 +1,12 @@
 output "storage" {
   description = "The section `storage` of a run's configuration."
   value = {
-    public_root  = "gs://${google_storage_bucket.public.name}/runs"
-    private_root = "gs://${google_storage_bucket.private.name}"
-    tombstones   = "gs://${google_storage_bucket.private.name}/policy/tombstones"
-    ledger       = "gs://${google_storage_bucket.ledger.name}"
-    keys         = "gsm://${var.keys_project}/fedemb"
-    releases     = "gs://${google_storage_bucket.releases.name}"
+    public_root    = "gs://${google_storage_bucket.public.name}/runs"
+    private_root   = "gs://${google_storage_bucket.private.name}"
+    deletion_marks = "gs://${google_storage_bucket.private.name}/policy/deletion_marks"
+    ledger         = "gs://${google_storage_bucket.ledger.name}"
+    keys           = "gsm://${var.keys_project}/fedemb"
+    releases       = "gs://${google_storage_bucket.releases.name}"
   }
 }
 

@@ -45,7 +45,7 @@ variable "policy_ids" {
 
 variable "data_owners" {
   type        = set(string)
-  description = "Members (group:...) who may read diagnostics, delete private data and write tombstones; no machine."
+  description = "Members (group:...) who may read diagnostics, delete private data and write deletion marks; no machine."
   default     = []
 }
 

@@ -1,16 +1,17 @@
 """Keys: created once, kept private, destroyed for good; signatures bind content and role."""
 
 import dataclasses
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid, StorageError
-from fedemb.keys.keys import commit_to, derive, open_key_store, partition_key
+from fedemb.keys import commit_to, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
-from fedemb.keys.signatures import Signer, sign_document
-from fedemb.keys.trust import TrustStore, trust_of, verify_document
+from fedemb.keys.signatures import Signer, sign_document, trust_of
+from fedemb.keys.trust import TrustStore, verify_document
 from tests.fake_secret_manager import FakeSecretManager
 
 
@@ -80,12 +81,12 @@ def test_lost_race_for_a_key_is_no_generation(keys, monkeypatch):
 
 
 def test_name_was_used_even_if_its_key_is_destroyed(keys):
-    assert not keys.used("tombstones/weekly+1")
-    keys.create("tombstones/weekly+1")
-    assert keys.used("tombstones/weekly+1")
-    keys.destroy("tombstones/weekly+1")
-    assert keys.used("tombstones/weekly+1")
-    assert not keys.exists("tombstones/weekly+1")
+    assert not keys.used("deletion_marks/weekly+1")
+    keys.create("deletion_marks/weekly+1")
+    assert keys.used("deletion_marks/weekly+1")
+    keys.destroy("deletion_marks/weekly+1")
+    assert keys.used("deletion_marks/weekly+1")
+    assert not keys.exists("deletion_marks/weekly+1")
 
 
 def test_who_may_read_a_key_and_create_none_gets_it():
@@ -136,6 +137,27 @@ def test_keys_are_private_to_their_owner(tmp_path):
     path.chmod(0o640)
     with pytest.raises(StorageError, match="0640"):
         keys.fetch("policy/p")
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A key store that this process may not enter; also root does not, as another user."""
+    keys = open_key_store(str(tmp_path / "keys"))
+    keys.create("signing/report")
+    (tmp_path / "keys").chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield keys
+    if root:
+        os.seteuid(0)
+    (tmp_path / "keys").chmod(0o700)
+
+
+@pytest.mark.parametrize("act", ["create", "fetch", "destroy", "exists", "used", "newest", "renew"])
+def test_key_store_that_may_not_be_entered_is_said_in_one_sentence(stranger, act):
+    with pytest.raises(StorageError, match=r"signing/report.*cannot be reached: Permission denied"):
+        getattr(stranger, act)("signing/report")
 
 
 @pytest.mark.parametrize(
@@ -207,9 +229,9 @@ def test_upper_case_signature_is_another_signature(signer, trust):
         verify_document(signed, trust, "report")
 
 
-def test_key_of_a_stranger_is_not_believed(trust):
+def test_key_of_a_stranger_is_not_trusted(trust):
     signed = sign_document({"schema": "x/1"}, Signer("report", b"1" * 32))
-    with pytest.raises(SignatureInvalid, match="does not believe"):
+    with pytest.raises(SignatureInvalid, match="does not hold"):
         verify_document(signed, trust, "report")
 
 

@@ -15,7 +15,7 @@ import honest_run
 import killed_step
 import pytest
 
-from fedemb.keys.keys import reservation_key_name
+from fedemb.keys import reservation_key_name
 
 TESTS = Path(killed_step.__file__).parent
 ORDER = ("reserve", "bind", "commit", "release")

@@ -18,7 +18,7 @@ from fedemb.errors import (
     Refused,
     SignatureInvalid,
 )
-from fedemb.keys.keys import reservation_key_name
+from fedemb.keys import reservation_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import state as ledger_state
@@ -286,7 +286,7 @@ def test_round_log_must_be_signed_by_a_trainer(kit):
         "card_sha": kit_.sha("card"),
         "signer": impostor,
     }
-    with pytest.raises(SignatureInvalid, match=r"not believed in the role 'trainer'"):
+    with pytest.raises(SignatureInvalid, match=r"not trusted in the role 'trainer'"):
         ledger.commit(reservation, **act)
     ledger.verify()
     with pytest.MonkeyPatch.context() as around:

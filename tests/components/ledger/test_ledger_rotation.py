@@ -1,4 +1,4 @@
-"""Signing keys are rotated: what was signed stays believed, what retired keys sign does not."""
+"""Signing keys are rotated: what was signed stays trusted, what retired keys sign does not."""
 
 import json
 import shutil
@@ -11,8 +11,8 @@ import pytest
 
 from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
-from fedemb.keys.signatures import ROLES, Signer, TrustedKey
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
 from fedemb.ledger.key_rotation import rotate_keys
 from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger
 from fedemb.ledger.policy import PolicyLedger
@@ -95,7 +95,7 @@ def test_rotation_that_was_cut_off_is_missed(kit):
         kit.reader()
 
 
-def test_planted_trust_that_forgets_to_retire_believes_the_thief(kit, monkeypatch):
+def test_planted_trust_that_forgets_to_retire_trusts_the_thief(kit, monkeypatch):
     """The fault the test above is for."""
     stolen = Signer.load_or_create(kit.keys, "ledger")
     rotate(kit)
@@ -120,10 +120,10 @@ def test_only_the_policy_owner_names_keys(kit, who):
     new = vars(Signer("ledger", b"1" * 32, 2).trusted())
     if who == "a stranger":
         signer = Signer("policy", b"2" * 32)
-        with pytest.raises(SignatureInvalid, match="not believed in the role 'policy'"):
+        with pytest.raises(SignatureInvalid, match="not trusted in the role 'policy'"):
             kit.open().rotate([TrustedKey(**new)], REASON, signer)
         forge(kit, signer, "keys", keys=[new], reason=REASON)
-        with pytest.raises(SignatureInvalid, match="does not believe"):
+        with pytest.raises(SignatureInvalid, match="does not hold"):
             kit.reader()
     else:
         signer = Signer.load_or_create(kit.keys, "ledger")
@@ -143,9 +143,9 @@ def test_only_the_policy_owner_names_keys(kit, who):
     ],
     ids=["no key", "odd id", "old generation", "two of a role", "no number", "no role"],
 )
-def test_odd_keys_are_neither_written_nor_believed(kit, keys):
+def test_odd_keys_are_neither_written_nor_trusted(kit, keys):
     forge(kit, kit.owner, "keys", keys=keys, reason=REASON)
-    with pytest.raises(FedEmbError, match="names new keys and cannot be believed"):
+    with pytest.raises(FedEmbError, match="names new keys and cannot be trusted"):
         kit.reader()
 
 
@@ -301,12 +301,12 @@ def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_goo
         "yearly",
     ]
     for name in ("monthly", "weekly", "yearly"):
-        believed = open_ledger(kit.ledger_uri, name, trust=kit.trust).chain.trust
-        found = {role: believed.current(role).generation for role in ROLES}
+        trusted = open_ledger(kit.ledger_uri, name, trust=kit.trust).chain.trust
+        found = {role: trusted.current(role).generation for role in ROLES}
         assert found == {**dict.fromkeys(ROLES, 2), "report": 3}
 
 
-def test_new_policy_does_not_believe_retired_keys(kit, tmp_path):
+def test_new_policy_does_not_trust_retired_keys(kit, tmp_path):
     rotate(kit, ["report"])
     empty = open_ledger(kit.ledger_uri, "monthly", trust=kit.trust)
     with pytest.raises(Refused, match=r"report.*retired.*ledger root of its own"):
@@ -319,7 +319,7 @@ def test_new_policy_does_not_believe_retired_keys(kit, tmp_path):
 
 
 def test_key_store_of_another_ledger_rotates_nothing(kit, tmp_path):
-    from fedemb.keys.keys import open_key_store
+    from fedemb.keys import open_key_store
 
     with pytest.raises(LedgerError, match="not in the key store"):
         rotate_keys(kit.ledger_uri, open_key_store(str(tmp_path / "other")), REASON)

@@ -101,7 +101,7 @@ def test_records_swapped_or_replayed_are_denied(kit):
 def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
     other = kit_.make(tmp_path)
     other.open().reserve(run_id="monday", content=kit_.content())
-    with pytest.raises(FedEmbError, match="does not believe"):
+    with pytest.raises(FedEmbError, match="does not hold"):
         open_ledger(other.ledger_uri, "weekly", trust=kit.trust)
 
 

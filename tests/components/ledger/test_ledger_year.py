@@ -6,7 +6,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 
 from fedemb.errors import BudgetExceeded
-from fedemb.keys.keys import reservation_key_name
+from fedemb.keys import reservation_key_name
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting.accounting import rdp_of
 

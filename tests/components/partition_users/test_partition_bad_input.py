@@ -309,7 +309,7 @@ def reservation_for(path: Path, config: Any, **changes: Any) -> Path:
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
     from fedemb.data.input_version import fingerprint_input
     from fedemb.documents.artifacts import tree_digest
-    from fedemb.keys.keys import commit_to, commitment_key, open_key_store
+    from fedemb.keys import commit_to, commitment_key, open_key_store
     from fedemb.steps.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(20)))

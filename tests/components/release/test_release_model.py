@@ -11,8 +11,8 @@ from PIL import Image
 
 from fedemb.documents.artifacts import Raw, file_digest, write_json
 from fedemb.errors import ArtifactError, GateDenied, Refused
-from fedemb.keys.keys import open_key_store
-from fedemb.keys.trust import trust_of
+from fedemb.keys import open_key_store
+from fedemb.keys.signatures import trust_of
 from fedemb.steps.release_model import bundle, release
 from fedemb.steps.release_model.serving import load_whitelisted
 from fedemb.steps.release_model.verify import verify_bundle
@@ -123,7 +123,7 @@ def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path)
     shutil.copy(trust(released), copy / "trust.json")
     problems = verify_bundle(str(copy), tmp_path / "trust.json")
     assert any("model.sig" in problem for problem in problems)
-    assert any("trust store does not believe" in problem for problem in problems)
+    assert any("trust store does not hold" in problem for problem in problems)
 
 
 def test_ledger_that_forgot_the_release_is_found(released, tmp_path):

@@ -16,7 +16,7 @@ from fedemb.embedding import RoundFunction, load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
 from fedemb.gate.artifact_rules import public_line
 from fedemb.gate.differences import differences
-from fedemb.keys.keys import open_key_store
+from fedemb.keys import open_key_store
 from fedemb.ledger.ledger import connect, read_reservation
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train

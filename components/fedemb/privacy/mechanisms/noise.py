@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from fedemb.keys.keys import derive
+from fedemb.keys import derive
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
-from fedemb.keys.keys import derive
+from fedemb.keys import derive
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import Words, coins, heads
 

@@ -1,4 +1,4 @@
-"""Reading a privacy plan without believing it: the mechanism is compared with the configuration.
+"""Reading a privacy plan without trusting it: the mechanism is compared with the configuration.
 
 Reserve, account, gate and release all start here; none of them takes an event, a relation or an
 epsilon from the document.

@@ -24,7 +24,7 @@ from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
 )
 
 from fedemb.errors import PlanMismatch  # noqa: E402
-from fedemb.keys.keys import derive  # noqa: E402
+from fedemb.keys import derive  # noqa: E402
 from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream, grid_scale  # noqa: E402
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
 from fedemb.privacy.mechanisms.noise import Integers, add_rounded_noise  # noqa: E402

@@ -1,0 +1,38 @@
+"""What is derived from a secret key: subkeys of one purpose each, and commitments."""
+
+from __future__ import annotations
+
+import hmac
+
+from fedemb.keys.base import KeyStore
+
+
+def derive(key: bytes, *labels: str | bytes) -> bytes:
+    """Derives a 32-byte subkey by HMAC-SHA256 over the labels, each prefixed with its length.
+
+    >>> derive(b"k", "ab", "c") == derive(b"k", "a", "bc")
+    False
+    """
+    message = bytearray(len(labels).to_bytes(8, "big"))
+    for label in labels:
+        data = label.encode() if isinstance(label, str) else label
+        message += len(data).to_bytes(8, "big") + data
+    return hmac.digest(key, bytes(message), "sha256")
+
+
+def partition_key(store: KeyStore, policy_id: str) -> bytes:
+    """Key of user id hashing: fixed for the policy's life, created at its first use."""
+    return derive(store.load_or_create(f"policy/{policy_id}"), "partition")
+
+
+def commitment_key(store: KeyStore, policy_id: str) -> bytes:
+    """Key of commitments to private data."""
+    return derive(store.load_or_create(f"policy/{policy_id}"), "commitment")
+
+
+def commit_to(key: bytes, data: bytes) -> str:
+    """Keyed commitment to private data, 64 hexadecimal digits.
+
+    A plain digest would tell the adversary of the definition which of two data sets it was.
+    """
+    return derive(key, "commitment/1", data).hex()

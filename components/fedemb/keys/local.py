@@ -1,0 +1,124 @@
+"""Key store in a folder: files of mode 0600 in folders of mode 0700."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from typing_extensions import override
+
+from fedemb.documents.artifacts import create_bytes
+from fedemb.errors import LedgerError, StorageError
+from fedemb.keys.base import DESTROYED, KEY_BYTES, KeyStore, checked_name, generation_name
+
+
+class LocalKeyStore(KeyStore):
+    """Keys as files; an empty file `<key>.destroyed` says that there was one."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.uri = str(root)
+
+    @override
+    def create(self, name: str) -> bytes:
+        path = self._path(name)
+        with self._reached(name):
+            if self._destroyed(path).exists():
+                raise FileExistsError(f"key {name} was destroyed and its name is not used again")
+            for folder in (self.root, path.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            key = os.urandom(KEY_BYTES)
+            create_bytes(path, key, mode=0o600)
+        return key
+
+    @override
+    def fetch(self, name: str) -> bytes:
+        path = self._path(name)
+        with self._reached(name):
+            destroyed = self._destroyed(path).exists()
+            if destroyed or not path.exists():  # both: killed while destroying, so it is no key
+                raise LedgerError(self._missing(name, destroyed))
+            key = path.read_bytes()
+            mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise StorageError(
+                f"key {name} in {self.uri} has mode {mode:04o}, expected 0600, so others may read "
+                f"it; make a new policy, or, if surely nobody did, chmod 600 it"
+            )
+        if len(key) != KEY_BYTES:
+            raise LedgerError(
+                f"key {name} in {self.uri} has {len(key)} bytes, expected {KEY_BYTES}; restore it "
+                "or reserve under a new run id"
+            )
+        return key
+
+    @override
+    def destroy(self, name: str) -> None:
+        path = self._path(name)
+        with self._reached(name):
+            if not path.exists():
+                return
+            with contextlib.suppress(FileExistsError):
+                create_bytes(self._destroyed(path), b"", mode=0o600)
+            with path.open("r+b") as file:
+                file.write(os.urandom(KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            path.unlink(missing_ok=True)
+
+    @override
+    def exists(self, name: str) -> bool:
+        path = self._path(name)
+        with self._reached(name):
+            return path.is_file() and not self._destroyed(path).exists()
+
+    @override
+    def used(self, name: str) -> bool:
+        path = self._path(name)
+        with self._reached(name):
+            return path.exists() or self._destroyed(path).exists()
+
+    @override
+    def newest(self, name: str) -> int:
+        path = self._path(name)
+        with self._reached(name):
+            later = (item.name.rpartition("@")[2] for item in path.parent.glob(f"{path.name}@*"))
+            return max([int(path.exists()), *(int(number) for number in later if number.isdigit())])
+
+    @override
+    def renew(self, name: str) -> int:
+        while True:
+            number = self.newest(name) + 1
+            with contextlib.suppress(FileExistsError):  # somebody else renewed it at this moment
+                self.create(generation_name(name, number))
+                return number
+
+    def _path(self, name: str) -> Path:
+        return self.root / checked_name(name)
+
+    def _destroyed(self, path: Path) -> Path:
+        return path.with_name(path.name + DESTROYED)
+
+    @contextlib.contextmanager
+    def _reached(self, name: str) -> Iterator[None]:
+        """Says in a sentence what the file system refuses."""
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"key {name} in {self.uri} cannot be reached: {error.strerror}; run as the owner "
+                "of the key store"
+            ) from error
+
+    def _missing(self, name: str, destroyed: bool) -> str:
+        if destroyed:
+            return f"key {name} was destroyed when its run was committed; start a new run"
+        made = "the ledger was made with"
+        if name.startswith("reservation/"):
+            made = "the reservation was made with, or reserve under a new run id"
+        return f"key {name} is not in the key store {self.uri}; name the key store {made}"
