@@ -57,7 +57,19 @@ COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
-	cd requirements && for name in bootstrap build; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd requirements && for name in bootstrap build docs; do $(COMPILE) $$name.in -o $$name.txt; done
+
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
+docs: $(DOCS_STAMP) ## Build the site of docs/ into build/site; a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+	@echo "open build/site/index.html"
+
+$(DOCS_STAMP): | setup
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(BIN)/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --require-hashes -r requirements/docs.txt
+	@rm -f $(DOCS_VENV)/.installed-*
+	@touch $@
 
 planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
 	$(BIN)/python -m pytest -q -p tests.planted_bug_record -m planted_bug
@@ -81,6 +93,6 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup attested wheel run results study check test test-full test-containers test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup attested wheel run results study check test test-full test-containers test-flink bench golden planted-bugs lock images clean
