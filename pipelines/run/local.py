@@ -26,7 +26,7 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.reports.privacy_report_words import all_runs
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
-WARNING = re.compile(r"WARNING components[\w.]*: (.*)")
+WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
 ROUND = re.compile(r"INFO [\w.]*train[\w.]*: (round .*)")
 
 

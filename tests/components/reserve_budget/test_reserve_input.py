@@ -71,7 +71,7 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
     [
         ({"passed": 50, "total": 50, "code_sha": "0" * 64}, "other code"),
         ({"passed": 49, "total": 50}, "passed 49 of 50"),
-        (None, "record.json"),
+        (None, "no record is packaged"),
     ],
     ids=["stale", "missed", "missing"],
 )
