@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.group_index import encode_groups, encode_index, split_groups
+from fedemb.data.hashing import Hasher, KeyRef
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
 from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
 from fedemb.documents.artifacts import tree_digests
-from fedemb.steps.partition_users.hashing import Hasher, KeyRef
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8

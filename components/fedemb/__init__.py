@@ -1,0 +1,127 @@
+"""Image embedding models with user-level differential privacy.
+
+Three tiers, each made of the one before:
+
+building blocks  backbones and losses, a mechanism's plan and its price, queries, the round
+                 function, the server's step, metrics
+`Simulation`     a private training on arrays in memory; never releases
+`run`            the pipeline: ledger, training, audit, gate, release
+
+    >>> import fedemb
+    >>> mechanism = fedemb.GroupPoissonGaussianConfig(
+    ...     kind="group_poisson_gaussian", rounds=30, sampling_probability=0.1,
+    ...     noise_multiplier=0.83)
+    >>> print(fedemb.guarantee(fedemb.plan(mechanism, virtual_clients=900), delta=1e-5))
+    ... # doctest: +ELLIPSIS
+    (7.554, 1e-05)-differential privacy for one user with everything they own, if ...
+
+Names are imported when they are first used: `import fedemb` imports nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedemb.config import AugmentationConfig as AugmentationConfig
+    from fedemb.config import BltConfig as BltConfig
+    from fedemb.config import EvaluationConfig as EvaluationConfig
+    from fedemb.config import FixedSizeConfig as FixedSizeConfig
+    from fedemb.config import GroupPoissonGaussianConfig as GroupPoissonGaussianConfig
+    from fedemb.config import LocalTrainingConfig as LocalTrainingConfig
+    from fedemb.config import LossConfig as LossConfig
+    from fedemb.config import MechanismConfig as MechanismConfig
+    from fedemb.config import ModelConfig as ModelConfig
+    from fedemb.config import NotPrivateConfig as NotPrivateConfig
+    from fedemb.config import PretrainingConfig as PretrainingConfig
+    from fedemb.config import RunConfig as RunConfig
+    from fedemb.config import ServerConfig as ServerConfig
+    from fedemb.config import TrainingConfig as TrainingConfig
+    from fedemb.config import TreeAggregationConfig as TreeAggregationConfig
+    from fedemb.config import UserPoissonConfig as UserPoissonConfig
+    from fedemb.data.array_users import ArrayUsers as ArrayUsers
+    from fedemb.data.glyphs import glyphs as glyphs
+    from fedemb.embedding import ClientExamples as ClientExamples
+    from fedemb.embedding import Feed as Feed
+    from fedemb.embedding import Round as Round
+    from fedemb.embedding import RoundFunction as RoundFunction
+    from fedemb.embedding import RoundSums as RoundSums
+    from fedemb.embedding import assign_weights as assign_weights
+    from fedemb.embedding import build_backbone as build_backbone
+    from fedemb.embedding import build_loss as build_loss
+    from fedemb.embedding import configure_threads as configure_threads
+    from fedemb.embedding import embed as embed
+    from fedemb.embedding import initial_state as initial_state
+    from fedemb.embedding import load_backbone as load_backbone
+    from fedemb.embedding import pretrain as pretrain
+    from fedemb.embedding import released_weights as released_weights
+    from fedemb.embedding import run_rounds as run_rounds
+    from fedemb.embedding import save_backbone as save_backbone
+    from fedemb.embedding import server_step as server_step
+    from fedemb.embedding import train_centralized as train_centralized
+    from fedemb.embedding import trainable_variables as trainable_variables
+    from fedemb.errors import FedEmbError as FedEmbError
+    from fedemb.evaluation.bootstrap import Estimate as Estimate
+    from fedemb.evaluation.metrics import arrange as arrange
+    from fedemb.evaluation.metrics import recall as recall
+    from fedemb.evaluation.metrics import verify as verify
+    from fedemb.evaluation.retrieval import retrieve as retrieve
+    from fedemb.pipelines.run.command import run as run
+    from fedemb.pipelines.run.load_config import load_config as load_config
+    from fedemb.privacy.accounting.accounting import price as price
+    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan as MechanismPlan
+    from fedemb.privacy.planning.plan import epsilon as epsilon
+    from fedemb.privacy.planning.plan import guarantee as guarantee
+    from fedemb.privacy.planning.plan import plan as plan
+    from fedemb.privacy.queries import ClippedSumQuery as ClippedSumQuery
+    from fedemb.privacy.queries import Mechanism as Mechanism
+    from fedemb.privacy.queries import build_mechanism as build_mechanism
+    from fedemb.simulation import Simulation as Simulation
+    from fedemb.simulation import SimulationResult as SimulationResult
+
+_NAMES = {
+    "config": (
+        "AugmentationConfig BltConfig EvaluationConfig FixedSizeConfig GroupPoissonGaussianConfig "
+        "LocalTrainingConfig LossConfig MechanismConfig ModelConfig NotPrivateConfig "
+        "PretrainingConfig RunConfig ServerConfig TrainingConfig TreeAggregationConfig "
+        "UserPoissonConfig"
+    ),
+    "data.array_users": "ArrayUsers",
+    "data.glyphs": "glyphs",
+    "embedding": (
+        "ClientExamples Feed Round RoundFunction RoundSums assign_weights build_backbone "
+        "build_loss configure_threads embed initial_state load_backbone pretrain "
+        "released_weights run_rounds save_backbone server_step train_centralized "
+        "trainable_variables"
+    ),
+    "errors": "FedEmbError",
+    "evaluation.bootstrap": "Estimate",
+    "evaluation.metrics": "arrange recall verify",
+    "evaluation.retrieval": "retrieve",
+    "pipelines.run.command": "run",
+    "pipelines.run.load_config": "load_config",
+    "privacy.accounting.accounting": "price",
+    "privacy.accounting.guarantee": "PrivacyGuarantee",
+    "privacy.mechanisms.mechanism": "MechanismPlan",
+    "privacy.planning.plan": "epsilon guarantee plan",
+    "privacy.queries": "ClippedSumQuery Mechanism build_mechanism",
+    "simulation": "Simulation SimulationResult",
+}
+"""Module to the public names in it; the imports above say the same to type checkers."""
+_PLACES = {name: f"fedemb.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_PLACES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first asked for (PEP 562)."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedemb' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedemb.config import EvaluationByHash, EvaluationByValue, RunConfig
+from fedemb.data.hashing import Hasher
 from fedemb.data.records import canonical_text
-from fedemb.steps.partition_users.hashing import Hasher
 
 _REMEMBERED = 1 << 16
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.hashing import KeyRef
 from fedemb.keys import derive
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards
-from fedemb.steps.partition_users.hashing import KeyRef
 from fedemb.steps.partition_users.partition import partition_images
 from fedemb.storage import join, local_tree, open_store
 

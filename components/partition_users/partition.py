@@ -24,6 +24,7 @@ from typing import Any
 
 from fedemb import errors
 from fedemb.config import RunConfig
+from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import config_digest, json_digest, read_json, write_json
@@ -31,7 +32,6 @@ from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, open_key_store
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.steps.partition_users import shards
-from fedemb.steps.partition_users.hashing import KeyRef
 
 SCHEMA = "fedemb/users/1"
 RESERVATION_SCHEMA = "fedemb/reservation/1"

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedemb.config import EvaluationByValue, RunConfig
+from fedemb.data.hashing import Hasher
 from fedemb.data.pixels import BadImageError, canonical_image
 from fedemb.data.records import canonical_text
 from fedemb.data.sources import Batch, image_files
 from fedemb.steps.partition_users.assignment import Assigner, Assignment
-from fedemb.steps.partition_users.hashing import Hasher
 
 _CHUNK = 64
 

@@ -12,9 +12,9 @@ import apache_beam as beam
 import numpy as np
 
 from fedemb.config import SourceConfig
+from fedemb.data.hashing import shard_of
 from fedemb.data.pixels import BadImageError, decode_image
 from fedemb.data.sources import Part, image_files
-from fedemb.steps.partition_users.hashing import shard_of
 from fedemb.steps.partition_users.reading import Job, read_batches
 from fedemb.steps.partition_users.shards import WORK
 from fedemb.storage import Store, open_store

@@ -10,8 +10,8 @@ import apache_beam as beam
 from apache_beam.pvalue import PCollection
 
 from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part, read_part, source_format, split_part
-from fedemb.steps.partition_users.hashing import KeyRef
 
 
 @dataclass(frozen=True)

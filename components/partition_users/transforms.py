@@ -20,13 +20,13 @@ from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from fedemb.data.group_index import split_groups
+from fedemb.data.hashing import KEY_BYTES, Hasher, shard_of
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.sources import Batch, Part
 from fedemb.data.user_layout import group_files
 from fedemb.keys.deletion_marks import read_deletion_marks
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.assignment import Assigner
-from fedemb.steps.partition_users.hashing import KEY_BYTES, Hasher, shard_of
 from fedemb.steps.partition_users.prepare import (
     SEVERAL_COHORTS,
     Preparer,

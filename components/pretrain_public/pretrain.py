@@ -14,8 +14,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig, PretrainingConfig
 from fedemb.documents.artifacts import write_json
-from fedemb.embedding import build_backbone, load_backbone, save_backbone
-from fedemb.embedding.central import train_contrastive, train_supervised
+from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
 from fedemb.errors import ArtifactError, InputError
 
 SCHEMA = "fedemb/pretrained/1"
@@ -117,18 +116,7 @@ def _train(
             "of each; name a larger one, or pretraining.kind: none"
         )
     _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
-    schedule = {
-        "epochs": pretraining.epochs,
-        "batch_size": pretraining.batch_size,
-        "learning_rate": pretraining.learning_rate,
-        "momentum": pretraining.momentum,
-        "augmentation": pretraining.augmentation,
-        "seed": seed,
-    }
-    if supervised:
-        loss = train_supervised(backbone, images, labels, loss=pretraining.loss, **schedule)
-    else:
-        loss = train_contrastive(backbone, images, temperature=pretraining.temperature, **schedule)
+    loss = pretrain(backbone, images, labels, pretraining, seed=seed)
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"

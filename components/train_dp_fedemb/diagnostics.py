@@ -14,23 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.embedding.rounds import STATISTICS, RoundSums
+from fedemb.embedding.round_loop import Round
+from fedemb.embedding.rounds import STATISTICS
 from fedemb.storage import Store, put_tree
 
 _FILE = "diagnostics.jsonl"
 
 
-def describe(
-    sums: RoundSums, *, plan: Any, l2_norm_clip: float, seconds: dict[str, float]
-) -> dict[str, float]:
+def describe(done: Round, plan: Any) -> dict[str, float]:
     """Figures of one round.
 
     Args:
-      sums: un-noised sums and per-client statistics.
+      done: the round, with its un-noised sums.
       plan: the `MechanismPlan`.
-      l2_norm_clip: clip of the round.
-      seconds: how long its parts took.
     """
+    sums, l2_norm_clip = done.sums, done.l2_norm_clip
     columns = dict(zip(STATISTICS, sums.clients.T, strict=True))
     norms = columns["norm"][np.isfinite(columns["norm"])]
     clients = len(columns["norm"])
@@ -56,7 +54,7 @@ def describe(
     noise = plan.noise_multiplier * float(np.sqrt(len(total)))
     figures["mean_norm"] = signal * l2_norm_clip / plan.normaliser
     figures["noise_to_signal"] = noise / signal if signal else 0.0
-    return figures | {f"seconds_{name}": value for name, value in seconds.items()}
+    return figures | {f"seconds_{name}": value for name, value in done.seconds.items()}
 
 
 class Diagnostics:

@@ -13,13 +13,15 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.group_index import GroupIndex
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
-from fedemb.embedding.rounds import RoundFunction, RoundSums
+from fedemb.embedding.feed import Feed
+from fedemb.embedding.round_loop import run_rounds
+from fedemb.embedding.rounds import RoundFunction
 from fedemb.embedding.server import initial_state, server_step
 from fedemb.errors import ArtifactError, Interrupted, StorageError
 from fedemb.steps.train_dp_fedemb import checkpoint
 from fedemb.steps.train_dp_fedemb.checkpoint import Progress
+from fedemb.steps.train_dp_fedemb.client_loader import ClientLoader, all_classes
 from fedemb.steps.train_dp_fedemb.diagnostics import Diagnostics, describe
-from fedemb.steps.train_dp_fedemb.feed import ClientLoader, Feed, all_classes
 from fedemb.steps.train_dp_fedemb.interrupt import StopRequest
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog, RoundRecord
 from fedemb.storage import Store
@@ -108,6 +110,11 @@ class Trainer:
           Interrupted: asked to stop; checkpoint written.
           StorageError: a host of the job was lost.
         """
+        import tensorflow as tf
+
+        def commit(index: int, output: Any) -> RoundRecord:
+            return log.commit(index, self._mechanism, output)
+
         progress = self.restore(store, log)
         first, rounds = progress.state.rounds, self._mechanism.plan.rounds
         if progress.mechanism is not None:
@@ -115,66 +122,37 @@ class Trainer:
         if first:
             _LOG.info("resuming after round %d of %d", first, rounds)
         figures = Diagnostics(diagnostics, first)
-        feed = Feed(
-            range(first, rounds),
-            mechanism=self._mechanism,
-            index=self._index,
-            loader=self._loader,
-            function=self._function,
-        )
         started = time.monotonic()
+        feed = Feed(self._function, first=first, index=self._index, load=self._loader.load)
         try:
-            with StopRequest() as stop:
-                for index in range(first, rounds):
-                    progress = self._round(index, progress, feed, log, figures)
-                    _LOG.info("%s", _line(index, first, rounds, time.monotonic() - started))
-                    due = (index + 1) % self._config.training.checkpoint_every == 0
-                    if due or stop.requested or index + 1 == rounds:
+            with feed, StopRequest() as stop:
+                for done in run_rounds(
+                    self._function, self._config.training.server, progress.state, feed, commit
+                ):
+                    self._uncovered.append(replace(done.record, mean=None))
+                    progress = Progress(done.state, done.record.mechanism_state)
+                    figures.write(done.index, describe(done, self._mechanism.plan))
+                    ended, elapsed = done.index + 1, time.monotonic() - started
+                    _LOG.info("%s", _line(done.index, first, rounds, elapsed))
+                    due = ended % self._config.training.checkpoint_every == 0
+                    if due or stop.requested or ended == rounds:
                         self._save(store, log, progress)
                         figures.flush()
-                    if stop.requested and index + 1 < rounds:
+                    if stop.requested and ended < rounds:
                         raise Interrupted(
-                            f"stopped as asked after round {index + 1} of {rounds}; run the same "
+                            f"stopped as asked after round {ended} of {rounds}; run the same "
                             "command again to go on"
                         )
-        finally:
-            feed.close()
-            figures.close()
-        if self._uncovered:  # all rounds were on record already
-            self._save(store, log, progress)
-        return progress.state
-
-    def _round(
-        self, index: int, progress: Progress, feed: Feed, log: RoundLog, figures: Diagnostics
-    ) -> Progress:
-        start = time.perf_counter()
-        clip = self._mechanism.l2_norm_clip
-        sums = self._sums(progress, feed)
-        trained = time.perf_counter()
-        output = self._mechanism.aggregate(index, sums.sample_state)
-        noised = time.perf_counter()
-        record = log.commit(index, self._mechanism, output)
-        progress = self._advance(progress, record)
-        seconds = {
-            "train": trained - start,
-            "noise": noised - trained,
-            "commit": time.perf_counter() - noised,
-            "wait": self._function.seconds_waited,
-        }
-        plan = self._mechanism.plan
-        figures.write(index, describe(sums, plan=plan, l2_norm_clip=clip, seconds=seconds))
-        return progress
-
-    def _sums(self, progress: Progress, feed: Feed) -> RoundSums:
-        import tensorflow as tf
-
-        try:
-            return self._function.run(progress.state.weights, feed.next_round())
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             raise StorageError(
                 f"a host of the training job was lost in round {progress.state.rounds + 1}, which "
                 "was not committed; start the hosts again and resume the run"
             ) from error
+        finally:
+            figures.close()
+        if self._uncovered:  # all rounds were on record already
+            self._save(store, log, progress)
+        return progress.state
 
     def _save(self, store: Store, log: RoundLog, progress: Progress) -> None:
         checkpoint.save(store, log.inputs_sha, progress)

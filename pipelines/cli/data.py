@@ -61,8 +61,8 @@ def make_data(
     from pydantic import ValidationError
 
     from fedemb.config import BuiltinData
+    from fedemb.data.glyphs import write_builtin
     from fedemb.errors import ConfigError
-    from fedemb.pipelines.run.builtin_data import write_builtin
 
     try:
         builtin = BuiltinData(

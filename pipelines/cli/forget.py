@@ -56,13 +56,13 @@ def forget(
 
     Also says which releases may have been trained with the user, without listing anyone.
     """
+    from fedemb.data.hashing import Hasher
     from fedemb.data.records import canonical_user_id
     from fedemb.errors import ConfigError, InputError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
     from fedemb.ledger.ledger import open_ledger, policies, read_trust
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
-    from fedemb.steps.partition_users.hashing import Hasher
     from fedemb.storage import open_store
 
     settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
@@ -126,9 +126,9 @@ def _read_id() -> str:
 
 def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) -> list[str]:
     """Those policies under which the user is not forgotten: each has marks by a key of its own."""
+    from fedemb.data.hashing import Hasher
     from fedemb.keys import partition_key
     from fedemb.keys.deletion_marks import read_deletion_marks
-    from fedemb.steps.partition_users.hashing import Hasher
 
     found: list[str] = []
     for policy_id in policies:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
 
+from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.errors import StorageError
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
@@ -28,8 +29,38 @@ from fedemb.pipelines.run.local import (
 )
 
 
+def run(
+    config: RunConfig | str | Path,
+    *,
+    data: str | None = None,
+    runs: str | Path = "runs",
+    run_id: str | None = None,
+) -> RunDirectory:
+    """Runs the whole pipeline on this machine, as `fedemb run` does, and prints how it goes.
+
+    Args:
+      config: a configuration, a YAML file, or the name of a preset.
+      data: the images: replaces `data.source.uri`.
+      runs: folder of all runs.
+      run_id: name of the run; None: one from time and chance.
+
+    Returns:
+      The directory of the finished run; its `index` is the page to open first.
+
+    Raises:
+      FedEmbError: of the kind, and with the message, that the step ended with; the run can be
+        resumed.
+    """
+    directory = prepare(config, (), Path(runs), run_id, data)
+    if execute(directory):
+        state = directory.read_state()
+        kind = getattr(errors, str(state.get("error")), errors.FedEmbError)
+        raise kind(f"{state.get('message') or 'the run failed'}; see {directory.log}")
+    return directory
+
+
 def prepare(
-    config: str | Path,
+    config: RunConfig | str | Path,
     overrides: Sequence[str],
     parent: Path,
     run_id: str | None = None,
@@ -38,8 +69,8 @@ def prepare(
     """Checks the configuration, makes the run directory, and draws the built-in data if asked for.
 
     Args:
-      config: YAML file or preset.
-      overrides: `dotted.key=value` each.
+      config: a configuration, a YAML file, or the name of a preset.
+      overrides: `dotted.key=value` each, of a file or preset.
       parent: folder of all runs.
       run_id: name of the run; None: one from time and chance.
       data: replaces the URI of the private source, and of the public source where a preset takes
@@ -50,8 +81,9 @@ def prepare(
       LedgerError: the ledger is in a bucket, and was never made there.
       InputError: a run of this name exists.
     """
-    checked = with_data(load_config(config, overrides), data)
-    check_stores(checked, str(config), parent)
+    loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
+    checked = with_data(loaded, data)
+    check_stores(checked, "RunConfig" if loaded is config else str(config), parent)
     public = checked.pretraining.source
     if BUILTIN in (checked.data.source.uri, public.uri if public else None):
         checked = _with_builtin_data(checked, parent)
@@ -60,8 +92,8 @@ def prepare(
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
+    from fedemb.data.glyphs import write_builtin
     from fedemb.documents.artifacts import json_digest
-    from fedemb.pipelines.run.builtin_data import write_builtin
 
     size = config.model.image_size
     digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedemb.config import RunConfig
+from fedemb.data.hashing import Hasher
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, partition_key, secret_manager
 from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
 from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedule_of, terms_of
 from fedemb.privacy.mechanisms.mechanism import plan_mechanism
-from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run
 from tests.partition_run import make_config, rows_of

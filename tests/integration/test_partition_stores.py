@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from partition_run import KEY, Partitioner, Result, make_config, rows_of, write_parquet
 
+from fedemb.data.hashing import KeyRef
 from fedemb.documents.artifacts import tree_digest
-from fedemb.steps.partition_users.hashing import KeyRef
 from fedemb.steps.partition_users.partition import partition_images
 from fedemb.storage import join, local_tree, open_store
 

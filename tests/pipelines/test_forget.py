@@ -5,11 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fedemb.data.hashing import Hasher
 from fedemb.errors import StorageError
 from fedemb.keys import LocalKeyStore, open_key_store, partition_key
 from fedemb.keys.deletion_marks import check_deletion_marks, mark_deleted, read_deletion_marks
 from fedemb.pipelines.cli.main import app
-from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.storage.local import LocalStore
 from tests import honest_run, ledger_kit
 from tests.partition_run import KEY, Partitioner, rows_of

@@ -114,8 +114,7 @@ def load_examples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Loads the images of some users as arrays, in an order that is theirs alone.
 
-    If there are too many, every user gives their first image (in keyed-hash order) before any gives
-    their second, so that a user with many images does not push others out.
+    If there are too many, `choose_examples` says which; a user's are in keyed-hash order.
 
     Args:
       store: the users.
@@ -138,10 +137,27 @@ def load_examples(
             "configuration"
         )
     users = store.read(np.sort(np.asarray(rows, np.int64)))
-    places = [(turn, row) for row, user in enumerate(users) for turn in range(len(user.images))]
-    if len(places) > max_examples:
-        places = sorted(places)[:max_examples]
-        places.sort(key=lambda place: (place[1], place[0]))
-    images = [users[row].images[turn] for turn, row in places]
-    labels = [users[row].labels[turn] for turn, row in places]
+    places = choose_examples([len(user.images) for user in users], max_examples)
+    images = [users[row].images[turn] for row, turn in places]
+    labels = [users[row].labels[turn] for row, turn in places]
     return decode_pngs(images, image_size, channels), np.asarray(labels, np.int64)
+
+
+def choose_examples(counts: Sequence[int], max_examples: int) -> list[tuple[int, int]]:
+    """Which images of some users train, where one virtual client holds too many.
+
+    Every user gives their first image before any gives their second, so that a user with many
+    images does not push others out.
+
+    Args:
+      counts: images of each user.
+      max_examples: images chosen at most.
+
+    Returns:
+      Pairs of user and image, ascending.
+
+    >>> choose_examples([3, 1], max_examples=3)
+    [(0, 0), (0, 1), (1, 0)]
+    """
+    places = [(turn, user) for user, count in enumerate(counts) for turn in range(count)]
+    return sorted((user, turn) for turn, user in sorted(places)[:max_examples])

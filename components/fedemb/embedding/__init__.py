@@ -35,12 +35,17 @@ clients side by side. TensorFlow is imported when a function is called, not when
 from fedemb.embedding.backbones import build_backbone as build_backbone
 from fedemb.embedding.backbones import check_backbone as check_backbone
 from fedemb.embedding.backbones import trainable_variables as trainable_variables
+from fedemb.embedding.central import pretrain as pretrain
 from fedemb.embedding.central import train_centralized as train_centralized
+from fedemb.embedding.feed import Feed as Feed
 from fedemb.embedding.inference import embed as embed
 from fedemb.embedding.loading import load_backbone as load_backbone
 from fedemb.embedding.loading import save_backbone as save_backbone
+from fedemb.embedding.losses import build_loss as build_loss
 from fedemb.embedding.preprocessing import decode_image as decode_image
 from fedemb.embedding.preprocessing import preprocess as preprocess
+from fedemb.embedding.round_loop import Round as Round
+from fedemb.embedding.round_loop import run_rounds as run_rounds
 from fedemb.embedding.rounds import ClientExamples as ClientExamples
 from fedemb.embedding.rounds import RoundFunction as RoundFunction
 from fedemb.embedding.rounds import RoundSums as RoundSums

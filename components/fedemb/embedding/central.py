@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.config import AugmentationConfig, LossConfig, TrainingConfig
+from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
 from fedemb.embedding.augmentation import augment
 from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
@@ -186,6 +186,30 @@ def train_contrastive(
     projector = [_glorot(dim, dim, seed), _glorot(dim, dim, seed + 1)]
     labels = np.zeros(len(images), np.int32)
     return minimize(backbone, projector, loss_of, images, labels, seed=seed, **schedule)
+
+
+def pretrain(
+    backbone: Any, images: np.ndarray, labels: np.ndarray, config: PretrainingConfig, *, seed: int
+) -> float:
+    """Trains a backbone in place on public images.
+
+    Args:
+      backbone: from `build_backbone`.
+      images: uint8 `[images, size, size, channels]`, public.
+      labels: int64 `[images]`; unused by `simclr`.
+      config: `supervised` or `simclr`, and its schedule; other kinds train nothing.
+      seed: of shuffles, heads and augmentation.
+
+    Returns:
+      Mean loss of the last epoch; NaN if nothing was trained.
+    """
+    schedule = config.model_dump(include={"epochs", "batch_size", "learning_rate", "momentum"})
+    common = {"augmentation": config.augmentation, "seed": seed, **schedule}
+    if config.kind == "supervised":
+        return train_supervised(backbone, images, labels, loss=config.loss, **common)
+    if config.kind == "simclr":
+        return train_contrastive(backbone, images, temperature=config.temperature, **common)
+    return math.nan
 
 
 def train_centralized(

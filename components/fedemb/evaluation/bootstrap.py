@@ -36,6 +36,10 @@ class Estimate:
         """97.5 % quantile of the draws."""
         return float(np.quantile(self.draws, 0.975)) if self.draws.size else float("nan")
 
+    def __str__(self) -> str:
+        """The number and its interval."""
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
     def __sub__(self, other: Estimate) -> Estimate:
         """Paired difference: both must come from the same draws of the same identities.
 

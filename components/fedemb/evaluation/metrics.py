@@ -156,6 +156,27 @@ def verify(
     )
 
 
+def recall(
+    embeddings: np.ndarray, labels: np.ndarray, false_accept_rate: float, *, samples: int = 200
+) -> Estimate:
+    """Recall of same-class pairs at one false accept rate; see `verify`.
+
+    >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
+    >>> print(recall(two_people, np.array([0, 0, 1, 1]), 0.1))
+    1.000 [1.000, 1.000]
+
+    Args:
+      embeddings: [n, dim], of any length.
+      labels: class ids [n].
+      false_accept_rate: in (0, 1).
+      samples: bootstrap draws over classes.
+
+    Raises:
+      InputError: there is no pair of one class, or none of two.
+    """
+    return verify(arrange(embeddings, labels), (false_accept_rate,), samples=samples).recall[0]
+
+
 def _binned_recall(
     counts: PairCounts, false_accept_rates: Sequence[float], weights: np.ndarray
 ) -> np.ndarray:

@@ -23,10 +23,10 @@ from partition_run import (
 )
 
 from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.artifacts import config_digest, read_json, write_json
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
-from fedemb.steps.partition_users.hashing import Hasher
 from fedemb.steps.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"

@@ -16,9 +16,9 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.pvalue import AsDict, AsIter, AsList, AsSingleton
 from partition_run import KEY, make_config
 
+from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part
 from fedemb.steps.partition_users import transforms
-from fedemb.steps.partition_users.hashing import KeyRef
 from fedemb.steps.partition_users.public_set import build_public
 from fedemb.steps.partition_users.reading import Job
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_run import KEY, Partitioner, make_config, rows_of, user_key, write_parquet
 
-from fedemb.steps.partition_users.hashing import Hasher, KeyRef, shard_of
+from fedemb.data.hashing import Hasher, KeyRef, shard_of
 from fedemb.steps.partition_users.prepare import UserPart, merge, new_part
 
 

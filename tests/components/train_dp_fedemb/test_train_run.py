@@ -18,6 +18,7 @@ from fedemb.gate.artifact_rules import public_line
 from fedemb.gate.differences import differences
 from fedemb.keys import open_key_store
 from fedemb.ledger.ledger import connect, read_reservation
+from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
@@ -163,10 +164,10 @@ def test_committed_round_is_never_computed_again(ready, finished, monkeypatch):
         ready.train()
     monkeypatch.undo()
     computed = []
-    original = loop.Trainer._round
+    original = queries.Mechanism.aggregate
     monkeypatch.setattr(
-        loop.Trainer,
-        "_round",
+        queries.Mechanism,
+        "aggregate",
         lambda self, index, *rest: computed.append(index) or original(self, index, *rest),
     )
     ready.train()

@@ -1,12 +1,12 @@
-import threading
+"""Examples of virtual clients come from the users on disk, and stay decoded for a while."""
+
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedemb.data.client_data import UserStore
-from fedemb.errors import ArtifactError
-from fedemb.steps.train_dp_fedemb.feed import ClientLoader, Feed, all_classes
+from fedemb.steps.train_dp_fedemb.client_loader import ClientLoader, all_classes
 from tests.training_run import SIZE, config, write_users
 
 
@@ -45,47 +45,3 @@ def test_shared_head_rows_come_from_all_classes(store):
     assert len(classes) == 21  # one of each user's own, and one shared by all
     found = ClientLoader(store, config(), classes=classes).load(_client(3))
     np.testing.assert_array_equal(classes[found.labels], store.read([3])[0].labels)
-
-
-class _Packer:
-    """Packs every client into a slab of its own."""
-
-    def slabs(self, clients, number):
-        for client in clients:
-            yield (number, client.group)
-
-
-def _feed(sample, loader, rounds=3):
-    mechanism = SimpleNamespace(sample_clients=sample)
-    return Feed(range(rounds), mechanism=mechanism, index=None, loader=loader, function=_Packer())
-
-
-def test_feed_gives_rounds_in_order_and_stays_only_a_little_ahead():
-    loaded = []
-    loader = SimpleNamespace(load=lambda client: loaded.append(client.group) or client)
-    feed = _feed(lambda n, _: [SimpleNamespace(group=g) for g in range(5)], loader)
-    for number in range(3):
-        for place, slab in enumerate(feed.next_round()):
-            assert slab == (number, place)
-            assert len(loaded) <= 5 * number + place + 5
-    feed.close()
-
-
-def test_error_while_loading_reaches_the_trainer():
-    def fail(client):
-        raise ArtifactError("a shard is damaged")
-
-    feed = _feed(lambda n, _: [SimpleNamespace(group=0)], SimpleNamespace(load=fail))
-    with pytest.raises(ArtifactError, match="damaged"):
-        list(feed.next_round())
-    feed.close()
-
-
-def test_feed_stops_when_the_trainer_does():
-    before = threading.active_count()
-    feed = _feed(
-        lambda n, _: [SimpleNamespace(group=g) for g in range(9)],
-        SimpleNamespace(load=lambda client: client),
-    )
-    feed.close()
-    assert threading.active_count() == before

@@ -1,24 +1,18 @@
-"""Virtual clients, sampled and loaded while the ones before them train. Raw."""
+"""The examples of virtual clients, read from the users on disk. Raw."""
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
-from fedemb.data.group_index import GroupIndex
-from fedemb.embedding.rounds import ClientExamples, RoundFunction, Slab
+from fedemb.embedding.rounds import ClientExamples
 
 CACHE_BYTES = 256 << 20
 """Decoded images kept for later rounds, at most."""
-_AHEAD = 2
-"""Slabs waiting at most: with their own bound, the memory this takes."""
 
 
 class ClientLoader:
@@ -68,67 +62,6 @@ class ClientLoader:
         if self._classes is not None:
             labels = np.searchsorted(self._classes, labels)
         return images, labels
-
-
-class Feed:
-    """Slabs of all rounds to come, made by one thread that stays a little ahead.
-
-    Args:
-      rounds: numbers of the rounds, in order.
-      mechanism: samples the virtual clients of a round.
-      index: who is in which virtual client.
-      loader: loads their examples.
-      function: packs them.
-    """
-
-    def __init__(
-        self,
-        rounds: range,
-        *,
-        mechanism: Any,
-        index: GroupIndex,
-        loader: ClientLoader,
-        function: RoundFunction,
-    ) -> None:
-        self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
-        self._stop = threading.Event()
-
-        def work() -> None:
-            try:
-                for number in rounds:
-                    sampled = mechanism.sample_clients(number, index)
-                    clients = map(loader.load, sampled)
-                    for slab in function.slabs(clients, number):
-                        if not self._put(slab):
-                            return
-                    if not self._put(None):
-                        return
-            except BaseException as error:
-                self._put(error)
-
-        self._thread = threading.Thread(target=work, name="client-feed", daemon=True)
-        self._thread.start()
-
-    def _put(self, item: Slab | BaseException | None) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def next_round(self) -> Iterator[Slab]:
-        """Yields the slabs of the next round; what went wrong in the thread is raised here."""
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        """Stops the thread."""
-        self._stop.set()
-        self._thread.join()
 
 
 def all_classes(store: UserStore) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The data of `make run`: every identity is a random glyph of a few pen strokes.
+"""Generated images, the data of `make run`: every identity is a random glyph of a few pen strokes.
 
 Private identities draw curved strokes with a thin pen, public classes straight ones with a broad
 pen, as public data seldom looks like one's own. Every image is the glyph in another pose: wobbling
@@ -135,6 +135,38 @@ def draw(
 
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(chunk, range(0, identities, _CHUNK))
+
+
+def glyphs(
+    users: int,
+    images_per_user: int = 4,
+    *,
+    style: Style = PRIVATE,
+    image_size: int = 28,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws glyphs as arrays.
+
+    >>> images, users = glyphs(users=5)
+    >>> images.shape, images.dtype, users[:5]
+    ((20, 28, 28, 1), dtype('uint8'), array([0, 0, 0, 0, 1]))
+
+    Args:
+      users: identities.
+      images_per_user: images of each.
+      style: how the pen moves.
+      image_size: height and width.
+      seed: the same seed gives the same images, the first ones whatever `users` is.
+
+    Returns:
+      images: uint8 [users x images_per_user, image_size, image_size, 1].
+      users: int64 [users x images_per_user], whose image it is.
+    """
+    chunks = draw(
+        style, seed=seed, identities=users, images_each=images_per_user, image_size=image_size
+    )
+    images = np.concatenate(list(chunks)).reshape(-1, image_size, image_size, 1)
+    return images, np.repeat(np.arange(users), images_per_user)
 
 
 def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:

@@ -1,0 +1,55 @@
+"""Virtual clients are made a little ahead of the training that uses them."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from fedemb.embedding.feed import Feed
+from fedemb.errors import ArtifactError
+
+
+class _Packer:
+    """Packs every client into a slab of its own."""
+
+    def __init__(self, sample, rounds):
+        plan = SimpleNamespace(rounds=rounds)
+        self.mechanism = SimpleNamespace(sample_clients=sample, plan=plan)
+
+    def slabs(self, clients, number):
+        for client in clients:
+            yield (number, client.group)
+
+
+def _feed(sample, load, rounds=3):
+    return Feed(_Packer(sample, rounds), first=0, index=None, load=load)
+
+
+def test_feed_gives_rounds_in_order_and_stays_only_a_little_ahead():
+    loaded = []
+    clients = [SimpleNamespace(group=g) for g in range(5)]
+    load = lambda client: loaded.append(client.group) or client  # noqa: E731
+    with _feed(lambda n, _: clients, load) as feed:
+        for number in range(3):
+            for place, slab in enumerate(feed.next_round()):
+                assert slab == (number, place)
+                assert len(loaded) <= 5 * number + place + 5
+
+
+def test_error_while_loading_reaches_the_trainer():
+    def fail(client):
+        raise ArtifactError("a shard is damaged")
+
+    with (
+        _feed(lambda n, _: [SimpleNamespace(group=0)], fail) as feed,
+        pytest.raises(ArtifactError, match="damaged"),
+    ):
+        list(feed.next_round())
+
+
+def test_feed_stops_when_the_trainer_does():
+    before = threading.active_count()
+    clients = [SimpleNamespace(group=g) for g in range(9)]
+    with _feed(lambda n, _: clients, lambda client: client):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
