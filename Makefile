@@ -81,7 +81,7 @@ wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite
 	$(BIN)/uv build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
 
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
-	$(BIN)/fedemb study --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
+	$(BIN)/python -m studies.utility --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
 
 images: ## Build the light and cpu images with podman or docker
 	images/build.sh light cpu

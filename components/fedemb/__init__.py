@@ -13,7 +13,7 @@ building blocks  backbones and losses, a mechanism's plan and its price, queries
     ...     noise_multiplier=0.83)
     >>> print(fedemb.guarantee(fedemb.plan(mechanism, virtual_clients=900), delta=1e-5))
     ... # doctest: +ELLIPSIS
-    (7.554, 1e-05)-differential privacy for one user with everything they own, if ...
+    (7.553, 1e-05)-differential privacy for one user with everything they own, if ...
 
 Names are imported when they are first used: `import fedemb` imports nothing else.
 """

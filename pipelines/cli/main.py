@@ -18,7 +18,6 @@ from fedemb.pipelines.cli.forget import forget
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
-from fedemb.pipelines.cli.study import study
 from fedemb.pipelines.cli.verify import lineage, verify_release
 
 app = typer.Typer(
@@ -33,7 +32,6 @@ app.add_typer(config_app, name="config")
 app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)
-app.command()(study)
 app.command()(submit)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
@@ -206,7 +204,8 @@ def config_presets() -> None:
 
 
 @contextmanager
-def _errors_as_sentences() -> Iterator[None]:
+def errors_as_sentences() -> Iterator[None]:
+    """Errors meant for the user become one sentence and their exit code."""
     try:
         yield
     except FedEmbError as error:
@@ -226,7 +225,7 @@ def main(arguments: Any = None) -> None:
     # Imports and large ledgers are objects that stay: looking for garbage among them again and
     # again takes a tenth of a short command.
     gc.set_threshold(100_000)
-    with _errors_as_sentences():
+    with errors_as_sentences():
         app(args=arguments)
 
 

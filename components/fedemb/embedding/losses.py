@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jaxtyping import Float32, Int32
 
 from fedemb.config import LossConfig
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-    from jaxtyping import Float32, Int32
 
 Loss = Callable[[Any, Any, Any], Any]
 """`(embeddings [examples, dim], head [classes, dim], labels [examples]) -> scalar`."""
@@ -30,10 +28,10 @@ def _mean_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 def softmax_loss(
-    embeddings: Float32[tf.Tensor, "examples dim"],
-    head: Float32[tf.Tensor, "classes dim"],
-    labels: Int32[tf.Tensor, " examples"],
-) -> Float32[tf.Tensor, ""]:
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+) -> Float32[Any, ""]:
     """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
     import tensorflow as tf
 
@@ -41,8 +39,8 @@ def softmax_loss(
 
 
 def cosines(
-    embeddings: Float32[tf.Tensor, "examples dim"], head: Float32[tf.Tensor, "classes dim"]
-) -> Float32[tf.Tensor, "examples classes"]:
+    embeddings: Float32[Any, "examples dim"], head: Float32[Any, "classes dim"]
+) -> Float32[Any, "examples classes"]:
     """Cosine of every embedding with every row of the head."""
     import tensorflow as tf
 
@@ -51,24 +49,24 @@ def cosines(
 
 
 def normalized_softmax_loss(
-    embeddings: Float32[tf.Tensor, "examples dim"],
-    head: Float32[tf.Tensor, "classes dim"],
-    labels: Int32[tf.Tensor, " examples"],
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
     *,
     scale: float,
-) -> Float32[tf.Tensor, ""]:
+) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine. The paper's code starts the scale at 1, far too small."""
     return _mean_cross_entropy(scale * cosines(embeddings, head), labels)
 
 
 def cosface_loss(
-    embeddings: Float32[tf.Tensor, "examples dim"],
-    head: Float32[tf.Tensor, "classes dim"],
-    labels: Int32[tf.Tensor, " examples"],
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
     *,
     scale: float,
     margin: float,
-) -> Float32[tf.Tensor, ""]:
+) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine, less `margin` at the true class."""
     import tensorflow as tf
 
@@ -78,13 +76,13 @@ def cosface_loss(
 
 
 def arcface_loss(
-    embeddings: Float32[tf.Tensor, "examples dim"],
-    head: Float32[tf.Tensor, "classes dim"],
-    labels: Int32[tf.Tensor, " examples"],
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
     *,
     scale: float,
     margin: float,
-) -> Float32[tf.Tensor, ""]:
+) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine, with `margin` radians added to the true class's angle.
 
     Where the angle would pass pi, the cosine is lowered by `margin * sin(margin)` instead, as in
@@ -103,12 +101,12 @@ def arcface_loss(
 
 
 def triplet_loss(
-    embeddings: Float32[tf.Tensor, "examples dim"],
-    head: Float32[tf.Tensor, "classes dim"],
-    labels: Int32[tf.Tensor, " examples"],
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
     *,
     margin: float,
-) -> Float32[tf.Tensor, ""]:
+) -> Float32[Any, ""]:
     """Batch-hard triplet loss on unit embeddings; the head is not used.
 
     Each example that has both a positive and a negative in the batch is an anchor; the mean is
@@ -131,11 +129,11 @@ def triplet_loss(
 
 
 def contrastive_loss(
-    first: Float32[tf.Tensor, "examples dim"],
-    second: Float32[tf.Tensor, "examples dim"],
+    first: Float32[Any, "examples dim"],
+    second: Float32[Any, "examples dim"],
     *,
     temperature: float,
-) -> Float32[tf.Tensor, ""]:
+) -> Float32[Any, ""]:
     """SimCLR's loss (arXiv 2002.05709): two views of an image find each other in the batch."""
     import tensorflow as tf
 

@@ -83,25 +83,28 @@ def _environment() -> Environment:
     return environment
 
 
-def render(template: str, **context: Any) -> str:
-    """Renders a template of `templates/` to one self-contained page.
+def render(template: str | Path, **context: Any) -> str:
+    """Renders a template to one self-contained page.
 
     Args:
-      template: file name, e.g. `utility_report.html`.
+      template: file name in `templates/`, e.g. `utility_report.html`, or a path elsewhere.
       **context: what the template names; a name it uses and does not get is an error.
 
     Raises:
       ArtifactError: the template is missing, broken, or uses a value it was not given.
     """
     try:
-        return _environment().get_template(template).render(**context)
+        known = _environment()
+        if isinstance(template, Path):
+            return known.from_string(template.read_text(encoding="utf-8")).render(**context)
+        return known.get_template(template).render(**context)
     except TemplateError as error:
         raise ArtifactError(
             f"the page {template} cannot be drawn: {error.message}; pass what the template names"
         ) from error
 
 
-def write_page(path: Path, template: str, **context: Any) -> None:
+def write_page(path: Path, template: str | Path, **context: Any) -> None:
     """Renders a template and writes it atomically.
 
     Raises:

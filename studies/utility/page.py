@@ -9,10 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from fedemb.documents.artifacts import write_bytes
-from fedemb.pipelines.study.rows import METHODS, Method
-from fedemb.pipelines.study.table import Line
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
 from fedemb.reports.report import write_page
+from studies.utility.rows import METHODS, Method
+from studies.utility.table import Line
 
 CURVES: tuple[Method, ...] = ("fedemb", "ftrl", "fedavg")
 LEVELS: tuple[tuple[str, Any], ...] = (("centralized", "-"), ("public_only", (0, (4, 3))))
@@ -102,7 +102,7 @@ def write_study(folder: Path, lines: Sequence[Line], context: dict[str, Any]) ->
     write_bytes(folder / "study.svg", standalone(svg))
     write_page(
         folder / "study.html",
-        "study.html",
+        Path(__file__).with_name("study.html"),
         tone="plain",
         chart=svg,
         verdict_text=verdict(lines),

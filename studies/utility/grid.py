@@ -7,7 +7,7 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.pipelines.run.load_config import load_config, with_data
-from fedemb.pipelines.study.rows import IN_ROUNDS, NOISE, Method, Row
+from studies.utility.rows import IN_ROUNDS, NOISE, Method, Row
 
 PRESET = "omniglot_identities"
 LOCAL: dict[str, Any] = {

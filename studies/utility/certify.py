@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from fedemb.pipelines.study.rows import Method, Row
 from fedemb.privacy.mechanisms.mechanism import Kind
 from fedemb.privacy.planning.extrapolation import Cohort, points
+from studies.utility.rows import Method, Row
 
 POPULATIONS = (100_000, 1_000_000, 10_000_000)
 TARGET = 2.0

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.documents.artifacts import json_digest, read_json, write_bytes, write_json
-from fedemb.pipelines.study.certify import certificates
-from fedemb.pipelines.study.execute import Study
-from fedemb.pipelines.study.page import verdict, write_study
-from fedemb.pipelines.study.rows import Row
-from fedemb.pipelines.study.table import (
+from studies.utility.certify import certificates
+from studies.utility.execute import Study
+from studies.utility.page import verdict, write_study
+from studies.utility.rows import Row
+from studies.utility.table import (
     ABLATION_HEADER,
     HEADER,
     PRICE_HEADER,

@@ -1,4 +1,4 @@
-"""`fedemb study`: the comparison of README, on real images."""
+"""`python -m studies.utility`: the comparison of docs/results.md, on real images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedemb.pipelines.cli.main import errors_as_sentences
 
 
 def study(
@@ -27,19 +29,24 @@ def study(
     """Compare methods at equal noise: recall, epsilon at three populations, price."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from fedemb.embedding.threads import available_cores
-    from fedemb.pipelines.study.execute import Study, execute
-    from fedemb.pipelines.study.grid import (
+    from studies.utility.execute import Study, execute
+    from studies.utility.grid import (
         ablation_rows,
         base_config,
         final_rows,
         rows_in_order,
         selection_rows,
     )
-    from fedemb.pipelines.study.protocol import OMNIGLOT
-    from fedemb.pipelines.study.write import write_report
+    from studies.utility.protocol import OMNIGLOT
+    from studies.utility.write import write_report
 
     work = Study(base_config(str(data)), OMNIGLOT, cache)
     rows = [*(selection_rows() if selection else []), *rows_in_order()]
     execute(work, rows, budget=3600 * budget, jobs=jobs or available_cores(), say=typer.echo)
     for line in write_report(work, final_rows(), ablation_rows()):
         typer.echo(line)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        typer.run(study)

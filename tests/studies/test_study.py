@@ -1,24 +1,26 @@
 """The study: who is read when, what is cached, what a table says, what noise is equal."""
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError
-from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.study import grid
-from fedemb.pipelines.study.certify import LEAST_NOISE, TARGET, certify, cohorts
-from fedemb.pipelines.study.execute import SCHEMA, Study, estimate, execute
-from fedemb.pipelines.study.page import verdict
-from fedemb.pipelines.study.protocol import OMNIGLOT, Protocol
-from fedemb.pipelines.study.rows import Row
-from fedemb.pipelines.study.table import (
+from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.privacy.planning.extrapolation import Cohort, plan_at
+from studies.utility import grid
+from studies.utility.certify import LEAST_NOISE, TARGET, certify, cohorts
+from studies.utility.execute import SCHEMA, Study, estimate, execute
+from studies.utility.page import verdict
+from studies.utility.protocol import OMNIGLOT, Protocol
+from studies.utility.rows import Row
+from studies.utility.table import (
     HEADER,
     ablation_cells,
     cells,
@@ -26,8 +28,8 @@ from fedemb.pipelines.study.table import (
     price_cells,
     summarise,
 )
-from fedemb.pipelines.study.write import write_report
-from fedemb.privacy.planning.extrapolation import Cohort, plan_at
+from studies.utility.write import write_report
+from tests.conftest import REPOSITORY
 
 TINY = Protocol("tiny/1", "alphabet", ("Latin",), ("Balinese",), ("Greek", "Early_Aramaic"), 1)
 SMALL = {
@@ -163,8 +165,10 @@ def test_a_damaged_row_is_named(study):
 def test_missing_images_are_an_input_error(base, tmp_path):
     with pytest.raises(InputError, match="--data"):
         Study(base.updated({"data.source.uri": str(tmp_path / "none")}), TINY, tmp_path)
-    outcome = CliRunner().invoke(app, ["study", "--data", str(tmp_path / "none.parquet")])
-    assert isinstance(outcome.exception, InputError)
+    command = [sys.executable, "-m", "studies.utility", "--data", str(tmp_path / "none.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == InputError.exit_code
+    assert done.stderr.startswith("InputError: the study reads one local file")
 
 
 # ---- budget -------------------------------------------------------------------------------------
@@ -265,14 +269,14 @@ def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
 @pytest.mark.statistical
 def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     """Root mean square over rounds within 5 %; 5,000 independent numbers give 1 %. Fixed key."""
-    from fedemb.pipelines.study.train import mechanism_plan
     from fedemb.privacy.queries import build_mechanism
+    from studies.utility.train import with_noise
 
     size, rounds, noise = 5000, 12, 1e-2
     strength = {}
     for method in ("fedemb", "ftrl"):
         row = Row(method=method, noise=noise, settings={"mechanism.rounds": rounds})
-        plan = mechanism_plan(row.config(base, 640), noise)
+        plan = plan_mechanism(with_noise(row.config(base, 640), noise))
         mechanism = build_mechanism(plan, bytes(32), method, 1, "")
         zeros = mechanism.initial_sample_state(size)
         means = np.stack([mechanism.aggregate(r, zeros).mean for r in range(rounds)])
@@ -324,7 +328,7 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
 
 
 def write_prices(study, row):
-    from fedemb.pipelines.study.write import price_path
+    from studies.utility.write import price_path
 
     path = price_path(study, row)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest, read_json, write_json
 from fedemb.errors import InputError
-from fedemb.pipelines.study.protocol import Protocol
-from fedemb.pipelines.study.rows import Row
+from studies.utility.protocol import Protocol
+from studies.utility.rows import Row
 
 SCHEMA = "fedemb/study_row/1"
 Say = Callable[[str], None]
@@ -65,7 +65,7 @@ class Study:
 
     def run(self, row: Row) -> None:
         """Runs one row in this process and stores its result."""
-        from fedemb.pipelines.study.train import run_row
+        from studies.utility.train import run_row
 
         split = self.protocol.split(row.stage)
         found = run_row(row, self.base, split, self.protocol.column, self.cache)

@@ -1,8 +1,8 @@
-"""`fedemb study`: what privacy costs in recall, on real images, with every choice fixed in code.
+"""What privacy costs in recall, on real images, with every choice fixed in code: `make study`.
 
 protocol.py   who is public, who trains, who chooses recipes, who is read once
 rows.py       the grid: methods, noise, seeds, recipes, ablations
-train.py      one row: the project's own engine and mechanism on arrays
+train.py      one row: `fedemb.Simulation` on arrays
 execute.py    processes, budget, cache, resuming
 certify.py    what a row's noise costs at 1e5, 1e6 and 1e7 users
 table.py      Markdown and JSON

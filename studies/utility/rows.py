@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest
-from fedemb.pipelines.study.protocol import Split, Stage
 from fedemb.privacy.planning.extrapolation import cyclic_participation
+from studies.utility.protocol import Split, Stage
 
 VERSION = 1
 """Of what a row means; a new number recomputes all of them."""
@@ -41,7 +41,7 @@ class Row:
       stage: which people it trains on and is evaluated on.
       method: what is trained.
       noise: standard deviation of the noise on the mean / clip; 0 without.
-      seed: initial weights, shuffles, groupings. Never coins or noise.
+      seed: initial weights and shuffles. Never groups, coins or noise.
       users_per_client: users per virtual client, on average.
       clients_per_round: virtual clients per round, on average.
       settings: dotted keys of `RunConfig`, on top of the base.

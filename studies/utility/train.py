@@ -1,19 +1,13 @@
-"""One row of the study: data to recall, by the project's own engine and mechanism.
-
-The rounds are those of `train_dp_fedemb` (sampler, local training, clip, exact sum, noise, server
-step), fed from arrays instead of a user store and without the ledger: a study is a simulation,
-releases no model and may print what it saw.
-"""
+"""One row of the study: data to recall, the rounds by `fedemb.Simulation`."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,25 +18,21 @@ from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import json_digest, write_bytes
 from fedemb.embedding import (
-    ClientExamples,
-    RoundFunction,
+    Round,
     assign_weights,
     build_backbone,
     configure_threads,
     embed,
-    initial_state,
-    released_weights,
-    server_step,
+    pretrain,
     train_centralized,
-    trainable_variables,
 )
-from fedemb.embedding.backbones import with_bfloat16
-from fedemb.pipelines.study.protocol import Split
-from fedemb.pipelines.study.rows import Row
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
+from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 from fedemb.privacy.planning.extrapolation import at_equal_utility
 from fedemb.provenance import code_digest
+from fedemb.simulation import Simulation
 from fedemb.steps.evaluate_embeddings.measure import Subjects, measure, rate_name
+from studies.utility.protocol import Split
+from studies.utility.rows import Row
 
 LIBRARIES = ("tensorflow", "keras", "numpy", "dp-accounting", "tensorflow-privacy")
 LAST_ROUNDS = 10
@@ -64,35 +54,6 @@ class Images:
         return int(self.labels[-1]) + 1
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Users spread over virtual clients at random, as the keyed hash of `partition_users` does.
-
-    Implements `privacy.sampling.Index`.
-    """
-
-    user_count: int
-    virtual_clients: int
-    groupings: int
-    seed: int
-    _groups: np.ndarray = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Draws a virtual client for each user and grouping."""
-        random = np.random.default_rng(np.random.SeedSequence([self.seed, self.user_count]))
-        shape = (self.groupings, self.user_count)
-        object.__setattr__(self, "_groups", random.integers(0, self.virtual_clients, shape))
-
-    @property
-    def user_keys(self) -> np.ndarray:
-        """One number per user, uint64 `[users]`."""
-        return np.arange(self.user_count, dtype=np.uint64)
-
-    def members(self, grouping: int, group: int) -> np.ndarray:
-        """Rows of a virtual client's users, `[members]`."""
-        return np.flatnonzero(self._groups[grouping] == group)
-
-
 def load_part(source: SourceConfig, names: tuple[str, ...], column: str, size: int) -> Images:
     """Reads the images whose column has one of the names; grey."""
     return _load(source.model_copy(update={"where": {column: names}}).model_dump_json(), size)
@@ -107,8 +68,6 @@ def _load(source: str, size: int) -> Images:
 
 def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
     """The public start of a row; trained once per recipe and seed, then read from the cache."""
-    from fedemb.embedding.central import train_contrastive, train_supervised
-
     recipe, seed = config.pretraining, config.training.seed
     backbone = build_backbone(config.model, seed)
     if recipe.kind == "none":
@@ -123,12 +82,7 @@ def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
     if path.exists():
         assign_weights(backbone.trainable_variables, np.load(path))
         return backbone
-    schedule = recipe.model_dump(include={"epochs", "batch_size", "learning_rate", "momentum"})
-    common = {"augmentation": recipe.augmentation, "seed": seed, **schedule}
-    if recipe.kind == "supervised":
-        train_supervised(backbone, public.images, public.labels, loss=recipe.loss, **common)
-    else:
-        train_contrastive(backbone, public.images, temperature=recipe.temperature, **common)
+    pretrain(backbone, public.images, public.labels, recipe, seed=seed)
     weights = np.concatenate([v.numpy().ravel() for v in backbone.trainable_variables])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, _npy(weights))
@@ -143,57 +97,40 @@ def _npy(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def mechanism_plan(config: RunConfig, noise: float) -> MechanismPlan:
-    """The plan of a row, with its noise set to `noise` on the mean.
+def with_noise(config: RunConfig, noise: float) -> RunConfig:
+    """The configuration with noise of `noise` x clip on the mean; as it is without privacy.
 
     Equal noise, for correlated noise, means: the running sum of updates is as noisy as with
     independent noise, root mean square over rounds (`extrapolation.at_equal_utility`).
     """
     plan = plan_mechanism(config)
-    return at_equal_utility(plan, noise * plan.normaliser) if plan.private else plan
+    if not plan.private:
+        return config
+    equal = at_equal_utility(plan, noise * plan.normaliser).noise_multiplier
+    return config.updated({"mechanism.noise_multiplier": equal})
 
 
-def train_rounds(config: RunConfig, noise: float, backbone: Any, users: Images) -> dict[str, float]:
-    """Trains a backbone in place by rounds; returns what the last rounds looked like."""
-    from fedemb.privacy.queries import build_mechanism
+def train_rounds(
+    config: RunConfig, noise: float, start: Any, users: Images
+) -> tuple[Any, dict[str, float]]:
+    """Trains by rounds from a public start; returns the model, and how the last rounds looked.
 
-    training = config.training
-    plan = mechanism_plan(config, noise)
-    # A fresh key each time: repeats differ in coins and noise as real runs do.
-    mechanism = build_mechanism(plan, secrets.token_bytes(32), "study", 1, json_digest({}))
-    index = Grouping(users.identities, plan.virtual_clients, plan.groupings, training.seed)
-    trained = with_bfloat16(backbone) if training.mixed_precision else backbone
-    shared = users.identities if training.algorithm == "dp_fedavg" else 0
-    function = RoundFunction(
-        trained,
-        mechanism,
-        training.local,
-        variables=trainable_variables(trained, config.model.trainable),
-        seed=training.seed,
-        shared_head_rows=shared,
+    Coins and noise come from a fresh key: repeats differ in them as real runs do.
+    """
+    settings = with_noise(config, noise).updated({"training.parallel_clients": 1})
+    rounds: list[Round] = []
+    result = Simulation.of(settings).train(
+        users.images, users.labels, users.labels, start=start, on_round=rounds.append
     )
-    state = initial_state(training.server, function.initial_weights())
-    last: list[np.ndarray] = []
-    for round_index in range(plan.rounds):
-        clients = []
-        for client in mechanism.sample_clients(round_index, index):
-            rows = np.flatnonzero(np.isin(users.labels, client.users))
-            images, labels = users.images[rows], users.labels[rows]
-            clients.append(ClientExamples(client.grouping, client.group, images, labels))
-        sums = function(state.weights, clients, round_index)
-        output = mechanism.aggregate(round_index, sums.sample_state)
-        state = server_step(training.server, state, output.mean, rounds=plan.rounds)
-        last.append(sums.clients)
-    variables = trainable_variables(backbone, config.model.trainable)
-    assign_weights(variables, released_weights(training.server, state))
-    rows = np.concatenate(last[-LAST_ROUNDS:])
+    rows = np.concatenate([done.sums.clients for done in rounds[-LAST_ROUNDS:]])
     empty = not len(rows)
-    return {
+    examples = sum(float(done.sums.clients[:, 3].sum()) for done in rounds)
+    return result.model, {
         "norm": 0.0 if empty else float(np.median(rows[:, 0])),
-        "clipped": 0.0 if empty else float((rows[:, 0] > plan.l2_norm_clip).mean()),
+        "clipped": 0.0 if empty else float((rows[:, 0] > result.plan.l2_norm_clip).mean()),
         "loss": 0.0 if empty else float(rows[:, 2].mean()),
-        "examples": float(sum(part[:, 3].sum() for part in last)) * training.local.epochs,
-        "dimensions": float(function.dim),
+        "examples": examples * config.training.local.epochs,
+        "dimensions": float(rounds[-1].state.weights.size),
     }
 
 
@@ -227,7 +164,7 @@ def run_row(row: Row, base: RunConfig, split: Split, column: str, cache: Path) -
             epochs = config.evaluation.centralized_epochs
             train_centralized(backbone, users.images, users.labels, config.training, epochs=epochs)
         elif row.method != "public_only":
-            seen = train_rounds(config, row.noise, backbone, users)
+            backbone, seen = train_rounds(config, row.noise, backbone, users)
     held_out = load_part(source, split.evaluation, column, size)
     owners = held_out.labels.astype(np.uint64)
     subjects = Subjects(held_out.labels, owners, np.full(len(owners), ""))

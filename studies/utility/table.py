@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.pipelines.study.certify import POPULATIONS
-from fedemb.pipelines.study.rows import METHODS, Row
+from studies.utility.certify import POPULATIONS
+from studies.utility.rows import METHODS, Row
 
 Result = Mapping[str, Any]
 HEADER = (

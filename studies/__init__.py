@@ -1,0 +1,1 @@
+"""Studies: users of `fedemb`, beside it and not in its wheel."""
