@@ -62,13 +62,11 @@ def build_pipeline(
         ledger: str,
         keys: str,
         releases: str,
-        model: str,
-        pretraining: str,
-        seed: int,
+        public_start: str,
         beam_options: list,
     ):
         plan = plan_privacy(config=config)
-        public = pretrain_public(model=model, pretraining=pretraining, seed=seed)
+        public = pretrain_public(public_start=public_start)
         reservation = reserve_budget(
             config=config,
             run_id=run_id,
@@ -162,8 +160,6 @@ def pipeline_arguments(
         "ledger": ledger,
         "keys": keys,
         "releases": releases,
-        "model": config.model.model_dump_json(),
-        "pretraining": config.pretraining.model_dump_json(),
-        "seed": config.training.seed,
+        "public_start": config.public_start().model_dump_json(),
         "beam_options": list(beam_options),
     }

@@ -15,6 +15,8 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import file_digest, write_json
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -85,16 +87,22 @@ class FinishedRun:
 
     root: Path
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What both steps take besides config and outputs."""
-        return {
-            "model_dir": self.root / "model",
-            "pretrained_dir": self.root / "pretrained",
-            "users_manifest_path": self.root / "users.json",
-            "private_root": str(self.root / "private"),
-            "run_id": RUN_ID,
-        }
+    def context(
+        self, settings: RunConfig, outputs: Path | None = None, run_id: str = RUN_ID
+    ) -> StepContext:
+        """What both steps are given; `outputs`: folder of reports and pages."""
+        made = outputs or self.root
+        artifacts = RunArtifacts(
+            model=self.root / "model",
+            pretrained=self.root / "pretrained",
+            users=self.root / "users.json",
+            utility_report=made / "report.json",
+            utility_page=made / "report.html",
+            audit_report=made / "report.json",
+            audit_page=made / "report.html",
+        )
+        private = str(self.root / "private")
+        return StepContext(artifacts, config=settings, run_id=run_id, private_root=private)
 
     @property
     def private(self) -> Path:

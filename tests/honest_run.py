@@ -26,12 +26,14 @@ from fedemb.documents.artifacts import (
     write_bytes,
     write_json,
 )
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import connect, read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
+from fedemb.step_context import StepContext
 from fedemb.steps.account_privacy import account
 from fedemb.steps.gate_release import gate
 from fedemb.steps.plan_privacy import plan
@@ -144,8 +146,45 @@ class HonestRun:
         return self.root / "report.html"
 
     @property
+    def lineage(self):
+        """The whole run as far as it came, by the step that wrote it last."""
+        return self.root / "lineage"
+
+    @property
     def verdict(self):
         return self.root / "verdict.json"
+
+    @property
+    def artifacts(self):
+        return self.context().artifacts
+
+    def context(self, *, releases=None, **paths):
+        """What every step of the run is given: each gets a fresh one, as in a pod.
+
+        `releases` and `paths` take the place of the run's own.
+        """
+        artifacts = {
+            "privacy_plan": self.plan,
+            "reservation": self.reservation,
+            "users": self.users,
+            "pretrained": self.root / "pretrained",
+            "model": self.model,
+            "audit_report": self.audit,
+            "utility_report": self.utility,
+            "privacy_report": self.report,
+            "privacy_page": self.page,
+            "verdict": self.verdict,
+            "lineage": self.lineage,
+            "release": self.root / "release.json",
+        }
+        return StepContext(
+            RunArtifacts(**artifacts | paths),
+            config=self.config,
+            run_id=self.run_id,
+            ledger=self.ledger_uri,
+            keys=self.keys_uri,
+            releases=releases or self.releases_uri,
+        )
 
     @property
     def ledger_uri(self):
@@ -169,18 +208,10 @@ class HonestRun:
     # ---- the steps, in order ----
 
     def do_plan(self):
-        return plan.run(self.config, self.plan)
+        return plan.run(self.context())
 
     def do_reserve(self, **options):
-        return reserve.run(
-            self.config,
-            plan_path=self.plan,
-            run_id=self.run_id,
-            ledger_uri=self.ledger_uri,
-            keys_uri=self.keys_uri,
-            reservation_path=self.reservation,
-            **options,
-        )
+        return reserve.run(self.context(), **options)
 
     def do_partition(self):
         reservation = json.loads(self.reservation.read_text())
@@ -351,52 +382,16 @@ class HonestRun:
         write_json(self.audit, "fedemb/audit_report/1", audit)
         write_json(self.utility, "fedemb/utility_report/1", utility)
 
-    def evidence_paths(self):
-        return {
-            "plan_path": self.plan,
-            "reservation_path": self.reservation,
-            "users_manifest_path": self.users,
-            "model_dir": self.model,
-            "audit_path": self.audit,
-            "utility_path": self.utility,
-        }
-
     def do_account(self):
-        return account.run(
-            self.config,
-            **self.evidence_paths(),
-            ledger_uri=self.ledger_uri,
-            keys_uri=self.keys_uri,
-            report_path=self.report,
-            html_path=self.page,
-            lineage_path=self.root / "account" / "lineage",
-        )
+        return account.run(self.context())
 
     def do_gate(self):
-        return gate.run(
-            self.config,
-            **self.evidence_paths(),
-            report_path=self.report,
-            ledger_uri=self.ledger_uri,
-            keys_uri=self.keys_uri,
-            verdict_path=self.verdict,
-            lineage_path=self.root / "gate" / "lineage",
-        )
+        return gate.run(self.context())
 
     def do_release(self):
         """Releases with a stand-in for the serving model; `test_release_model` has a real one."""
         with stand_in_for_serving():
-            return release.run(
-                self.config,
-                **self.evidence_paths(),
-                verdict_path=self.verdict,
-                report_path=self.report,
-                pretrained_dir=self.root / "pretrained",
-                ledger_uri=self.ledger_uri,
-                keys_uri=self.keys_uri,
-                releases_uri=self.releases_uri,
-                release_path=self.root / "release.json",
-            )
+            return release.run(self.context())
 
     def problems(self):
         """What `fedemb verify` says of the release, the SavedModel left out."""

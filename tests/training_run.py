@@ -22,7 +22,9 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import config_digest, tree_digest, write_json
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.keys import commit_to, commitment_key, open_key_store
+from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
 SIZE = 12
@@ -87,20 +89,25 @@ class ReadyRun:
     root: Path
     config: RunConfig
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `train.run`."""
-        return {
-            "plan_path": self.root / "plan.json",
-            "reservation_path": self.root / "reservation.json",
-            "users_manifest_path": self.root / "users.json",
-            "pretrained_dir": self.root / "pretrained",
-            "private_root": str(self.root / "private"),
-            "run_id": RUN_ID,
-            "ledger_uri": str(self.root / "ledger"),
-            "keys_uri": str(self.root / "keys"),
-            "model_dir": self.root / "model",
-        }
+    def context(
+        self, run_config: RunConfig | None = None, *, private: str = "private", model: str = "model"
+    ) -> StepContext:
+        """What a step of the run is given; `private` and `model`: names of those folders."""
+        artifacts = RunArtifacts(
+            privacy_plan=self.root / "plan.json",
+            reservation=self.root / "reservation.json",
+            users=self.root / "users.json",
+            pretrained=self.root / "pretrained",
+            model=self.root / model,
+        )
+        return StepContext(
+            artifacts,
+            config=run_config or self.config,
+            run_id=RUN_ID,
+            private_root=str(self.root / private),
+            ledger=str(self.root / "ledger"),
+            keys=str(self.root / "keys"),
+        )
 
     @property
     def private(self) -> Path:
@@ -111,7 +118,7 @@ class ReadyRun:
         """Runs the step."""
         from fedemb.steps.train_dp_fedemb import train
 
-        return train.run(run_config or self.config, **self.arguments)
+        return train.run(self.context(run_config))
 
 
 def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
@@ -122,11 +129,8 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
 
     ready = ReadyRun(root, run_config or config())
     settings = ready.config
-    plan.run(settings, root / "plan.json")
-    names = ("plan_path", "run_id", "ledger_uri", "keys_uri", "reservation_path")
-    reserve.run(
-        settings, **{n: ready.arguments[n] for n in names}, input_fingerprint="private.parquet@1"
-    )
+    plan.run(ready.context())
+    reserve.run(ready.context(), input_fingerprint="private.parquet@1")
     write_users(
         ready.private / "users",
         users=users,
@@ -145,12 +149,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
             "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
         },
     )
-    pretrain.run(
-        settings.model,
-        settings.pretraining,
-        seed=settings.training.seed,
-        output_dir=root / "pretrained",
-    )
+    pretrain.run(settings.public_start(), root / "pretrained")
     return ready
 
 

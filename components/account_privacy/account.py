@@ -8,58 +8,27 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest, write_bytes, write_json
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report_schema import check_schema
 from fedemb.errors import PlanMismatch
-from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger.ledger import open_ledger, read_reservation, read_trust
+from fedemb.ledger.ledger import read_reservation
 from fedemb.lineage import send, tree_lines, write_run
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import SCHEMA, build_report
 from fedemb.reports.privacy_report_page import report_page
-from fedemb.storage import open_store
+from fedemb.step_context import StepContext
 
 _log = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    plan_path: Path,
-    reservation_path: Path,
-    model_dir: Path,
-    users_manifest_path: Path,
-    audit_path: Path,
-    utility_path: Path,
-    ledger_uri: str,
-    keys_uri: str,
-    report_path: Path,
-    html_path: Path,
-    lineage_path: Path,
-    pretrained_dir: Path | None = None,
-) -> dict[str, Any]:
-    """Writes the signed privacy report, its page and the lineage of the run.
+def run(context: StepContext) -> dict[str, Any]:
+    """Writes the signed `privacy_report`, `privacy_page` and the `lineage` of the run.
 
-    Args:
-      config: configuration of the run.
-      plan_path: document of plan_privacy.
-      reservation_path: document of reserve_budget.
-      model_dir: artifact of train_dp_fedemb.
-      users_manifest_path: document of partition_users.
-      audit_path: document of audit_privacy.
-      utility_path: document of evaluate_embeddings.
-      ledger_uri: root of the ledgers.
-      keys_uri: key store, for the signature.
-      report_path: document to write.
-      html_path: page to write.
-      lineage_path: OpenLineage events to write.
-      pretrained_dir: not needed: what it holds is bound through the digest of all inputs.
+    What the public start holds is not read: the digest of all inputs binds it.
 
     Returns:
       The signed report.
@@ -69,20 +38,11 @@ def run(
       PlanMismatch: plan, reservation, model or rounds do not belong together.
       LedgerError: the ledger is broken, or the run is not committed there.
     """
-    plan, plan_document = read_plan(plan_path, config)
-    trust = read_trust(open_store(ledger_uri))
-    ledger = open_ledger(ledger_uri, config.policy.policy_id, trust=trust)
-    reservation = read_reservation(reservation_path, ledger.chain.trust)
+    config, artifacts, ledger = context.config, context.artifacts, context.ledger
+    plan, plan_document = read_plan(artifacts.privacy_plan, config)
+    reservation = read_reservation(artifacts.reservation, ledger.chain.trust)
     ledger.verify([reservation.anchor])
-    evidence = read_evidence(
-        config,
-        plan_path=plan_path,
-        reservation_path=reservation_path,
-        users_manifest_path=users_manifest_path,
-        model_dir=model_dir,
-        audit_path=audit_path,
-        utility_path=utility_path,
-    )
+    evidence = read_evidence(config, artifacts)
     report = build_report(
         evidence,
         plan,
@@ -92,18 +52,20 @@ def run(
     )
     _same_run(evidence, report)
     check_schema(report)
-    signer = Signer.current(open_key_store(keys_uri), "report", ledger.chain.trust)
+    signer = Signer.current(context.keys, "report", ledger.chain.trust)
     signed = sign_document(report, signer)
-    write_json(report_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
+    write_json(
+        artifacts.privacy_report, SCHEMA, {key: signed[key] for key in signed if key != "schema"}
+    )
     steps = write_run(
-        lineage_path,
+        artifacts.lineage,
         evidence,
-        report_sha=file_digest(report_path),
+        report_sha=file_digest(artifacts.privacy_report),
         commitments=report["provenance"]["commitments"],
     )
     page = report_page(signed, ledger, plan_document["projections"], tree_lines(steps))
-    write_bytes(html_path, page.encode())
-    send(lineage_path.read_bytes)
+    write_bytes(artifacts.privacy_page, page.encode())
+    send(artifacts.lineage.read_bytes)
     _log.info("guarantee: %s", report["guarantee"]["sentence"])
     return signed
 

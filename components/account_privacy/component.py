@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from fedemb.steps.step import step
+from fedemb.step import step
 
 
 @step("light")
@@ -23,28 +23,11 @@ def account_privacy(
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Prices what ran from plan, ledger and round records, and signs the report."""
-    from pathlib import Path
-
-    from fedemb.config import RunConfig
+    from fedemb.step import step_process
     from fedemb.steps.account_privacy.account import run
-    from fedemb.steps.step import step_process
 
-    with step_process("account_privacy"):
-        report = run(
-            RunConfig.model_validate_json(config),
-            plan_path=Path(privacy_plan.path),
-            reservation_path=Path(reservation.path),
-            model_dir=Path(model.path),
-            pretrained_dir=Path(pretrained.path),
-            users_manifest_path=Path(users.path),
-            audit_path=Path(audit_report.path),
-            utility_path=Path(utility_report.path),
-            ledger_uri=ledger,
-            keys_uri=keys,
-            report_path=Path(privacy_report.path),
-            html_path=Path(privacy_page.path),
-            lineage_path=Path(lineage.path),
-        )
+    with step_process("account_privacy", locals()) as context:
+        report = run(context)
         accounting = report["accounting"]
         metrics.log_metric("epsilon", accounting["epsilon"])
         metrics.log_metric("delta", accounting["delta"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ from fedemb.errors import ArtifactError
 from fedemb.planted_bug_suite import read_record
 from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
+from fedemb.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.self_test import self_test
-from fedemb.storage import join, local_tree, open_store
+from fedemb.storage import local_tree, open_store
 
 SCHEMA = "fedemb/audit_report/1"
 IMAGES_PER_USER = 8
@@ -44,29 +44,13 @@ _DRAW_SEED, _BOOTSTRAP_SEED = 61, 67
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    model_dir: Path,
-    pretrained_dir: Path,
-    users_manifest_path: Path,
-    private_root: str,
-    run_id: str,
-    report_path: Path,
-    html_path: Path,
-) -> dict[str, Any]:
+def run(context: StepContext) -> dict[str, Any]:
     """Attacks the model of a run and writes report, page and, in the private root, the figures.
 
     Args:
-      config: of the run.
-      model_dir: `backbone.keras`, `model.json`.
-      pretrained_dir: `backbone.keras` before private training: what a score is compared with.
-      users_manifest_path: of `partition_users`; must belong to this run.
-      private_root: where `<run_id>/users/` and `<run_id>/evaluation/` lie, and where
-        `<run_id>/audit/{scores.parquet,audit.json,audit.html}` go.
-      run_id: of the run.
-      report_path: JSON to write, schema `fedemb/audit_report/1`.
-      html_path: page to write.
+      context: reads `users`, `model`, `pretrained` (what a score is compared with) and all users in
+        the private root; writes `audit_report`, `audit_page` and, in the private root,
+        `audit/{scores.parquet,audit.json,audit.html}`.
 
     Returns:
       The public report. `auroc`, `tpr_at_fpr`, `finding` and `calibrated` are None in a release
@@ -77,12 +61,13 @@ def run(
         record of its planted-bug suite.
       StorageError: the private root cannot be read or written.
     """
-    model = read_json(model_dir / "model.json", "fedemb/model/1")
-    manifest = read_json(users_manifest_path, "fedemb/users/1")
-    for document, name in ((model, "model.json"), (manifest, users_manifest_path.name)):
+    config, run_id, artifacts = context.config, context.run_id, context.artifacts
+    model = read_json(artifacts.model / "model.json", "fedemb/model/1")
+    manifest = read_json(artifacts.users, "fedemb/users/1")
+    for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
         if document["run_id"] != run_id:
             raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
-    figures = _attack_real_users(config, model_dir, pretrained_dir, private_root, run_id)
+    figures = _attack_real_users(context)
     open_figures = config.purpose == "simulation"
     report: dict[str, Any] = {
         "run_id": run_id,
@@ -104,31 +89,30 @@ def run(
     report["sentence"] = audit_sentence(report)
     private = {**report, **figures, "figures": "open"}
     private["sentence"] = audit_sentence(private)
-    store = open_store(join(private_root, run_id, "audit"))
+    store = open_store(context.private("audit"))
     store.write("audit.json", canonical_json({"schema": SCHEMA, **private}))
     store.write("audit.html", audit_page(private).encode())
-    write_json(report_path, SCHEMA, report)
-    write_bytes(html_path, audit_page(report).encode())
+    write_json(artifacts.audit_report, SCHEMA, report)
+    write_bytes(artifacts.audit_page, audit_page(report).encode())
     logger.info("%s", report["sentence"])
     return {"schema": SCHEMA, **report}
 
 
-def _attack_real_users(
-    config: RunConfig, model_dir: Path, pretrained_dir: Path, private_root: str, run_id: str
-) -> dict[str, Any]:
+def _attack_real_users(context: StepContext) -> dict[str, Any]:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
     from fedemb.embedding.loading import load_backbone
 
+    config = context.config
     backbones = [
         load_backbone(folder / "backbone.keras", config.model)
-        for folder in (model_dir, pretrained_dir)
+        for folder in (context.artifacts.model, context.artifacts.pretrained)
     ]
     keys: list[np.ndarray] = []
     sizes: list[int] = []
     embeddings: list[list[np.ndarray]] = [[], []]
     owners: list[np.ndarray] = []
     for side, folder_name in enumerate(("users", "evaluation")):
-        with local_tree(join(private_root, run_id, folder_name)) as folder:
+        with local_tree(context.private(folder_name)) as folder:
             store = UserStore(folder)
             rows = _draw(store, config, side)
             keys.append(store.user_keys[rows])
@@ -139,7 +123,7 @@ def _attack_real_users(
                     matrix.append(part)
             sizes.append(len(rows))
     missing = {"auroc": None, "tpr_at_fpr": None, "finding": None, "calibrated": None}
-    store = open_store(join(private_root, run_id, "audit"))
+    store = open_store(context.private("audit"))
     if min(sizes) < MIN_USERS:
         return {**missing, "measured": False}
     owner_of = np.concatenate(owners)

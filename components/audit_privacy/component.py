@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from fedemb.steps.step import step
+from fedemb.step import step
 
 
 @step("trainer")
@@ -17,21 +17,9 @@ def audit_privacy(
     audit_page: dsl.Output[dsl.HTML],
 ):
     """Attacks the model: can it tell training users from held-out ones?"""
-    from pathlib import Path
-
-    from fedemb.config import RunConfig
+    from fedemb.step import step_process
     from fedemb.steps.audit_privacy.audit import run
-    from fedemb.steps.step import step_process
 
-    with step_process("audit_privacy", private=True):
-        report = run(
-            RunConfig.model_validate_json(config),
-            model_dir=Path(model.path),
-            pretrained_dir=Path(pretrained.path),
-            users_manifest_path=Path(users.path),
-            private_root=private_root,
-            run_id=run_id,
-            report_path=Path(audit_report.path),
-            html_path=Path(audit_page.path),
-        )
+    with step_process("audit_privacy", locals(), private=True) as context:
+        report = run(context)
         audit_report.metadata.update(level=report["level"], model_sha=report["model_sha"])

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from fedemb.steps.step import step
+from fedemb.step import step
 
 
 @step("trainer")
@@ -19,23 +19,11 @@ def evaluate_embeddings(
     roc: dsl.Output[dsl.ClassificationMetrics],
 ):
     """Measures verification and retrieval on identities that never trained."""
-    from pathlib import Path
-
-    from fedemb.config import RunConfig
+    from fedemb.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
-    from fedemb.steps.step import step_process
 
-    with step_process("evaluate_embeddings", private=True):
-        report = run(
-            RunConfig.model_validate_json(config),
-            model_dir=Path(model.path),
-            pretrained_dir=Path(pretrained.path),
-            users_manifest_path=Path(users.path),
-            private_root=private_root,
-            run_id=run_id,
-            report_path=Path(utility_report.path),
-            html_path=Path(utility_page.path),
-        )
+    with step_process("evaluate_embeddings", locals(), private=True) as context:
+        report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
         if report["measured"]:

@@ -8,8 +8,6 @@ All figures are exact over evaluation users, whom the guarantee does not cover; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +15,16 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.embedding.loading import load_backbone
 from fedemb.errors import ArtifactError
+from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.embed import embed_users
 from fedemb.steps.evaluate_embeddings.page import write_utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous, embedding_space_id
 from fedemb.steps.evaluate_embeddings.sentence import COVERS, utility_sentence
-from fedemb.storage import join, local_tree
+from fedemb.storage import local_tree
 
 SCHEMA = "fedemb/utility_report/1"
 MODEL_SCHEMA = "fedemb/model/1"
@@ -34,31 +34,13 @@ UNTRAINED_SEED = 7919
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    model_dir: Path,
-    pretrained_dir: Path,
-    users_manifest_path: Path,
-    private_root: str,
-    run_id: str,
-    report_path: Path,
-    html_path: Path,
-    pipeline_options: Sequence[str] = (),
-) -> dict[str, Any]:
+def run(context: StepContext) -> dict[str, Any]:
     """Measures the model of a run on its held-out identities and writes report and page.
 
     Args:
-      config: of the run.
-      model_dir: `backbone.keras`, `model.json`.
-      pretrained_dir: `backbone.keras` before private training.
-      users_manifest_path: of `partition_users`; must belong to this run.
-      private_root: where `<run_id>/evaluation/` lies.
-      run_id: of the run.
-      report_path: JSON to write, schema `fedemb/utility_report/1`.
-      html_path: page to write.
-      pipeline_options: flags of Beam; if any, images are embedded by a Beam pipeline over tfx-bsl
-        RunInference instead of in this process.
+      context: reads `users`, `pretrained`, `model` and the evaluation users in the private root;
+        writes `utility_report` and `utility_page`. With Beam options images are embedded by a
+        Beam pipeline over tfx-bsl RunInference instead of in this process.
 
     Returns:
       The report. If too few identities were held out, `measured` is false and the figures are
@@ -68,22 +50,21 @@ def run(
       ArtifactError: an artifact is missing, damaged, or of another run.
       StorageError: the private root cannot be read.
     """
-    model = read_json(model_dir / "model.json", MODEL_SCHEMA)
-    manifest = read_json(users_manifest_path, "fedemb/users/1")
-    for document, name in ((model, "model.json"), (manifest, users_manifest_path.name)):
+    config, run_id, artifacts = context.config, context.run_id, context.artifacts
+    model = read_json(artifacts.model / "model.json", MODEL_SCHEMA)
+    manifest = read_json(artifacts.users, "fedemb/users/1")
+    for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
         if document["run_id"] != run_id:
             raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
-    backbones = _backbones(config, model_dir, pretrained_dir)
-    with local_tree(join(private_root, run_id, "evaluation")) as folder:
+    backbones = _backbones(config, artifacts)
+    with local_tree(context.private("evaluation")) as folder:
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
-            backbones["centralized"] = _train_centralized(
-                config, pretrained_dir, private_root, run_id
-            )
-        if pipeline_options:
+            backbones["centralized"] = _train_centralized(context)
+        if context.beam_options:
             from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
 
-            subjects, embeddings = embed_users_beam(store, backbones, config, pipeline_options)
+            subjects, embeddings = embed_users_beam(store, backbones, config, context.beam_options)
         else:
             subjects, embeddings = embed_users(store, backbones, config)
         report: dict[str, Any] = {
@@ -106,18 +87,18 @@ def run(
             else None
         )
     report["sentence"] = utility_sentence(report)
-    write_json(report_path, SCHEMA, report)
-    write_utility_page(html_path, report)
+    write_json(artifacts.utility_report, SCHEMA, report)
+    write_utility_page(artifacts.utility_page, report)
     logger.info("%s", report["sentence"])
     return {"schema": SCHEMA, **report}
 
 
-def _backbones(config: RunConfig, model_dir: Path, pretrained_dir: Path) -> dict[str, Any]:
+def _backbones(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     from fedemb.embedding import build_backbone
 
     backbones = {
-        "model": load_backbone(model_dir / "backbone.keras", config.model),
-        "public_backbone": load_backbone(pretrained_dir / "backbone.keras", config.model),
+        "model": load_backbone(artifacts.model / "backbone.keras", config.model),
+        "public_backbone": load_backbone(artifacts.pretrained / "backbone.keras", config.model),
     }
     if config.pretraining.kind != "none":
         seed = config.training.seed + UNTRAINED_SEED
@@ -125,15 +106,14 @@ def _backbones(config: RunConfig, model_dir: Path, pretrained_dir: Path) -> dict
     return backbones
 
 
-def _train_centralized(
-    config: RunConfig, pretrained_dir: Path, private_root: str, run_id: str
-) -> Any:
+def _train_centralized(context: StepContext) -> Any:
     """Trains the baseline without privacy, from the same public start. Simulations only."""
     from fedemb.data.client_data import load_examples
     from fedemb.embedding import train_centralized
 
-    backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
-    with local_tree(join(private_root, run_id, "users")) as folder:
+    config = context.config
+    backbone = load_backbone(context.artifacts.pretrained / "backbone.keras", config.model)
+    with local_tree(context.private("users")) as folder:
         store = UserStore(folder)
         images, labels = load_examples(
             store,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
@@ -18,49 +17,21 @@ from fedemb.documents.evidence import Evidence, read_document, read_evidence, se
 from fedemb.errors import GateDenied, StorageError
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import decide
-from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger.ledger import open_ledger, read_trust
 from fedemb.lineage import send, write_run
-from fedemb.storage import open_store
+from fedemb.step_context import StepContext
 
 SCHEMA = "fedemb/verdict/1"
 
 _log = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    plan_path: Path,
-    reservation_path: Path,
-    users_manifest_path: Path,
-    model_dir: Path,
-    report_path: Path,
-    audit_path: Path,
-    utility_path: Path,
-    ledger_uri: str,
-    keys_uri: str,
-    verdict_path: Path,
-    lineage_path: Path,
-) -> dict[str, Any]:
-    """Decides, writes the signed verdict, and raises if it denies.
+def run(context: StepContext) -> dict[str, Any]:
+    """Decides, writes the signed `verdict`, and raises if it denies.
 
-    Args:
-      config: configuration of the run.
-      plan_path: document of plan_privacy.
-      reservation_path: document of reserve_budget.
-      users_manifest_path: document of partition_users.
-      model_dir: artifact of train_dp_fedemb.
-      report_path: signed document of account_privacy.
-      audit_path: document of audit_privacy.
-      utility_path: document of evaluate_embeddings.
-      ledger_uri: root of the ledgers.
-      keys_uri: key store, for the signature of the verdict.
-      verdict_path: document to write.
-      lineage_path: OpenLineage events to write, unless the evidence cannot be read. On a
-        cluster kfp keeps it, like the verdict, only if the gate does not deny.
+    Writes `lineage` too, unless the evidence cannot be read. On a cluster kfp keeps it, like the
+    verdict, only if the gate does not deny.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
@@ -70,28 +41,20 @@ def run(
       GateDenied: there are reasons against the release.
       StorageError: a store cannot be reached; run again.
     """
+    config, artifacts = context.config, context.artifacts
     model_sha = report_sha = ""
     evidence: Evidence | None = None
     trust: TrustStore | None = None
     try:
-        report = read_document(report_path, "report")
-        evidence = read_evidence(
-            config,
-            plan_path=plan_path,
-            reservation_path=reservation_path,
-            users_manifest_path=users_manifest_path,
-            model_dir=model_dir,
-            audit_path=audit_path,
-            utility_path=utility_path,
-        )
+        report = read_document(artifacts.privacy_report, "report")
+        evidence = read_evidence(config, artifacts)
         model_sha, report_sha = str(evidence.model.body.get("weights_sha")), report.sha
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
-            trust = read_trust(open_store(ledger_uri))
-            ledger = open_ledger(ledger_uri, config.policy.policy_id, trust=trust)
-            trust = ledger.chain.trust
-            verdict = decide(evidence, report.body, ledger)
+            trust = context.trust  # of the signature, should the ledger be broken
+            trust = context.ledger.chain.trust
+            verdict = decide(evidence, report.body, context.ledger)
     except StorageError:
         raise
     except Exception as error:  # fails closed: what cannot be read denies
@@ -100,16 +63,19 @@ def run(
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
     document = _document(config, verdict, model_sha, report_sha)
-    keys = open_key_store(keys_uri)
-    # A denial needs no trust, so it is signed even where the ledger cannot be read.
-    signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
+    # Nobody has to believe a denial, so it is signed even where the ledger cannot be read.
+    signer = (
+        Signer.current(context.keys, "gate", trust)
+        if trust
+        else Signer.load_or_create(context.keys, "gate")
+    )
     signed = sign_document(document, signer)
-    write_json(verdict_path, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
+    write_json(artifacts.verdict, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
     denied = not verdict.allow and not verdict.simulation
     if evidence is not None:
-        verdict_sha = file_digest(verdict_path)
+        verdict_sha = file_digest(artifacts.verdict)
         write_run(
-            lineage_path,
+            artifacts.lineage,
             evidence,
             report_sha=report_sha,
             # The rules hold them against the ledger; nobody looked at those of a simulation.
@@ -117,7 +83,7 @@ def run(
             verdict_sha=verdict_sha,
             denied=denied,
         )
-        send(lineage_path.read_bytes)
+        send(artifacts.lineage.read_bytes)
     if denied:
         raise GateDenied(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")

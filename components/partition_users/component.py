@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from fedemb.steps.step import step
+from fedemb.step import step
 
 
 @step("cpu")
@@ -19,20 +19,9 @@ def partition_users(
 
     The users themselves stay below the private root.
     """
-    from pathlib import Path
-
-    from fedemb.config import RunConfig
+    from fedemb.step import step_process
     from fedemb.steps.partition_users.partition import run
-    from fedemb.steps.step import step_process
 
-    with step_process("partition_users", private=True):
-        manifest = run(
-            RunConfig.model_validate_json(config),
-            reservation_path=Path(reservation.path),
-            private_root=private_root,
-            run_id=run_id,
-            keys_uri=keys,
-            manifest_path=Path(users.path),
-            pipeline_options=beam_options,
-        )
+    with step_process("partition_users", locals(), private=True) as context:
+        manifest = run(context)
         users.metadata.update(virtual_clients=manifest["virtual_clients"])

@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedemb import errors
@@ -29,8 +28,9 @@ from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import config_digest, json_digest, read_json, write_json
 from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
-from fedemb.keys import commit_to, commitment_key, open_key_store
+from fedemb.keys import commit_to, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
+from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
 
 SCHEMA = "fedemb/users/1"
@@ -51,26 +51,12 @@ class Partitioned:
     evaluation: shards.Published
 
 
-def run(
-    config: RunConfig,
-    *,
-    reservation_path: Path,
-    private_root: str,
-    run_id: str,
-    keys_uri: str,
-    manifest_path: Path,
-    pipeline_options: Sequence[str] = (),
-) -> dict[str, Any]:
+def run(context: StepContext) -> dict[str, Any]:
     """Partitions the private images of a reserved run.
 
     Args:
-      config: the run.
-      reservation_path: document of reserve_budget; only users of its blocks may train.
-      private_root: store of Raw artifacts.
-      run_id: name of the run.
-      keys_uri: key store with the policy's key.
-      manifest_path: public manifest to write.
-      pipeline_options: Beam options, e.g. `--runner=DataflowRunner`; none runs in this process.
+      context: reads `reservation`, only users of whose blocks may train, and the policy's key;
+        writes the public manifest `users`.
 
     Returns:
       The public manifest, schema `fedemb/users/1`.
@@ -81,7 +67,8 @@ def run(
       PlanMismatch: the reservation is of another run or configuration, or of an input that has
         changed since.
     """
-    reservation = read_json(reservation_path, RESERVATION_SCHEMA)
+    config, run_id, keys = context.config, context.run_id, context.keys
+    reservation = read_json(context.artifacts.reservation, RESERVATION_SCHEMA)
     mine = {"run_id": run_id, "config_sha": config_digest(config)}
     for name, value in mine.items():
         if reservation[name] != value:
@@ -89,17 +76,16 @@ def run(
                 f"the reservation's {name} is {reservation[name]!r}, this run's is {value!r}; "
                 "reserve a budget for this run"
             )
-    keys = open_key_store(keys_uri)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
     _check_input(config, reservation, commitment)
     partitioned = partition_images(
         config,
-        keys=KeyRef(keys_uri, config.policy.policy_id),
-        root=shards.run_root(private_root, run_id),
+        keys=KeyRef(context.keys_uri, config.policy.policy_id),
+        root=shards.run_root(context.private_root, run_id),
         blocks=frozenset(reservation["blocks"]),
-        header={"run_id": run_id, "config_sha": mine["config_sha"]},
-        pipeline_options=pipeline_options,
+        header=mine,
+        pipeline_options=context.beam_options,
     )
     _check_input(config, reservation, commitment)  # nothing changed while it was read
     body = {
@@ -115,7 +101,7 @@ def run(
             "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
         },
     }
-    write_json(manifest_path, SCHEMA, body)
+    write_json(context.artifacts.users, SCHEMA, body)
     _log.info("partitioned the private images of run %s", run_id)
     return {"schema": SCHEMA, **body}
 
@@ -217,7 +203,7 @@ def _in_one_sentence(error: Exception) -> FedEmbError:
     text = str(error)
     if isinstance(error, FedEmbError):
         return type(error)(re.sub(r" \[while running .*", "", text, flags=re.DOTALL))
-    found = re.findall(r"components\.fedemb\.errors\.(\w+): (.*?)(?: \[while running|\n|$)", text)
+    found = re.findall(r"fedemb\.errors\.(\w+): (.*?)(?: \[while running|\n|$)", text)
     kind = getattr(errors, found[-1][0], None) if found else None
     if kind is not None:
         return kind(found[-1][1])

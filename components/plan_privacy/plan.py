@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
@@ -18,6 +17,7 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
 from fedemb.privacy.planning.projection import Projection, project
+from fedemb.step_context import StepContext
 
 SCHEMA = "fedemb/privacy_plan/1"
 CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(4, 11))
@@ -26,12 +26,8 @@ CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(4, 11))
 _log = logging.getLogger(__name__)
 
 
-def run(config: RunConfig, plan_path: Path) -> dict[str, Any]:
-    """Writes the privacy plan of a configuration.
-
-    Args:
-      config: the whole configuration.
-      plan_path: JSON file to write.
+def run(context: StepContext) -> dict[str, Any]:
+    """Writes `privacy_plan`, the plan of the configuration.
 
     Returns:
       The document: mechanism plan, event, relation, guarantee, the conservative and RDP figures,
@@ -41,8 +37,8 @@ def run(config: RunConfig, plan_path: Path) -> dict[str, Any]:
       ConfigError: the mechanism cannot run on this partition.
       UnsupportedAccounting: no accountant is valid for it.
     """
-    body = document(config)
-    write_json(plan_path, SCHEMA, body)
+    body = document(context.config)
+    write_json(context.artifacts.privacy_plan, SCHEMA, body)
     _log.info("planned: %s", body["guarantee"]["sentence"])
     return {"schema": SCHEMA, **body}
 

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import ModelConfig, PretrainingConfig
+from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.documents.artifacts import write_json
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
 from fedemb.errors import ArtifactError, InputError
@@ -56,15 +56,11 @@ ALLOWED_LAYERS = frozenset(
 """Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
 
 
-def run(
-    model: ModelConfig, pretraining: PretrainingConfig, *, seed: int, output_dir: Path
-) -> dict[str, Any]:
+def run(start: PublicStart, output_dir: Path) -> dict[str, Any]:
     """Writes `backbone.keras` and `pretrained.json`.
 
     Args:
-      model: the backbone.
-      pretraining: kind, public source, schedule.
-      seed: of initial weights, shuffles and augmentation.
+      start: backbone, pretraining and seed: all that a step whose result is cached may see.
       output_dir: folder to write to. Public.
 
     Returns:
@@ -75,6 +71,7 @@ def run(
       ArtifactError: the backbone to import is damaged or has layers that are not allowed.
       ConfigError: the backbone is unknown or mixes the images of different users.
     """
+    model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = 0
     loss: float | None = None
     if pretraining.kind == "import":

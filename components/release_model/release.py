@@ -22,15 +22,16 @@ from fedemb.documents.artifacts import (
     write_bytes,
     write_json,
 )
-from fedemb.documents.evidence import Evidence, read_document, read_evidence
+from fedemb.documents.evidence import MODEL_FILES, Evidence, read_document, read_evidence
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
-from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.keys.trust import verify_document
-from fedemb.ledger.ledger import Ledger, connect, read_reservation
+from fedemb.ledger.ledger import Ledger, read_reservation
 from fedemb.lineage import FILE_NAME, send, steps_of, tree_lines, write_run
 from fedemb.reports.privacy_report_page import report_page
+from fedemb.step_context import StepContext
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import SCHEMA, Marker
 from fedemb.steps.release_model.model_card import model_card
@@ -42,40 +43,10 @@ __all__ = ["run", "verify_bundle"]
 _log = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    verdict_path: Path,
-    model_dir: Path,
-    report_path: Path,
-    audit_path: Path,
-    utility_path: Path,
-    plan_path: Path,
-    reservation_path: Path,
-    users_manifest_path: Path,
-    pretrained_dir: Path,
-    ledger_uri: str,
-    keys_uri: str,
-    releases_uri: str,
-    release_path: Path,
-) -> dict[str, Any]:
-    """Publishes the model of an allowed run.
+def run(context: StepContext) -> dict[str, Any]:
+    """Publishes the model of an allowed run and writes the document `release`.
 
-    Args:
-      config: configuration of the run.
-      verdict_path: signed document of gate_release.
-      model_dir: artifact of train_dp_fedemb.
-      report_path: signed document of account_privacy.
-      audit_path: document of audit_privacy.
-      utility_path: document of evaluate_embeddings.
-      plan_path: document of plan_privacy.
-      reservation_path: document of reserve_budget.
-      users_manifest_path: document of partition_users.
-      pretrained_dir: artifact of pretrain_public, the whitelist of tensors.
-      ledger_uri: root of the ledgers.
-      keys_uri: key store, for the signatures.
-      releases_uri: store of releases.
-      release_path: document to write.
+    `pretrained` is the whitelist of the model's tensors.
 
     Returns:
       `{uri, name, version, bundle_sha, model_sha}`; all null in a simulation.
@@ -85,30 +56,24 @@ def run(
       Refused: the version is taken by another model, a tensor is not the backbone's, or the bundle
         has other files than `fedemb verify` demands.
     """
+    config, artifacts = context.config, context.artifacts
     if config.purpose == "simulation":
         names = ("uri", "name", "version", "bundle_sha", "model_sha")
         empty: dict[str, Any] = dict.fromkeys(names)
-        write_json(release_path, SCHEMA, empty)
+        write_json(artifacts.release, SCHEMA, empty)
         return {"schema": SCHEMA, **empty}
-    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
-    evidence = read_evidence(
-        config,
-        plan_path=plan_path,
-        reservation_path=reservation_path,
-        users_manifest_path=users_manifest_path,
-        model_dir=model_dir,
-        audit_path=audit_path,
-        utility_path=utility_path,
-    )
-    verdict = _allowed(evidence, ledger, verdict_path, report_path)
-    if file_digest(pretrained_dir / "backbone.keras") != evidence.model.body["initial_weights_sha"]:
+    ledger = context.writable_ledger
+    evidence = read_evidence(config, artifacts)
+    verdict = _allowed(evidence, ledger, artifacts)
+    start = artifacts.pretrained / "backbone.keras"
+    if file_digest(start) != evidence.model.body["initial_weights_sha"]:
         raise Refused(
             "the public backbone is not the one the training started from; take all artifacts from "
             "one run"
         )
-    reservation = read_reservation(reservation_path)
+    reservation = read_reservation(artifacts.reservation)
     name, version = config.release.name, config.release.version or reservation.run_id
-    marker = Marker(open_store(releases_uri), name, version, ledger.chain.trust)
+    marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
     identity = {
         "model_sha": evidence.model.body["weights_sha"],
         "run_id": reservation.run_id,
@@ -117,27 +82,24 @@ def run(
     published = marker.read(identity)
     if published is None:
         copies = {
-            parts.DOCUMENTS["report"]: Public(report_path),
-            "verdict.json": Public(verdict_path),
-            parts.DOCUMENTS["plan"]: Public(plan_path),
-            parts.DOCUMENTS["reservation"]: Public(reservation_path),
-            parts.DOCUMENTS["users"]: Public(users_manifest_path),
-            parts.DOCUMENTS["audit"]: Public(audit_path),
-            parts.DOCUMENTS["utility"]: Public(utility_path),
-            "model.json": Noised(model_dir / "model.json"),
-            "rounds.jsonl": Noised(model_dir / "rounds.jsonl"),
-            "backbone.keras": Noised(model_dir / "backbone.keras"),
+            parts.DOCUMENTS["report"]: Public(artifacts.privacy_report),
+            "verdict.json": Public(artifacts.verdict),
+            parts.DOCUMENTS["plan"]: Public(artifacts.privacy_plan),
+            parts.DOCUMENTS["reservation"]: Public(artifacts.reservation),
+            parts.DOCUMENTS["users"]: Public(artifacts.users),
+            parts.DOCUMENTS["audit"]: Public(artifacts.audit_report),
+            parts.DOCUMENTS["utility"]: Public(artifacts.utility_report),
+            **{name: Noised(artifacts.model / name) for name in sorted(MODEL_FILES)},
         }
-        keys = open_key_store(keys_uri)
         with tempfile.TemporaryDirectory(prefix="fedemb-release-") as folder:
             tree = Path(folder, "bundle")
             for file, artifact in copies.items():
                 parts.place(artifact, tree, file)
-            _complete(tree, config, evidence, ledger, start=pretrained_dir / "backbone.keras")
+            _complete(tree, config, evidence, ledger, start=start)
             parts.write_manifest(tree, {"name": name, "version": version})
-            signer = Signer.current(keys, "release", ledger.chain.trust)
+            signer = Signer.current(context.keys, "release", ledger.chain.trust)
             parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
-            parts.sign_bundle(tree, current_bundle_key(keys, ledger.chain.trust))
+            parts.sign_bundle(tree, current_bundle_key(context.keys, ledger.chain.trust))
             _require_files(tree)
             published = marker.publish(tree, identity)
     ledger.release(
@@ -149,7 +111,7 @@ def run(
         version=version,
     )
     body = {key: published[key] for key in ("uri", "name", "version", "bundle_sha", "model_sha")}
-    write_json(release_path, SCHEMA, body)
+    write_json(artifacts.release, SCHEMA, body)
     _log.info("released %s %s at %s", name, version, published["uri"])
     # What is published, whoever built it; run again, it is sent again.
     bundle = open_store(published["uri"])
@@ -157,13 +119,11 @@ def run(
     return {"schema": SCHEMA, **body}
 
 
-def _allowed(
-    evidence: Evidence, ledger: Ledger, verdict_path: Path, report_path: Path
-) -> dict[str, Any]:
+def _allowed(evidence: Evidence, ledger: Ledger, artifacts: RunArtifacts) -> dict[str, Any]:
     """The gate's verdict, which must allow this model, and the rules asked again."""
-    verdict = dict(read_document(verdict_path, "verdict").body)
+    verdict = dict(read_document(artifacts.verdict, "verdict").body)
     trust = ledger.chain.trust
-    report = read_document(report_path, "report")
+    report = read_document(artifacts.privacy_report, "report")
     made_at = report.body["cumulative"]["ledger_sequence"]
     verify_document(verdict, trust, "gate", at=made_at)
     named = (verdict["model_sha"], verdict["report_sha"])

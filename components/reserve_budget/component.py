@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from fedemb.steps.step import step
+from fedemb.step import step
 
 
 @step("light")
@@ -15,19 +15,9 @@ def reserve_budget(
     reservation: dsl.Output[dsl.Artifact],
 ):
     """Charges the ledger before the first private byte is read, or refuses."""
-    from pathlib import Path
-
-    from fedemb.config import RunConfig
+    from fedemb.step import step_process
     from fedemb.steps.reserve_budget.reserve import run
-    from fedemb.steps.step import step_process
 
-    with step_process("reserve_budget"):
-        entry = run(
-            RunConfig.model_validate_json(config),
-            plan_path=Path(privacy_plan.path),
-            run_id=run_id,
-            ledger_uri=ledger,
-            keys_uri=keys,
-            reservation_path=Path(reservation.path),
-        )
+    with step_process("reserve_budget", locals()) as context:
+        entry = run(context)
         reservation.metadata.update(sequence=entry["sequence"], policy=entry["policy_id"])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, LedgerError, Refused
-from fedemb.keys import KeyStore, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys import KeyStore, commitment_key, reservation_key_name
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
 from fedemb.ledger.ledger import (
@@ -35,32 +34,23 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest
+from fedemb.step_context import StepContext
 from fedemb.storage import open_store
 
 _log = logging.getLogger(__name__)
 
 
 def run(
-    config: RunConfig,
+    context: StepContext,
     *,
-    plan_path: Path,
-    run_id: str,
-    ledger_uri: str,
-    keys_uri: str,
-    reservation_path: Path,
     input_fingerprint: str | None = None,
     attempt: int | None = None,
 ) -> dict[str, Any]:
     """Reserves the budget of a run and creates the root key of its coins and noise.
 
     Args:
-      config: configuration of the run.
-      plan_path: document written by plan_privacy.
-      run_id: name of the run, the idempotency key.
-      ledger_uri: root of the ledgers. A local one is made at first use; a remote one is made by
-        its owner with `fedemb ledger init`.
-      keys_uri: key store, apart from the ledger.
-      reservation_path: signed document to write.
+      context: reads `privacy_plan`, writes the signed `reservation`. A local ledger is made at
+        first use; a remote one is made by its owner with `fedemb ledger init`.
       input_fingerprint: address and version of the input; None takes `data.source` as it is now,
         see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
@@ -78,16 +68,16 @@ def run(
         does not hold.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
+    config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
-    plan, _ = read_plan(plan_path, config)
+    plan, _ = read_plan(context.artifacts.privacy_plan, config)
     if config.policy.audit_level == "full" and config.purpose == "release":
         raise Refused(
             "policy.audit_level=full asks for an audit this version does not have, so nothing "
             "could be released; set audit_level: monitoring"
         )
     suite = read_record()  # the audit needs it too, at the end
-    keys = open_key_store(keys_uri)
-    ledger = open_or_create(ledger_uri, keys, config, plan)
+    ledger = open_or_create(context.ledger_uri, keys, config, plan)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
     if config.purpose == "release" and (found is None or found.void is not None):
@@ -121,7 +111,7 @@ def run(
         with suppress(FileExistsError):
             keys.create(reservation_key_name(run_id, reservation.attempt))
     signer = Signer.current(keys, "ledger", ledger.chain.trust)
-    signed = write_reservation(reservation_path, reservation, signer)
+    signed = write_reservation(context.artifacts.reservation, reservation, signer)
     _log.info(
         "reserved %d rounds for run %s, attempt %d, as record %d of policy %s",
         reservation.rounds,

@@ -31,17 +31,18 @@ from fedemb.embedding.rounds import assign_weights
 from fedemb.embedding.server import released_weights
 from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.keys import commit_to, commitment_key, open_key_store, reservation_key_name
+from fedemb.keys import commit_to, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer
-from fedemb.ledger.ledger import Reservation, connect, read_reservation
+from fedemb.ledger.ledger import Reservation, read_reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest
+from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint
 from fedemb.steps.train_dp_fedemb.claim import claim
 from fedemb.steps.train_dp_fedemb.loop import Trainer
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
-from fedemb.storage import join, local_tree, open_store
+from fedemb.storage import local_tree, open_store
 
 SCHEMA = "fedemb/model/1"
 _INJECTED = "key_injected"
@@ -49,33 +50,12 @@ _INJECTED = "key_injected"
 _LOG = logging.getLogger(__name__)
 
 
-def run(
-    config: RunConfig,
-    *,
-    plan_path: Path,
-    reservation_path: Path,
-    users_manifest_path: Path,
-    pretrained_dir: Path,
-    private_root: str,
-    run_id: str,
-    ledger_uri: str,
-    keys_uri: str,
-    model_dir: Path,
-    root_key: bytes | None = None,
-) -> dict[str, Any]:
+def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
     """Trains, or goes on where a killed trainer of the same attempt stopped.
 
     Args:
-      config: configuration of the run.
-      plan_path: document of plan_privacy.
-      reservation_path: document of reserve_budget.
-      users_manifest_path: public manifest of partition_users.
-      pretrained_dir: artifact of pretrain_public.
-      private_root: store of Raw artifacts.
-      run_id: name of the run.
-      ledger_uri: root of the ledgers.
-      keys_uri: key store.
-      model_dir: folder to write `backbone.keras`, `rounds.jsonl` and `model.json` to. Noised.
+      context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
+        private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
       root_key: 32 bytes that coins and noise are drawn from, for an experiment that is to be
         repeated to the bit. Whoever knows them can take the noise off, so only a simulation takes
         them, and `model.json` tells. None takes the secret key of the reservation.
@@ -92,12 +72,13 @@ def run(
     """
     from fedemb.privacy.queries import build_mechanism
 
+    config, run_id, artifacts = context.config, context.run_id, context.artifacts
     _check_algorithm(config)
     _check_key(config, root_key)
-    plan, _ = read_plan(plan_path, config)
-    reservation = read_reservation(reservation_path)
-    users = read_json(users_manifest_path, "fedemb/users/1")
-    initial_sha = file_digest(pretrained_dir / "backbone.keras")
+    plan, _ = read_plan(artifacts.privacy_plan, config)
+    reservation = read_reservation(artifacts.reservation)
+    users = read_json(artifacts.users, "fedemb/users/1")
+    initial_sha = file_digest(artifacts.pretrained / "backbone.keras")
     _check_inputs(config, plan, reservation, users, run_id)
     inputs_sha = json_digest(
         {
@@ -108,10 +89,9 @@ def run(
             "code_sha": reservation.code_sha,
         }
     )
-    keys = open_key_store(keys_uri)
+    keys, ledger = context.keys, context.writable_ledger
     commitments = commitment_key(keys, config.policy.policy_id)
-    store = open_store(join(private_root, run_id, "train", f"attempt-{reservation.attempt}"))
-    ledger = connect(ledger_uri, keys_uri, config.policy.policy_id)
+    store = open_store(context.private("train", f"attempt-{reservation.attempt}"))
     ledger.bind(
         reservation,
         inputs_sha=inputs_sha,
@@ -121,7 +101,7 @@ def run(
 
     workers, devices = training_devices(config.training.parallel_clients)
     log = RoundLog(store, inputs_sha)
-    backbone = load_backbone(pretrained_dir / "backbone.keras", config.model)
+    backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     finished = checkpoint.load(store, inputs_sha)
     if finished is not None and finished.state.rounds == plan.rounds:
         state = finished.state  # killed between the last round and the last act
@@ -131,7 +111,7 @@ def run(
         else:
             store.write(_INJECTED, b"")  # before its first round, and for good
         mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
-        with local_tree(join(private_root, run_id, "users")) as folder:
+        with local_tree(context.private("users")) as folder:
             _check_data(folder, commitments, users)
             if config.training.algorithm == "centralized":
                 state = centralized.train(
@@ -141,7 +121,7 @@ def run(
                 trainer = Trainer(
                     config, backbone, mechanism, folder, workers=workers, devices=devices
                 )
-                diagnostics = open_store(join(private_root, run_id, "diagnostics"))
+                diagnostics = open_store(context.private("diagnostics"))
                 state = trainer.train(store, log, diagnostics)
 
     weights = released_weights(config.training.server, state)
@@ -155,7 +135,7 @@ def run(
         "code_sha": reservation.code_sha,
         "inputs_sha": inputs_sha,
         "initial_weights_sha": initial_sha,
-        "weights_sha": save_backbone(backbone, model_dir / "backbone.keras"),
+        "weights_sha": save_backbone(backbone, artifacts.model / "backbone.keras"),
         "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
         "backbone": config.model.backbone,
@@ -163,14 +143,14 @@ def run(
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in backbone.weights],
     }
     lines = log.lines(state.rounds)
-    write_bytes(model_dir / "rounds.jsonl", lines)
-    write_json(model_dir / "model.json", SCHEMA, card)
+    write_bytes(artifacts.model / "rounds.jsonl", lines)
+    write_json(artifacts.model / "model.json", SCHEMA, card)
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,
         rounds_started=state.rounds,
         round_log_sha=sha256_hex(lines),
-        card_sha=file_digest(model_dir / "model.json"),
+        card_sha=file_digest(artifacts.model / "model.json"),
         signer=Signer.current(keys, "trainer", ledger.chain.trust),
         keys=keys,
     )

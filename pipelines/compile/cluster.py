@@ -209,7 +209,7 @@ def compile_pipeline(
 def _configure(name: str, task: Any, profile: Profile) -> None:
     from kfp import kubernetes
 
-    from fedemb.steps.step import PLACEHOLDER_IMAGES
+    from fedemb.step import PLACEHOLDER_IMAGES
 
     wanted = profile.steps[name]
     task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)
@@ -241,7 +241,7 @@ def _configure(name: str, task: Any, profile: Profile) -> None:
 
 
 def _pin_images(spec: dict[str, Any], images: Mapping[str, str]) -> None:
-    from fedemb.steps.step import PLACEHOLDER_IMAGES
+    from fedemb.step import PLACEHOLDER_IMAGES
 
     references = {PLACEHOLDER_IMAGES[name]: images[name] for name in PLACEHOLDER_IMAGES}
     for executor in spec["deploymentSpec"]["executors"].values():

@@ -50,8 +50,9 @@ def build_index(folder, _):
 
 def measured(step, folder, settings):
     finished = shared_run(lambda name: folder / name)
-    outputs = {"report_path": folder / "page.json", "html_path": folder / "page.html"}
-    return step(settings, **finished.arguments, **outputs)["sentence"]
+    sentence = step(finished.context(settings, folder))["sentence"]
+    (folder / "report.html").rename(folder / "page.html")
+    return sentence
 
 
 def build_utility(folder, _):

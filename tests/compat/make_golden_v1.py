@@ -40,17 +40,7 @@ def main() -> None:
         run.do_train([{"name": item.path, "shape": list(item.shape)} for item in backbone.weights])
         for act in ("measure", "account", "gate"):
             getattr(run, f"do_{act}")()
-        release.run(
-            run.config,
-            **run.evidence_paths(),
-            verdict_path=run.verdict,
-            report_path=run.report,
-            pretrained_dir=run.root / "pretrained",
-            ledger_uri=run.ledger_uri,
-            keys_uri=run.keys_uri,
-            releases_uri=str(run.root / "releases"),
-            release_path=run.root / "release.json",
-        )
+        release.run(run.context())
         GOLDEN.mkdir(parents=True)
         shutil.copytree(run.ledger_uri, GOLDEN / "ledger")
         shutil.copytree(run.root / "releases" / "glyphs" / "1.0", GOLDEN / "bundle")

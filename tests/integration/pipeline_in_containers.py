@@ -14,7 +14,7 @@ def main(root: Path, light: str, cpu: str, data: Path) -> None:
     from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.docker_runner import container_runner
-    from fedemb.steps.step import PLACEHOLDER_IMAGES
+    from fedemb.step import PLACEHOLDER_IMAGES
 
     run = RunDirectory.open(root)
     images = {

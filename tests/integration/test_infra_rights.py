@@ -13,11 +13,13 @@ import pytest
 
 from fedemb.config import RunConfig
 from fedemb.data.hashing import Hasher
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, partition_key, secret_manager
 from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
 from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedule_of, terms_of
 from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run
 from tests.partition_run import make_config, rows_of
@@ -98,48 +100,33 @@ def simulated(fence, tmp_path_factory):
     hasher = Hasher(partition_key(keys, "trial"))
     mark_deleted(DELETION_MARKS, keys, "trial", hasher.deletion_mark(hasher.user_key("user 3")))
 
-    documents = {
-        "plan_path": here / "plan.json",
-        "reservation_path": here / "reservation.json",
-        "users_manifest_path": here / "users.json",
-    }
-    run: dict[str, Any] = {"run_id": "monday"}
-    private = {"private_root": PRIVATE, **run}
-    models = {"pretrained_dir": here / "pretrained", "model_dir": here / "model"}
+    names = ("privacy_plan", "reservation", "users", "pretrained", "model")
+    reports = ("utility_report", "utility_page", "audit_report", "audit_page")
+    artifacts = RunArtifacts(**{name: here / name for name in (*names, *reports)})
+    stores = {"private_root": PRIVATE, "ledger": LEDGER, "keys": KEYS}
+
+    def context() -> StepContext:
+        return StepContext(artifacts, config=config, run_id="monday", **stores)
+
     with fence.acting("plan_privacy"):
-        plan.run(config, documents["plan_path"])
+        plan.run(context())
     with fence.acting("pretrain_public"):
-        pretrain.run(config.model, config.pretraining, seed=1, output_dir=here / "pretrained")
+        pretrain.run(config.public_start(), here / "pretrained")
     put_tree(here / "pretrained", PREVIOUS)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
-            reserve.run(
-                config,
-                plan_path=documents["plan_path"],
-                reservation_path=documents["reservation_path"],
-                ledger_uri=LEDGER,
-                keys_uri=KEYS,
-                **run,
-            )
+            reserve.run(context())
         with fence.acting("partition_users"):
-            partition.run(
-                config,
-                reservation_path=documents["reservation_path"],
-                manifest_path=documents["users_manifest_path"],
-                keys_uri=KEYS,
-                **private,
-            )
+            partition.run(context())
     for _ in range(2):  # so does the trainer, when it is killed after its last act
         with fence.acting("train_dp_fedemb"):
-            train.run(config, **documents, **models, **private, ledger_uri=LEDGER, keys_uri=KEYS)
-    pages = {"report_path": here / "report.json", "html_path": here / "report.html"}
-    measured = {**models, "users_manifest_path": here / "users.json", **private, **pages}
+            train.run(context())
     with fence.acting("evaluate_embeddings"):
-        report = evaluate.run(config, **measured)
+        report = evaluate.run(context())
     assert report["measured"]
     assert report["previous_release"]["comparable"]
     with fence.acting("audit_privacy"):
-        assert audit.run(config, **measured)["measured"]
+        assert audit.run(context())["measured"]
     return fence
 
 

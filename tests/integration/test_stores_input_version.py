@@ -7,8 +7,10 @@ import pytest
 from partition_run import make_config, rows_of, write_parquet
 
 from fedemb.data.input_version import fingerprint_input
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
-from fedemb.keys import commitment_key, open_key_store
+from fedemb.keys import commitment_key
+from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.partition import run as partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -81,17 +83,17 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
     for name in ("a", "b"):
         store.write(f"in/{name}.parquet", rows)
     config = make_config(join(uri, "in"), data__source__format="parquet")
-    plan.run(config, tmp_path / "plan.json")
-    keys = str(tmp_path / "keys")
-    document = reserve.run(
-        config,
-        plan_path=tmp_path / "plan.json",
-        run_id="monday",
-        ledger_uri=str(tmp_path / "ledger"),
-        keys_uri=keys,
-        reservation_path=tmp_path / "reservation.json",
+    artifacts = RunArtifacts(
+        privacy_plan=tmp_path / "plan.json",
+        reservation=tmp_path / "reservation.json",
+        users=tmp_path / "manifest.json",
     )
-    key = commitment_key(open_key_store(keys), config.policy.policy_id)
+    stores = {name: str(tmp_path / name) for name in ("ledger", "keys")}
+    private = str(tmp_path / "private")
+    context = StepContext(artifacts, config=config, run_id="monday", private_root=private, **stores)
+    plan.run(context)
+    document = reserve.run(context)
+    key = commitment_key(context.keys, config.policy.policy_id)
     assert document["input"] == fingerprint_input(join(uri, "in"), key, "monday")
     record = open_store(tmp_path / "ledger").read("default/00000001.json").decode()
     (entry, _) = store.entries("in/")
@@ -106,13 +108,6 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
     else:
         store.delete("in/b.parquet")
     with pytest.raises(PlanMismatch, match="added, removed or replaced"):
-        partition(
-            config,
-            reservation_path=tmp_path / "reservation.json",
-            private_root=str(tmp_path / "private"),
-            run_id="monday",
-            keys_uri=keys,
-            manifest_path=tmp_path / "manifest.json",
-        )
+        partition(context)
     assert not (tmp_path / "private").exists()
     assert not (tmp_path / "manifest.json").exists()

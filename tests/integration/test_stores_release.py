@@ -38,17 +38,7 @@ def run(gated, tmp_path):
 
 def _release(run, releases, document="release.json"):
     with honest_run.stand_in_for_serving():
-        return release.run(
-            run.config,
-            **run.evidence_paths(),
-            verdict_path=run.verdict,
-            report_path=run.report,
-            pretrained_dir=run.root / "pretrained",
-            ledger_uri=run.ledger_uri,
-            keys_uri=run.keys_uri,
-            releases_uri=releases,
-            release_path=run.root / document,
-        )
+        return release.run(run.context(releases=releases, release=run.root / document))
 
 
 def _problems(run, uri):

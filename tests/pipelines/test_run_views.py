@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedemb.documents.artifacts import Public
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.pipelines.cli.results import _price
 from fedemb.pipelines.run import artifact_store
 from fedemb.pipelines.run import command as run_command
@@ -14,8 +15,9 @@ from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, PlainView, _follow, _guarantee
+from fedemb.step import EVENT_PREFIX
+from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
-from fedemb.steps.step import EVENT_PREFIX
 
 
 class _Child:
@@ -94,7 +96,8 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     run = RunDirectory.create(tmp_path / "runs", "one", config)
     folder = run.public / "dp-fedemb-1" / "plan-privacy"
     folder.mkdir(parents=True)
-    plan = plan_privacy(config, folder / "privacy_plan")
+    artifacts = RunArtifacts(privacy_plan=folder / "privacy_plan")
+    plan = plan_privacy(StepContext(artifacts, config=config))
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
     assert "projected epsilon: infinite at 100,000 users, 3.79 at" in _guarantee(run)
     nobody = {"projections": plan["projections"][:1]}

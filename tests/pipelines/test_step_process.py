@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedemb.errors import BudgetExceeded
-from fedemb.steps.step import EVENT_PREFIX, step_process
+from fedemb.step import EVENT_PREFIX, step_process
 
 
 def _events(capsys):
@@ -18,7 +18,7 @@ def _events(capsys):
 
 
 def test_error_of_ours_is_a_sentence_and_its_exit_code(capsys):
-    with pytest.raises(SystemExit) as caught, step_process("reserve_budget"):
+    with pytest.raises(SystemExit) as caught, step_process("reserve_budget", {}):
         raise BudgetExceeded("the cap is reached; wait")
     assert caught.value.code == 3
     _, events = _events(capsys)
@@ -28,7 +28,7 @@ def test_error_of_ours_is_a_sentence_and_its_exit_code(capsys):
 
 def test_bug_in_a_private_step_does_not_quote_the_data(capsys):
     seen = "user Anna has 17 images"
-    with pytest.raises(SystemExit) as caught, step_process("train_dp_fedemb", private=True):
+    with pytest.raises(SystemExit) as caught, step_process("train_dp_fedemb", {}, private=True):
         raise ValueError(seen)
     assert caught.value.code == 1
     lines, events = _events(capsys)
@@ -38,12 +38,12 @@ def test_bug_in_a_private_step_does_not_quote_the_data(capsys):
 
 
 def test_bug_in_a_public_step_keeps_its_message():
-    with pytest.raises(ValueError, match="what went wrong"), step_process("plan_privacy"):
+    with pytest.raises(ValueError, match="what went wrong"), step_process("plan_privacy", {}):
         raise ValueError("what went wrong")
 
 
 def test_step_that_ends_well_says_so(capsys):
-    with step_process("plan_privacy"):
+    with step_process("plan_privacy", {}):
         pass
     _, events = _events(capsys)
     assert [event["kind"] for event in events] == ["step_started", "step_finished"]

@@ -29,6 +29,18 @@ def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
     return private.uri == public.uri != "builtin" and not apart
 
 
+class PublicStart(Section):
+    """The part of a configuration that decides the public start of the backbone, and nothing else.
+
+    `pretrain_public` is given no more, so that its cached result depends on no more.
+    """
+
+    model: ModelConfig
+    pretraining: PretrainingConfig
+    seed: int
+    """Of initial weights, shuffles and augmentation."""
+
+
 class RunConfig(Section):
     """Everything that decides a run."""
 
@@ -99,6 +111,10 @@ class RunConfig(Section):
                     " needs purpose: simulation"
                 )
         return self
+
+    def public_start(self) -> PublicStart:
+        """What public pretraining depends on."""
+        return PublicStart(model=self.model, pretraining=self.pretraining, seed=self.training.seed)
 
     def updated(self, overrides: dict[str, Any]) -> RunConfig:
         """Returns a validated copy with dotted keys replaced, e.g. `{"mechanism.rounds": 3}`.

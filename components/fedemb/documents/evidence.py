@@ -21,6 +21,7 @@ from fedemb.documents.artifacts import (
 )
 from fedemb.documents.evidence_schema import SCHEMAS, document_problem
 from fedemb.documents.model_files import stored_tensors
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, FedEmbError
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
@@ -113,22 +114,14 @@ def read_rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(rounds)
 
 
-def read_evidence(
-    config: RunConfig,
-    *,
-    plan_path: Path,
-    reservation_path: Path,
-    users_manifest_path: Path,
-    model_dir: Path,
-    audit_path: Path,
-    utility_path: Path,
-) -> Evidence:
-    """Reads the documents of a run.
+def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
+    """Reads the documents of a run: plan, reservation, users, model, audit and utility report.
 
     Raises:
       ArtifactError: one is missing or broken, or the model artifact holds other files.
     """
-    files = tree_digests(model_dir)
+    model = artifacts.model
+    files = tree_digests(model)
     if set(files) != MODEL_FILES:
         raise ArtifactError(
             f"the model artifact holds {sorted(set(files) ^ MODEL_FILES)} beside or instead of "
@@ -137,15 +130,15 @@ def read_evidence(
     return Evidence(
         config=config,
         config_sha=config_digest(config),
-        plan=read_document(plan_path, "plan"),
-        reservation=read_document(reservation_path, "reservation"),
-        users=read_document(users_manifest_path, "users"),
-        model=read_document(model_dir / "model.json", "model"),
-        rounds=read_rounds(model_dir / "rounds.jsonl"),
+        plan=read_document(artifacts.privacy_plan, "plan"),
+        reservation=read_document(artifacts.reservation, "reservation"),
+        users=read_document(artifacts.users, "users"),
+        model=read_document(model / "model.json", "model"),
+        rounds=read_rounds(model / "rounds.jsonl"),
         model_files=files,
-        tensors=tuple(stored_tensors(model_dir / "backbone.keras")),
-        audit=read_document(audit_path, "audit"),
-        utility=read_document(utility_path, "utility"),
+        tensors=tuple(stored_tensors(model / "backbone.keras")),
+        audit=read_document(artifacts.audit_report, "audit"),
+        utility=read_document(artifacts.utility_report, "utility"),
     )
 
 

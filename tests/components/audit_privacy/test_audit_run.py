@@ -21,24 +21,20 @@ def copied(finished, tmp_path):
     return FinishedRun(tmp_path / "run")
 
 
-def outputs(folder):
-    return {"report_path": folder / "audit.json", "html_path": folder / "audit.html"}
-
-
 def figures_of(run_):
     return parse_json((run_.private / "audit" / "audit.json").read_bytes(), SCHEMA, "audit.json")
 
 
 def test_a_release_publishes_no_figure_computed_from_training_users(copied, tmp_path):
-    report = run(config(), **copied.arguments, **outputs(tmp_path))
+    report = run(copied.context(config(), tmp_path))
     assert report["level"] == "monitoring"
     assert report["figures"] == "private"
     for name in ("auroc", "tpr_at_fpr", "finding", "calibrated", "measured"):
         assert report[name] is None
-    written = read_document(tmp_path / "audit.json", "audit").body
+    written = read_document(tmp_path / "report.json", "audit").body
     assert (written["lower_bound"], written["code_sha"]) == (None, report["code_sha"])
     assert report["self_test"]["passed"]
-    page = (tmp_path / "audit.html").read_text()
+    page = (tmp_path / "report.html").read_text()
     private = figures_of(copied)
     assert f"{private['auroc']['value']:.3f}" not in page.split("Self-test")[0]
     assert "stay in the private root" in page
@@ -46,7 +42,7 @@ def test_a_release_publishes_no_figure_computed_from_training_users(copied, tmp_
 
 
 def test_the_private_root_holds_scores_figures_and_a_page(copied, tmp_path):
-    run(config(), **copied.arguments, **outputs(tmp_path))
+    run(copied.context(config(), tmp_path))
     private = figures_of(copied)
     assert 0 <= private["auroc"]["low"] <= private["auroc"]["high"] <= 1
     assert "Not differentially private" in (copied.private / "audit" / "audit.html").read_text()
@@ -57,12 +53,12 @@ def test_the_private_root_holds_scores_figures_and_a_page(copied, tmp_path):
 
 
 def test_a_simulation_shows_its_figures(copied, tmp_path):
-    report = run(config(purpose="simulation"), **copied.arguments, **outputs(tmp_path))
+    report = run(copied.context(config(purpose="simulation"), tmp_path))
     assert report["figures"] == "open"
-    assert read_document(tmp_path / "audit.json", "audit").body == report
+    assert read_document(tmp_path / "report.json", "audit").body == report
     assert report["auroc"]["low"] <= report["auroc"]["high"]
     assert "Monitoring only, no bound on epsilon" in report["sentence"]
-    assert read_json(tmp_path / "audit.json", SCHEMA)["auroc"] == report["auroc"]
+    assert read_json(tmp_path / "report.json", SCHEMA)["auroc"] == report["auroc"]
 
 
 def test_a_model_that_memorised_its_users_is_found(copied, tmp_path, monkeypatch):
@@ -76,7 +72,7 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path, monkeypatch
     remembers.side = 0
     honest = audit._embed
     monkeypatch.setattr(audit, "_embed", remembers)
-    report = run(config(purpose="simulation"), **copied.arguments, **outputs(tmp_path))
+    report = run(copied.context(config(purpose="simulation"), tmp_path))
     assert report["calibrated"]["finding"] == "leak"
     assert "better than by chance" in report["sentence"]
 
@@ -84,22 +80,22 @@ def test_a_model_that_memorised_its_users_is_found(copied, tmp_path, monkeypatch
 def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_path):
     shutil.rmtree(copied.private / "users")
     write_users(copied.private / "users", 3)
-    public = run(config(), **copied.arguments, **outputs(tmp_path))
+    public = run(copied.context(config(), tmp_path))
     assert public["measured"] is None
     assert figures_of(copied)["measured"] is False
     assert "too few users" in figures_of(copied)["sentence"]
 
 
 def test_the_public_report_does_not_tell_how_many_users_trained(copied, tmp_path):
-    one = run(config(), **copied.arguments, **outputs(tmp_path))
+    one = run(copied.context(config(), tmp_path))
     shutil.rmtree(copied.private / "users")
     write_users(copied.private / "users", 3)
-    assert run(config(), **copied.arguments, **outputs(tmp_path)) == one
+    assert run(copied.context(config(), tmp_path)) == one
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
     with pytest.raises(ArtifactError, match="another run"):
-        run(config(), **(copied.arguments | {"run_id": "run-2"}), **outputs(tmp_path))
+        run(copied.context(config(), tmp_path, run_id="run-2"))
 
 
 def found(finding, calibrated, **more):

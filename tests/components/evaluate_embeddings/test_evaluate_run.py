@@ -22,8 +22,7 @@ def report(finished, tmp_path_factory):
     settings = config(
         **SUBGROUPS, **{"evaluation.previous_release": str(finished.root / "pretrained")}
     )
-    outputs = {"report_path": folder / "report.json", "html_path": folder / "report.html"}
-    returned = run(settings, **finished.arguments, **outputs)
+    returned = run(finished.context(settings, folder))
     read_document(folder / "report.json", "utility")  # of the form the gate wants
     return returned, read_json(folder / "report.json", SCHEMA), (folder / "report.html").read_text()
 
@@ -92,12 +91,13 @@ def test_embedding_space_depends_on_weights_and_on_what_the_model_sees():
 
 def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
     settings = config(**{"evaluation.max_images": 60})
-    for name in ("a", "b"):
-        outputs = {"report_path": tmp_path / f"{name}.json", "html_path": tmp_path / f"{name}.html"}
-        run(settings, **finished.arguments, **outputs)
-    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-    assert read_json(tmp_path / "a.json", SCHEMA)["evaluated"]["images"] == 60
+    one, other = tmp_path / "a", tmp_path / "b"
+    for folder in (one, other):
+        folder.mkdir()
+        run(finished.context(settings, folder))
+    for name in ("report.json", "report.html"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert read_json(one / "report.json", SCHEMA)["evaluated"]["images"] == 60
 
 
 @pytest.fixture
@@ -106,15 +106,11 @@ def copied(finished, tmp_path):
     return FinishedRun(tmp_path / "run")
 
 
-def outputs(folder):
-    return {"report_path": folder / "report.json", "html_path": folder / "report.html"}
-
-
 @pytest.mark.parametrize("users", [0, 1])
 def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, users):
     shutil.rmtree(copied.private / "evaluation")
     write_users(copied.private / "evaluation", users)
-    report = run(config(), **copied.arguments, **outputs(tmp_path))
+    report = run(copied.context(config(), tmp_path))
     read_document(tmp_path / "report.json", "utility")
     assert report["measured"] is False
     assert report["recall_at_far"] == {}
@@ -123,21 +119,20 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
-    arguments = copied.arguments | {"run_id": "run-2"}
     with pytest.raises(ArtifactError, match="another run"):
-        run(config(), **arguments, **outputs(tmp_path))
+        run(copied.context(config(), tmp_path, run_id="run-2"))
 
 
 def test_model_of_another_schema_is_refused(copied, tmp_path):
     write_json(copied.root / "model" / "model.json", "fedemb/model/9", {})
     with pytest.raises(ArtifactError, match="fedemb/model/1"):
-        run(config(), **copied.arguments, **outputs(tmp_path))
+        run(copied.context(config(), tmp_path))
 
 
 def test_damaged_backbone_is_one_sentence(copied, tmp_path):
     (copied.root / "model" / "backbone.keras").write_bytes(b"not a model")
     with pytest.raises(ArtifactError, match="cannot be loaded"):
-        run(config(), **copied.arguments, **outputs(tmp_path))
+        run(copied.context(config(), tmp_path))
 
 
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path):
@@ -148,7 +143,7 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     bundle.mkdir()
     build_backbone(other, seed=0).save(bundle / "backbone.keras")
     settings = config(**{"evaluation.previous_release": str(bundle)})
-    report = run(settings, **copied.arguments, **outputs(tmp_path))
+    report = run(copied.context(settings, tmp_path))
     read_document(tmp_path / "report.json", "utility")
     assert report["previous_release"]["comparable"] is False
     assert "embedding_dim" in report["previous_release"]["reason"]
@@ -156,7 +151,7 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
 
 def test_without_public_pretraining_the_start_is_called_untrained(finished, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
-    report = run(settings, **finished.arguments, **outputs(tmp_path))
+    report = run(finished.context(settings, tmp_path))
     read_document(tmp_path / "report.json", "utility")
     assert report["untrained"] is None
     assert "an untrained backbone" in report["sentence"]
@@ -188,7 +183,7 @@ def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
             "evaluation.centralized_epochs": 2,
         }
     )
-    report = run(settings, **finished.arguments, **outputs(tmp_path))
+    report = run(finished.context(settings, tmp_path))
     read_document(tmp_path / "report.json", "utility")
     drop = report["utility_drop"]["0.001"]
     central, own = (part["recall_at_far"]["0.001"] for part in (report["centralized"], report))

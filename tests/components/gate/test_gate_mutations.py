@@ -87,7 +87,7 @@ def mutate(document):
 
 
 def test_every_mutation_of_a_resigned_report_is_denied(good_run):
-    evidence = read_evidence(good_run.config, **good_run.evidence_paths())
+    evidence = read_evidence(good_run.config, good_run.artifacts)
     report = dict(read_document(good_run.report, "report").body)
     ledger = good_run.ledger()
     signer = Signer.load_or_create(good_run.keys, "report")
@@ -159,7 +159,7 @@ OPEN = {"0.001", "1"}
 def _allowed_when_priced_anew(run, ledger, **bent) -> bool:
     """Whether an honest account_privacy and the gate let the documents pass as they lie there."""
     try:
-        evidence = read_evidence(run.config, **run.evidence_paths())
+        evidence = read_evidence(run.config, run.artifacts)
         evidence = dataclasses.replace(evidence, **bent)
         plan = check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -323,7 +323,7 @@ def test_numbers_that_are_none_are_denied(run, text):
 
 
 def test_nan_in_any_number_of_the_report_denies(good_run):
-    evidence = read_evidence(good_run.config, **good_run.evidence_paths())
+    evidence = read_evidence(good_run.config, good_run.artifacts)
     report = dict(read_document(good_run.report, "report").body)
     ledger = good_run.ledger()
     numbers = 0

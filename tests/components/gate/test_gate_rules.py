@@ -25,7 +25,7 @@ SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
 
 def verdict_of(run, *, now=None, **changes):
     """Decides on a run whose report was made anew after the change."""
-    evidence = read_evidence(run.config, **run.evidence_paths())
+    evidence = read_evidence(run.config, run.artifacts)
     report = dict(read_document(run.report, "report").body)
     if changes:
         report = sign_document({**report, **changes}, Signer.load_or_create(run.keys, "report"))
@@ -442,7 +442,7 @@ def test_run_with_other_terms_than_its_policy_is_refused_and_denied(tmp_path, ru
     name = next(iter(changes)).removesuffix("label_scope")
     with pytest.raises(Refused, match=f"{name}.*for life.*another policy_id"):
         later.do_reserve()
-    evidence = read_evidence(run.config, **run.evidence_paths())
+    evidence = read_evidence(run.config, run.artifacts)
     bent = dataclasses.replace(evidence, config=run.config.updated(changes))
     ledger, report = run.ledger(), read_document(run.report, "report").body
     verdict = decide(bent, report, ledger)

@@ -65,7 +65,7 @@ def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_pat
     told = _versions(receiver.events)
     digests = {"privacy_report": file_digest(run.report), "verdict": file_digest(run.verdict)}
     assert told == digests
-    said = (run.root / "gate" / "lineage").read_text()
+    said = run.lineage.read_text()
     sent = b"".join(body for _, _, body in receiver.received).decode()
     for digest in (FORGED, file_digest(run.model / "backbone.keras"), file_digest(run.users)):
         assert digest not in said
@@ -83,7 +83,7 @@ def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path
     _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
     run.do_account()
     assert _versions(receiver.events)["users"] == honest_run.COMMITMENTS["users"]
-    assert FORGED not in (run.root / "account" / "lineage").read_text()
+    assert FORGED not in run.lineage.read_text()
 
 
 def test_simulation_whose_documents_nobody_compared_tells_no_commitment(receiving, tmp_path):

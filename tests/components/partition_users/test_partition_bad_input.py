@@ -26,7 +26,9 @@ from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
 from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
+from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"
@@ -300,10 +302,15 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 # ---- the step itself ----------------------------------------------------------------------------
 
 
-def reservation_for(path: Path, config: Any, **changes: Any) -> Path:
+def context_of(config: Any, root: Path) -> StepContext:
+    artifacts = RunArtifacts(reservation=root / "reservation.json", users=root / "manifest.json")
+    stores = {"private_root": str(root / "private"), "keys": str(root / "keys")}
+    return StepContext(artifacts, config=config, run_id="run-1", **stores)
+
+
+def reservation_for(path: Path, config: Any, **changes: Any) -> None:
     body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
     write_json(path, "fedemb/reservation/1", body)
-    return path
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
@@ -316,14 +323,8 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     keys = str(tmp_path / "keys")
     key = commitment_key(open_key_store(keys), config.policy.policy_id)
     bound = fingerprint_input(config.data.source.uri, key, "run-1")
-    manifest = run(
-        config,
-        reservation_path=reservation_for(tmp_path / "reservation.json", config, input=bound),
-        private_root=str(tmp_path / "private"),
-        run_id="run-1",
-        keys_uri=keys,
-        manifest_path=tmp_path / "manifest.json",
-    )
+    reservation_for(tmp_path / "reservation.json", config, input=bound)
+    manifest = run(context_of(config, tmp_path))
     assert read_json(tmp_path / "manifest.json", "fedemb/users/1") == manifest
     assert set(manifest) == {
         *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
@@ -339,15 +340,9 @@ def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> 
     from fedemb.steps.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(2)))
+    reservation_for(tmp_path / "reservation.json", config, **{changed: "another"})
     with pytest.raises(PlanMismatch, match=changed):
-        run(
-            config,
-            reservation_path=reservation_for(tmp_path / "r.json", config, **{changed: "another"}),
-            private_root=str(tmp_path / "private"),
-            run_id="run-1",
-            keys_uri=str(tmp_path / "keys"),
-            manifest_path=tmp_path / "manifest.json",
-        )
+        run(context_of(config, tmp_path))
     assert not (tmp_path / "private").exists()
 
 

@@ -5,13 +5,17 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, TrainingConfig
+from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.embedding import build_backbone, embed, load_backbone, train_centralized
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.steps.pretrain_public.pretrain import run
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
+
+
+def _start(pretraining, seed=0):
+    return PublicStart(model=MODEL, pretraining=pretraining, seed=seed)
 
 
 def _blobs(classes=20, images=12, seed=0):
@@ -55,7 +59,7 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
         {"kind": kind, "source": {"uri": parquet}, "epochs": 12, "batch_size": 24,
          "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn"}
     )  # fmt: skip
-    card = run(MODEL, settings, seed=3, output_dir=tmp_path)
+    card = run(_start(settings, seed=3), tmp_path)
     assert (card["images"], card["classes"], card["licence"]) == (240, 20, "CC0")
     assert card["weights_sha"] == file_digest(tmp_path / "backbone.keras")
     trained = load_backbone(tmp_path / "backbone.keras", MODEL)
@@ -64,7 +68,7 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
 
 def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):
     shas = {
-        run(MODEL, PretrainingConfig(), seed=seed, output_dir=tmp_path / str(n))["weights_sha"]
+        run(_start(PretrainingConfig(), seed), tmp_path / str(n))["weights_sha"]
         for n, seed in enumerate((1, 1, 2))
     }
     assert len(shas) == 2
@@ -75,7 +79,7 @@ def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):
 
 def _import(path, tmp_path):
     settings = PretrainingConfig(kind="import", import_path=str(path))
-    return run(MODEL, settings, seed=0, output_dir=tmp_path / "out")
+    return run(_start(settings), tmp_path / "out")
 
 
 def test_import_takes_a_backbone_of_known_layers(tmp_path):

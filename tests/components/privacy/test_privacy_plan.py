@@ -10,6 +10,7 @@ from dp_accounting import dp_event as dpe
 from privacy_worlds import KINDS, adaptive, make_plan
 
 from fedemb.config import RunConfig
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.calibration import with_target_epsilon
@@ -20,6 +21,7 @@ from fedemb.privacy.accounting.tuning import conditions, price_tuning
 from fedemb.privacy.mechanisms import blt, tree
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
 from fedemb.privacy.planning.projection import project
+from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import document, run
 
 
@@ -286,7 +288,7 @@ def test_optimised_blt_beats_the_tree_at_equal_utility():
 
 def test_step_writes_a_plan_whose_parts_agree(tmp_path):
     config = run_config(GROUP, certify_at=[300_000])
-    written = run(config, tmp_path / "plan.json")
+    written = run(StepContext(RunArtifacts(privacy_plan=tmp_path / "plan.json"), config=config))
     assert json.loads((tmp_path / "plan.json").read_text()) == written
     plan = MechanismPlan.from_json(written["plan"])
     assert plan == plan_mechanism(config)

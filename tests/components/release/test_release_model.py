@@ -40,22 +40,9 @@ def released(tmp_path_factory):
     for act in ("measure", "account", "gate"):
         getattr(run, f"do_{act}")()
     honest_run.INITIAL_WEIGHTS = initial
-    run.document = release.run(run.config, **arguments(run))
+    run.document = release.run(run.context())
     run.backbone = backbone
     return run
-
-
-def arguments(run):
-    return {
-        **run.evidence_paths(),
-        "verdict_path": run.verdict,
-        "report_path": run.report,
-        "pretrained_dir": run.root / "pretrained",
-        "ledger_uri": run.ledger_uri,
-        "keys_uri": run.keys_uri,
-        "releases_uri": str(run.root / "releases"),
-        "release_path": run.root / "release.json",
-    }
 
 
 def trust(run):
@@ -93,7 +80,7 @@ def test_serving_signature_maps_image_bytes_to_unit_embeddings(released):
 
 
 def test_release_repeated_publishes_nothing_twice(released):
-    again = release.run(released.config, **arguments(released))
+    again = release.run(released.context())
     assert again == released.document
     assert len(released.ledger().state.attempts["monday", 1].releases) == 1
 
@@ -137,32 +124,30 @@ def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
 def test_taken_version_is_refused_for_another_model(released, tmp_path):
     other = honest_run.start(tmp_path / "other", "tuesday", released.policy_root).until_gate()
     other.do_gate()
-    changed = {**arguments(other), "releases_uri": str(released.root / "releases")}
     with pytest.raises(Refused, match=r"another release\.version"):
-        release.run(other.config, **changed)
+        release.run(other.context(releases=released.releases_uri))
 
 
 def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_path):
     other = honest_run.start(tmp_path / "other", "wednesday", released.policy_root).until_gate()
     other.do_gate()
-    changed = {**arguments(other), "verdict_path": released.verdict}
     with pytest.raises(GateDenied, match="run gate_release"):
-        release.run(other.config, **changed)
+        release.run(other.context(verdict=released.verdict))
     verdict = json.loads(other.verdict.read_text())
     other.verdict.write_bytes(other.verdict.read_bytes() + b"\n")
     with pytest.raises(ArtifactError, match="changed after it was written"):
-        release.run(other.config, **arguments(other))
+        release.run(other.context())
     verdict.pop("schema")
     write_json(other.verdict, "fedemb/verdict/1", {**verdict, "allow": False})
     with pytest.raises(Refused):
-        release.run(other.config, **arguments(other))
+        release.run(other.context())
     assert not (other.root / "releases").exists()
 
 
 def test_simulation_releases_nothing(tmp_path):
     run = honest_run.start(tmp_path, purpose="simulation").until_gate()
     run.do_gate()
-    assert release.run(run.config, **arguments(run))["uri"] is None
+    assert release.run(run.context())["uri"] is None
     assert not (run.root / "releases").exists()
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, Refused
 from fedemb.provenance import code_digest
+from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 
@@ -33,15 +35,11 @@ def _config(root: Path, **changes: Any) -> RunConfig:
 
 
 def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
-    plan.run(config, root / "plan.json")
-    return reserve.run(
-        config,
-        plan_path=root / "plan.json",
-        run_id=run_id,
-        ledger_uri=str(root / "ledger"),
-        keys_uri=str(root / "keys"),
-        reservation_path=root / "reservation.json",
-    )
+    artifacts = RunArtifacts(privacy_plan=root / "plan.json", reservation=root / "reservation.json")
+    stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
+    context = StepContext(artifacts, config=config, run_id=run_id, **stores)
+    plan.run(context)
+    return reserve.run(context)
 
 
 def test_commitment_to_the_input_does_not_tell_whether_data_changed_between_runs(tmp_path):

@@ -16,8 +16,7 @@ from fedemb.embedding import RoundFunction, load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
 from fedemb.gate.artifact_rules import public_line
 from fedemb.gate.differences import differences
-from fedemb.keys import open_key_store
-from fedemb.ledger.ledger import connect, read_reservation
+from fedemb.ledger.ledger import read_reservation
 from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train
@@ -89,15 +88,13 @@ def test_diagnostics_are_raw_and_complete(finished):
 
 
 def test_commit_closes_the_attempt_and_destroys_the_root_key(finished):
-    arguments = finished.arguments
-    ledger = connect(arguments["ledger_uri"], arguments["keys_uri"], "default")
-    attempt = ledger.attempt(read_reservation(arguments["reservation_path"]))
+    context = finished.context()
+    attempt = context.ledger.attempt(read_reservation(context.artifacts.reservation))
     log = attempt.commit.body["round_log"]
     assert log["rounds_started"] == 6
     assert log["sha"] == file_digest(finished.root / "model" / "rounds.jsonl")
     assert log["card_sha"] == file_digest(finished.root / "model" / "model.json")
-    keys = open_key_store(arguments["keys_uri"])
-    assert not keys.exists(f"reservation/{RUN_ID}-{attempt.reserve.attempt}")
+    assert not context.keys.exists(f"reservation/{RUN_ID}-{attempt.reserve.attempt}")
 
 
 def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path):
@@ -226,7 +223,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         from fedemb.steps.pretrain_public import pretrain
 
         folder = ready.root / "pretrained"
-        pretrain.run(changed.model, changed.pretraining, seed=99, output_dir=folder)
+        pretrain.run(changed.public_start().model_copy(update={"seed": 99}), folder)
     elif what == "code":
         monkeypatch.setattr(train, "code_digest", lambda: "f" * 64)
     else:
@@ -251,7 +248,7 @@ def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypa
 
 
 def test_users_of_other_blocks_than_were_reserved_are_refused(ready):
-    path = ready.arguments["users_manifest_path"]
+    path = ready.context().artifacts.users
     users = json.loads(path.read_bytes())
     path.write_text(json.dumps({**users, "blocks": ["all/0", "all/1"]}))
     with pytest.raises(PlanMismatch, match=r"users\.blocks"):
@@ -259,9 +256,9 @@ def test_users_of_other_blocks_than_were_reserved_are_refused(ready):
 
 
 def test_nothing_runs_without_the_root_key(ready):
-    arguments = ready.arguments
-    attempt = read_reservation(arguments["reservation_path"]).attempt
-    open_key_store(arguments["keys_uri"]).destroy(f"reservation/{RUN_ID}-{attempt}")
+    context = ready.context()
+    attempt = read_reservation(context.artifacts.reservation).attempt
+    context.keys.destroy(f"reservation/{RUN_ID}-{attempt}")
     with pytest.raises(LedgerError):
         ready.train()
 
@@ -279,7 +276,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 
     monkeypatch.setattr(RoundLog, "commit", killing)
     with pytest.raises(Killed):
-        train.run(ready.config, **ready.arguments, root_key=bytes(32))
+        train.run(ready.context(), root_key=bytes(32))
     monkeypatch.undo()
     ready.train()  # the other rounds from the secret key, too late
     assert json.loads((ready.root / "model" / "model.json").read_text())["key_injected"] is True
@@ -290,7 +287,7 @@ def test_key_that_was_handed_in_shows_on_the_card_for_good(ready, finished, monk
 def test_release_takes_no_key_that_was_handed_in(ready):
     release = ready.config.updated({"purpose": "release"})
     with pytest.raises(ConfigError, match="root_key"):
-        train.run(release, **ready.arguments, root_key=bytes(32))
+        train.run(ready.context(release), root_key=bytes(32))
 
 
 def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
@@ -298,7 +295,7 @@ def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
 
 
 def _of_the_gates_form(run):
-    plan, _ = read_plan(run.arguments["plan_path"], run.config)
+    plan, _ = read_plan(run.context().artifacts.privacy_plan, run.config)
     rounds = read_rounds(run.root / "model" / "rounds.jsonl")
     read_document(run.root / "model" / "model.json", "model")
     for index, entry in enumerate(rounds):
@@ -412,9 +409,7 @@ def test_a_lost_host_asks_to_try_again_and_loses_nothing(ready, finished, monkey
 def twin(ready):
     """A second trainer of the same reservation, with a private root of its own."""
     shutil.copytree(ready.root / "private", ready.root / "elsewhere")
-    arguments = ready.arguments | {"private_root": str(ready.root / "elsewhere")}
-    arguments["model_dir"] = ready.root / "model of the twin"
-    return lambda: train.run(ready.config, **arguments)
+    return lambda: train.run(ready.context(private="elsewhere", model="model of the twin"))
 
 
 def _beside(monkeypatch, act):

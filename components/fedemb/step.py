@@ -1,7 +1,8 @@
 """The one place that knows images and the `@step` decorator, and what every step's body shares.
 
-A step is a thin Python component: its body imports the package from its image and calls `run`. The
-same function runs in process in tests, under `kfp.local` on a laptop, and in a pod.
+A step is a thin Python component: its body imports the package from its image and calls
+`run(context)`. The same function runs in process in tests, under `kfp.local` on a laptop, and in a
+pod.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from kfp import dsl
 
 from fedemb.errors import FedEmbError
+from fedemb.step_context import StepContext
 
 Image = Literal["light", "cpu", "trainer"]
 
@@ -48,8 +50,10 @@ def log_event(kind: str, **fields: Any) -> None:
 
 
 @contextmanager
-def step_process(name: str, *, private: bool = False) -> Iterator[None]:
-    """Runs the body of a step: logging, and errors as one sentence with their exit code.
+def step_process(
+    name: str, values: Mapping[str, Any], *, private: bool = False
+) -> Iterator[StepContext]:
+    """Runs the body of a step: its context, logging, and errors as one sentence with an exit code.
 
     An error that is not ours is a bug: it keeps its traceback and ends with exit code 1. In a step
     that holds private data the log gets places and type of such an error without its message, which
@@ -57,6 +61,7 @@ def step_process(name: str, *, private: bool = False) -> Iterator[None]:
 
     Args:
       name: of the step.
+      values: the component's arguments, its `locals()`.
       private: whether private data is in this process.
     """
     logging.basicConfig(
@@ -67,7 +72,7 @@ def step_process(name: str, *, private: bool = False) -> Iterator[None]:
     started = time.monotonic()
     log_event("step_started", step=name, pid=os.getpid())
     try:
-        yield
+        yield StepContext.of_component(values)
     except FedEmbError as error:
         fields = {"step": name, "error": type(error).__name__, "exit_code": error.exit_code}
         log_event("step_failed", message=str(error), **fields)
