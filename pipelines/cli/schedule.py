@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
 schedule_app = typer.Typer(
     help="Recurring runs as reviewed data: price, compare, apply.", no_args_is_help=True
@@ -18,37 +22,54 @@ Host = Annotated[
     str | None, typer.Option(help="Address of the Kubeflow Pipelines API.", envvar="KFP_HOST")
 ]
 Namespace = Annotated[
-    str | None, typer.Option(help="Kubernetes namespace of a multi-user Kubeflow.")
+    str | None,
+    typer.Option(
+        help="Namespace of the runs; else that of --profile, of this pod, or `fedemb`.",
+        envvar="KFP_NAMESPACE",
+    ),
 ]
+Profiles = Annotated[
+    list[str] | None,
+    typer.Option("--profile", help="Profile that names the namespace; may be given often."),
+]
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 FOLDER = Path("infra/schedules")
 
 
 @schedule_app.command()
-def plan(folder: Folder = FOLDER, host: Host = None, namespace: Namespace = None) -> None:
+def plan(
+    folder: Folder = FOLDER,
+    host: Host = None,
+    namespace: Namespace = None,
+    profile: Profiles = None,
+) -> None:
     """Print what each schedule costs, and with --host what `apply` would change."""
-    from fedemb.pipelines.schedules.schedules import load_schedules
+    from fedemb.pipelines.schedules import reconcile
+    from fedemb.pipelines.schedules.load import load_schedules
 
     schedules = load_schedules(folder)
     if host is None:
         for item in schedules:
             typer.echo(f"{item.schedule.name}: {item.cost}")
         return
-    for change in _cluster(host, namespace).plan(schedules):
+    for change in reconcile.plan(_kubeflow(host, namespace, profile), schedules, _now()):
         typer.echo(str(change))
 
 
 @schedule_app.command()
 def apply(
-    host: Host = None,
     folder: Folder = FOLDER,
+    host: Host = None,
     namespace: Namespace = None,
+    profile: Profiles = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs until they are what the folder says."""
-    from fedemb.pipelines.schedules.schedules import load_schedules
+    from fedemb.pipelines.schedules import reconcile
+    from fedemb.pipelines.schedules.load import load_schedules
 
-    cluster = _cluster(_required(host), namespace)
-    changes = cluster.plan(load_schedules(folder))
+    kubeflow = _kubeflow(host, namespace, profile)
+    changes = reconcile.plan(kubeflow, load_schedules(folder), _now())
     todo = [change for change in changes if change.action != "keep"]
     for change in changes:
         typer.echo(str(change))
@@ -57,16 +78,23 @@ def apply(
         return
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
-    cluster.apply(todo)
+    reconcile.apply(kubeflow, todo, _now())
     typer.echo(f"{len(todo)} change(s) carried out")
 
 
 @schedule_app.command()
-def diff(host: Host = None, folder: Folder = FOLDER, namespace: Namespace = None) -> None:
+def diff(
+    folder: Folder = FOLDER,
+    host: Host = None,
+    namespace: Namespace = None,
+    profile: Profiles = None,
+) -> None:
     """Say whether the cluster is what the folder says; exit code 1 if it is not."""
-    from fedemb.pipelines.schedules.schedules import load_schedules
+    from fedemb.pipelines.schedules import reconcile
+    from fedemb.pipelines.schedules.load import load_schedules
 
-    changes = _cluster(_required(host), namespace).plan(load_schedules(folder))
+    kubeflow = _kubeflow(host, namespace, profile)
+    changes = reconcile.plan(kubeflow, load_schedules(folder), _now())
     differing = [change for change in changes if change.action != "keep"]
     for change in differing:
         typer.echo(str(change))
@@ -78,7 +106,7 @@ def diff(host: Host = None, folder: Folder = FOLDER, namespace: Namespace = None
 @schedule_app.command(name="schema")
 def schema() -> None:
     """Print the JSON schema of a schedule's file."""
-    from fedemb.pipelines.schedules.schedules import json_schema
+    from fedemb.pipelines.schedules.schedule import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=1, sort_keys=True))
 
@@ -92,6 +120,7 @@ def submit(
     ] = None,
     experiment: Annotated[str, typer.Option(help="Experiment of the run.")] = "dp-fedemb",
     namespace: Namespace = None,
+    profile: Profiles = None,
     service_account: Annotated[
         str | None, typer.Option(help="Account that drives the run.")
     ] = "fedemb-run",
@@ -106,19 +135,18 @@ def submit(
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.schedules import check_package, run_arguments
+    from fedemb.pipelines.schedules.package import check_package, run_arguments
     from fedemb.steps.plan_privacy.plan import document
 
-    if not dry_run:
-        host = _required(host)
+    kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
     loaded = load_config(config, set_ or [])
     check_package(package)
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
     typer.echo(f"planned: {document(loaded)['guarantee']['sentence']}")
-    if dry_run:
+    if kubeflow is None:
         return
-    run_id = _cluster(_required(host), namespace).submit(
+    run_id = kubeflow.submit(
         package,
         loaded,
         experiment=experiment,
@@ -130,15 +158,25 @@ def submit(
     typer.echo(f"run {run_id}")
 
 
-def _required(host: str | None) -> str:
+def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | None) -> Kubeflow:
     from fedemb.errors import ConfigError
+    from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
     if not host:
         raise ConfigError("no Kubeflow API was named; say --host, or set KFP_HOST")
-    return host
+    return Kubeflow(host, _namespace(namespace, profiles), os.environ.get("KFP_TOKEN"))
 
 
-def _cluster(host: str, namespace: str | None) -> Any:
-    from fedemb.pipelines.schedules.reconcile import Cluster
+def _namespace(named: str | None, profiles: list[str] | None) -> str:
+    """The namespace that was named, else the profile's, this pod's own, or that of `infra`."""
+    from fedemb.pipelines.compile.cluster import load_profile
 
-    return Cluster(host, namespace, os.environ.get("KFP_TOKEN"))
+    if named:
+        return named
+    if profiles and (of_profile := load_profile(*profiles).namespace):
+        return of_profile
+    return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else "fedemb"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -75,7 +75,9 @@ class Profile(Section):
     steps: dict[str, StepResources]
     """Step name -> resources; `default` for a step without an entry."""
     ttl_seconds_after_finished: int
-    """Seconds after which finished workflows are removed from the cluster."""
+    """Seconds after which finished workflows are removed from the cluster, however they ended."""
+    namespace: str | None = None
+    """Namespace of the runs; null: that of the pod that submits them, or `fedemb`."""
 
 
 def load_profile(*sources: str | Path) -> Profile:
@@ -190,10 +192,14 @@ def compile_pipeline(
 
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
+    seconds = resources.ttl_seconds_after_finished
     pipeline = build_pipeline(
         configure=lambda name, task: _configure(name, task, resources),
         pipeline_config=dsl.PipelineConfig(
-            ttl_seconds_after_finished=resources.ttl_seconds_after_finished
+            ttl_seconds_after_finished=seconds,
+            # Kubeflow's defaults name these two, and they win over the general one.
+            ttl_seconds_after_success=seconds,
+            ttl_seconds_after_failure=seconds,
         ),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
+from fedemb.pipelines.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from fedemb.ledger.budget import Charge, Spent
     from fedemb.ledger.terms import PolicyTerms
-    from fedemb.pipelines.schedules.schedules import Loaded, Schedule
 
 
 @dataclass(frozen=True)
@@ -87,29 +87,33 @@ def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
     return Cost(schedule.runs, one.epsilon, whole.epsilon, whole.delta, whole.method)
 
 
-def check_together(schedules: Sequence[Loaded]) -> None:
+_Priced = tuple[Schedule, RunConfig]
+"""A schedule and the configuration of its runs."""
+
+
+def check_together(schedules: Sequence[_Priced]) -> None:
     """Holds the sum of all schedules that share a policy against its cap.
 
     Raises:
       ConfigError: two schedules give one policy different terms.
       BudgetExceeded: together they pass its cap.
     """
-    policies: dict[tuple[str | None, str], list[Loaded]] = {}
-    for item in schedules:
-        if item.schedule.enabled:
-            policy = (item.config.storage.ledger, item.config.policy.policy_id)
-            policies.setdefault(policy, []).append(item)
+    policies: dict[tuple[str | None, str], list[_Priced]] = {}
+    for schedule, config in schedules:
+        if schedule.enabled:
+            policy = (config.storage.ledger, config.policy.policy_id)
+            policies.setdefault(policy, []).append((schedule, config))
     for (_, policy_id), sharing in policies.items():
         if len(sharing) > 1:
             _check_policy(policy_id, sharing)
 
 
-def _check_policy(policy_id: str, sharing: Sequence[Loaded]) -> None:
+def _check_policy(policy_id: str, sharing: Sequence[_Priced]) -> None:
     from fedemb.ledger.ledger import blocks_of
 
-    names = ", ".join(item.schedule.name for item in sharing)
-    charged = {item.schedule.name: charge_of(item.config) for item in sharing}
-    terms = charged[sharing[0].schedule.name][1]
+    names = ", ".join(schedule.name for schedule, _ in sharing)
+    charged = {schedule.name: charge_of(config) for schedule, config in sharing}
+    terms = charged[sharing[0][0].name][1]
     for name, (_, others) in charged.items():
         # The plan may differ where the policy filters; the rest is fixed for the policy's life.
         if dataclasses.replace(others, schedule=terms.schedule) != terms:
@@ -117,7 +121,7 @@ def _check_policy(policy_id: str, sharing: Sequence[Loaded]) -> None:
                 f"schedules {names} share policy {policy_id}, and {name} gives it other terms; "
                 "make the sections `policy`, and who is one user, the same"
             )
-    blocks = {item.schedule.name: set(blocks_of(item.config.partition)) for item in sharing}
+    blocks = {schedule.name: set(blocks_of(config.partition)) for schedule, config in sharing}
     done: set[frozenset[str]] = set()
     for block in sorted(set().union(*blocks.values())):
         weighing = frozenset(name for name, held in blocks.items() if block in held)
@@ -125,9 +129,9 @@ def _check_policy(policy_id: str, sharing: Sequence[Loaded]) -> None:
             continue
         done.add(weighing)
         runs = {
-            item.schedule.name: (item.schedule, charged[item.schedule.name][0])
-            for item in sharing
-            if item.schedule.name in weighing
+            schedule.name: (schedule, charged[schedule.name][0])
+            for schedule, _ in sharing
+            if schedule.name in weighing
         }
         _check(
             f"schedules {', '.join(runs)} share policy {policy_id} and cost",
@@ -187,12 +191,4 @@ def _price(runs: _Runs, terms: PolicyTerms, until: datetime | None) -> Spent | N
 
 def _moment(runs: _Runs, number: int) -> datetime:
     """When the run of this number, counted over all schedules, is due."""
-    early = min(schedule.start for schedule, _ in runs.values())
-    late = max(schedule.end for schedule, _ in runs.values())
-    while late - early > timedelta(seconds=1):
-        middle = early + timedelta(seconds=(late - early) // timedelta(seconds=1) // 2)
-        if sum(schedule.runs_until(middle) for schedule, _ in runs.values()) >= number:
-            late = middle
-        else:
-            early = middle
-    return late
+    return sorted(slot for schedule, _ in runs.values() for slot in schedule.slots)[number - 1]

@@ -1,32 +1,29 @@
-"""Makes the recurring runs of a Kubeflow API what the reviewed schedules say. Idempotent.
+"""Makes the recurring runs of a namespace what the reviewed schedules say. Idempotent.
 
-A recurring run cannot be edited, so a change deletes it and creates it anew: in that order, because
-two of them at once would spend twice, and none at all spends nothing. One that is no longer in the
-folder is disabled, never deleted, and so is a copy of one that is. A disabled one that is wanted
-again is replaced, because merely enabling it would let it catch up on what it missed. A recurring
-run without our mark is somebody else's, whatever its name, and left alone.
+A recurring run cannot be edited. A changed one is created beside the old one, disabled; the old one
+is disabled, the new one enabled, the old one deleted. So two never fire at once, which would spend
+twice; and if a call fails, the one that fired before fires again. What is left of such a failure is
+disabled, and the next `apply` takes it up.
+
+A recurring run starts when it is created, not when its schedule does: Kubeflow starts the latest
+slot that lies behind it at once, also without catch-up, and that would be a run nobody planned. For
+the same reason a disabled one is enabled only if it missed nothing.
+
+One that is no longer in the folder is disabled, never deleted, and so is a copy of one that is. A
+recurring run without our mark is somebody else's, whatever its name, and left alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import re
-import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import datetime
 from typing import Any, Literal
 
-from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest
-from fedemb.errors import ConfigError, StorageError
-from fedemb.pipelines.schedules.schedules import MARK, Loaded, as_utc, check_package, run_arguments
-
-PIPELINE = "dp-fedemb"
+from fedemb.errors import StorageError
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, version_name
+from fedemb.pipelines.schedules.load import Loaded
+from fedemb.pipelines.schedules.schedule import MARK, as_utc
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,10 @@ class Change:
     name: str
     fields: tuple[str, ...] = ()
     """Fields that differ."""
-    observed: str | None = None
-    """Id of the recurring run that is there."""
+    observed: Any = None
+    """The recurring run that is there."""
+    prepared: Any = None
+    """One that is as wanted, but disabled: what an interrupted change left."""
     wanted: Loaded | None = None
 
     def __str__(self) -> str:
@@ -48,274 +47,129 @@ class Change:
         return f"{self.action} {self.name}{why}{cost}"
 
 
-class Cluster:
-    """The few calls of the Kubeflow Pipelines API that schedules and submissions need."""
-
-    def __init__(self, host: str, namespace: str | None = None, token: str | None = None) -> None:
-        """Connects.
-
-        Raises:
-          StorageError: the API does not answer.
-        """
-        with _quietly(host), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            from kfp import Client
-
-            self._client: Any = Client(
-                host=host, namespace=namespace or "kubeflow", existing_token=token
-            )
-        self.host, self.namespace = host, namespace
-
-    def plan(self, schedules: Sequence[Loaded]) -> list[Change]:
-        """Compares what is wanted with what is there; changes nothing."""
-        wanted = {item.schedule.name: item for item in schedules}
-        there: dict[str, Any] = {}
-        copies: list[Any] = []
-        ours = (run for run in self._recurring_runs() if (run.description or "").startswith(MARK))
-        for run in sorted(ours, key=lambda run: (run.display_name, not _enabled(run))):
-            if run.display_name in wanted and run.display_name not in there:
-                there[run.display_name] = run
-            else:
-                copies.append(run)
-        changes = [
-            Change("disable", run.display_name, (), run.recurring_run_id)
-            for run in copies
-            if _enabled(run)
-        ]
-        for name, item in wanted.items():
-            if name not in there:
-                changes.append(Change("create", name, wanted=item))
-                continue
-            differing = self._differences(item, there[name])
-            action = "replace" if differing else "keep"
-            run_id = there[name].recurring_run_id
-            changes.append(Change(action, name, tuple(differing), run_id, item))
-        return changes
-
-    def apply(self, changes: Sequence[Change]) -> None:
-        """Carries out a plan."""
-        for change in changes:
-            with _quietly(self.host):
-                if change.action == "disable":
-                    self._client.disable_recurring_run(change.observed)
-                if change.action == "replace":
-                    self._client.delete_recurring_run(change.observed)
-            if change.wanted is not None and change.action in ("create", "replace"):
-                self._create(change.wanted)
-
-    def submit(
-        self,
-        package: Path,
-        config: RunConfig,
-        *,
-        experiment: str,
-        service_account: str | None = None,
-        pipeline_root: str | None = None,
-        beam_options: tuple[str, ...] = (),
-        resume: str | None = None,
-    ) -> str:
-        """Starts one run of a compiled pipeline and returns its id.
-
-        Args:
-          package: YAML of `fedemb compile`.
-          config: configuration of the run.
-          experiment: what the run is filed under.
-          service_account: account that drives the run.
-          pipeline_root: public root; None: that of the namespace.
-          beam_options: options of the engine that partitions the users.
-          resume: id of a crashed run that this one continues: its reservation, its rounds.
-
-        Raises:
-          ConfigError: the package breaks a rule, or a store is not named.
-          StorageError: the API does not answer or refuses.
-        """
-        check_package(package)
-        arguments = run_arguments(config, beam_options)
-        name = f"{PIPELINE} {config.release.name}"
-        with tempfile.TemporaryDirectory() as folder:
-            if resume is not None:
-                package = resumed(package, resume, Path(folder))
-                name = f"{name} (resumes {resume})"
-            pipeline_id, version_id = self._version(package)
-        with _quietly(self.host):
-            group = self._client.create_experiment(experiment, namespace=self.namespace)
-            run = self._client.run_pipeline(
-                experiment_id=group.experiment_id,
-                job_name=name,
-                params=arguments,
-                pipeline_id=pipeline_id,
-                version_id=version_id,
-                pipeline_root=pipeline_root,
-                service_account=service_account,
-            )
-        return run.run_id
-
-    def _create(self, item: Loaded) -> None:
-        schedule = item.schedule
-        pipeline_id, version_id = self._version(item.package)
-        with _quietly(self.host):
-            group = self._client.create_experiment(schedule.experiment, namespace=self.namespace)
-            self._client.create_recurring_run(
-                experiment_id=group.experiment_id,
-                job_name=schedule.name,
-                description=item.description,
-                cron_expression=schedule.cron,
-                start_time=_rfc3339(schedule.start),
-                end_time=_rfc3339(schedule.end),
-                no_catchup=True,
-                max_concurrency=1,
-                enabled=schedule.enabled,
-                params=item.arguments,
-                pipeline_id=pipeline_id,
-                version_id=version_id,
-                pipeline_root=schedule.pipeline_root,
-                service_account=schedule.service_account,
-            )
-
-    def _differences(self, item: Loaded, run: Any) -> list[str]:
-        schedule = item.schedule
-        cron = run.trigger.cron_schedule if run.trigger else None
-        reference = run.pipeline_version_reference
-        runtime = run.runtime_config
-        wanted = {
-            "description": item.description,
-            "cron": schedule.cron,
-            "start": as_utc(schedule.start),
-            "end": as_utc(schedule.end),
-            "no_catchup": True,
-            "max_concurrency": 1,
-            "enabled": schedule.enabled,
-            "service_account": schedule.service_account,
-            "pipeline_root": schedule.pipeline_root,
-            "arguments": item.arguments,
-            "package": _version_name(item.package),
-        }
-        found = {
-            "description": run.description,
-            "cron": cron.cron if cron else None,
-            "start": as_utc(cron.start_time) if cron else None,
-            "end": as_utc(cron.end_time) if cron else None,
-            "no_catchup": bool(run.no_catchup),
-            "max_concurrency": int(run.max_concurrency or 0),
-            "enabled": _enabled(run),
-            "service_account": run.service_account,
-            "pipeline_root": (runtime.pipeline_root or None) if runtime else None,
-            "arguments": runtime.parameters if runtime else None,
-            "package": self._version_names().get(
-                str(reference.pipeline_version_id) if reference else ""
-            ),
-        }
-        return [field for field in wanted if wanted[field] != found[field]]
-
-    def _recurring_runs(self) -> Iterator[Any]:
-        page = ""
-        while True:
-            with _quietly(self.host):
-                answer = self._client.list_recurring_runs(
-                    page_token=page, page_size=100, namespace=self.namespace
-                )
-            yield from answer.recurring_runs or []
-            page = answer.next_page_token or ""
-            if not page:
-                return
-
-    def _version_names(self) -> dict[str, str]:
-        with _quietly(self.host):
-            pipeline_id = self._client.get_pipeline_id(PIPELINE)
-            if pipeline_id is None:
-                return {}
-            names, page = {}, ""
-            while True:
-                answer = self._client.list_pipeline_versions(
-                    pipeline_id, page_token=page, page_size=100
-                )
-                for version in answer.pipeline_versions or []:
-                    names[version.pipeline_version_id] = version.display_name
-                page = answer.next_page_token or ""
-                if not page:
-                    return names
-
-    def _version(self, package: Path) -> tuple[str, str]:
-        """Id of the pipeline and of the version with this content, uploaded if need be."""
-        name = _version_name(package)
-        with _quietly(self.host):
-            pipeline_id = self._client.get_pipeline_id(PIPELINE)
-            if pipeline_id is None:
-                created = self._client.upload_pipeline(
-                    str(package), pipeline_name=PIPELINE, namespace=self.namespace
-                )
-                pipeline_id = created.pipeline_id
-        for version_id, found in self._version_names().items():
-            if found == name:
-                return pipeline_id, version_id
-        with _quietly(self.host):
-            version = self._client.upload_pipeline_version(
-                str(package), pipeline_version_name=name, pipeline_id=pipeline_id
-            )
-        return pipeline_id, version.pipeline_version_id
-
-
-def resumed(package: Path, run_id: str, folder: Path) -> Path:
-    """Writes a copy of a package whose steps go by the id of an earlier run.
-
-    A run goes by the id Kubeflow gives it, so a new submission is a new run. With the id of the
-    crashed one in its place the steps find its reservation and its committed rounds; they refuse
-    it if code, configuration or data differ.
+def plan(api: Kubeflow, schedules: Sequence[Loaded], now: datetime) -> list[Change]:
+    """Compares what is wanted with what is there; changes nothing.
 
     Raises:
-      ConfigError: this is no id of a run, or the package takes the id from elsewhere.
+      StorageError: the API does not answer or refuses.
     """
-    from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
+    ours = [run for run in api.recurring_runs() if (run.description or "").startswith(MARK)]
+    versions = api.version_names()
+    changes: list[Change] = []
+    for item in schedules:
+        named = [run for run in ours if run.display_name == item.schedule.name]
+        changes.append(_change(item, named, versions, now))
+    stays = [change.observed for change in changes]
+    surplus = [run for run in ours if _enabled(run) and run not in stays]
+    surplus.sort(key=lambda run: run.display_name)
+    return [Change("disable", run.display_name, observed=run) for run in surplus] + changes
 
-    if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", run_id):
-        raise ConfigError(f"{run_id!r} is no id of a run; take it from `fedemb ledger show`")
-    text = package.read_text()
-    changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
-    if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
-        raise ConfigError(
-            f"package {package.name} does not take the run's id from Kubeflow; compile it anew"
-        )
-    copy = folder / package.name
-    copy.write_text(changed)
-    check_package(copy)
-    return copy
+
+def apply(api: Kubeflow, changes: Sequence[Change], now: datetime) -> None:
+    """Carries out a plan.
+
+    Raises:
+      StorageError: the API does not answer or refuses; what fired before fires still.
+    """
+    for change in changes:
+        if change.action == "disable":
+            api.disable(change.observed.recurring_run_id)
+        elif change.wanted is not None and change.action in ("create", "replace"):
+            _replace(api, change, change.wanted, now)
+
+
+def _change(item: Loaded, there: Sequence[Any], versions: dict[str, str], now: datetime) -> Change:
+    """What to do about one schedule, given the recurring runs of its name that are ours."""
+    schedule = item.schedule
+    if not schedule.enabled or schedule.next_run(now) is None:
+        return Change("keep", schedule.name)
+    there = sorted(there, key=_enabled, reverse=True)
+    differing = [_differences(item, run, versions, now) for run in there]
+    as_wanted = [run for run, fields in zip(there, differing, strict=True) if not fields]
+    if as_wanted and _enabled(as_wanted[0]):
+        return Change("keep", schedule.name, observed=as_wanted[0])
+    if not there:
+        return Change("create", schedule.name, wanted=item)
+    prepared = next((run for run in as_wanted if _missed_nothing(item, run, now)), None)
+    fields = (*differing[0], *(() if _enabled(there[0]) else ("enabled",)))
+    observed = None if there[0] is prepared else there[0]
+    return Change("replace", schedule.name, fields, observed, prepared, item)
+
+
+def _replace(api: Kubeflow, change: Change, item: Loaded, now: datetime) -> None:
+    """Puts a recurring run in the place of another, or of none."""
+    if change.prepared is not None:
+        new = change.prepared.recurring_run_id
+    else:
+        new = api.create_recurring_run(item, max(item.schedule.start, now))
+    if change.observed is None:
+        api.enable(new)
+        return
+    old = change.observed.recurring_run_id
+    if _enabled(change.observed):
+        try:
+            api.disable(old)
+            api.enable(new)
+        except BaseException:
+            _put_back(api, change.name, old, new)
+            raise
+    else:
+        api.enable(new)
+    api.delete(old)
+
+
+def _put_back(api: Kubeflow, name: str, old: str, new: str) -> None:
+    """Lets the old one fire again: a call that failed may have been carried out all the same."""
+    try:
+        api.disable(new)
+        api.enable(old)
+    except StorageError as error:
+        raise StorageError(
+            f"schedule {name} was being replaced and could not be put back, so it may be stopped; "
+            f"run `fedemb schedule apply` again ({error})"
+        ) from error
+
+
+def _differences(
+    item: Loaded, run: Any, versions: dict[str, str], now: datetime
+) -> tuple[str, ...]:
+    """Fields in which a recurring run is not what is wanted, but for being enabled."""
+    schedule = item.schedule
+    cron = run.trigger.cron_schedule if run.trigger else None
+    reference = run.pipeline_version_reference
+    runtime = run.runtime_config
+    wanted = {
+        "description": item.description,
+        "cron": schedule.cron,
+        "start": schedule.next_run(now),
+        "end": as_utc(schedule.end),
+        "no_catchup": True,
+        "max_concurrency": 1,
+        "service_account": schedule.service_account,
+        "pipeline_root": schedule.pipeline_root,
+        "arguments": item.arguments,
+        "package": version_name(item.package),
+    }
+    found = {
+        "description": run.description,
+        "cron": cron.cron if cron else None,
+        "start": next(schedule.after(max(now, cron.start_time or now)), None) if cron else None,
+        "end": as_utc(cron.end_time) if cron and cron.end_time else None,
+        "no_catchup": bool(run.no_catchup),
+        "max_concurrency": int(run.max_concurrency or 0),
+        "service_account": run.service_account,
+        "pipeline_root": (runtime.pipeline_root or None) if runtime else None,
+        "arguments": runtime.parameters if runtime else None,
+        "package": versions.get(str(reference.pipeline_version_id) if reference else ""),
+    }
+    return tuple(field for field in wanted if wanted[field] != found[field])
+
+
+def _missed_nothing(item: Loaded, run: Any, now: datetime) -> bool:
+    """Whether no slot lies between the start of a disabled recurring run and now."""
+    start = run.trigger.cron_schedule.start_time
+    return start is not None and next(item.schedule.after(start), now) > now
 
 
 def _enabled(run: Any) -> bool:
     return str(run.mode).upper().endswith("ENABLE")
-
-
-def _rfc3339(moment: Any) -> str:
-    return as_utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")  # type: ignore[union-attr]
-
-
-def _version_name(package: Path) -> str:
-    return f"{PIPELINE}-{file_digest(package)[:16]}"
-
-
-@contextmanager
-def _quietly(host: str) -> Iterator[None]:
-    """Keeps the client's prints off our output and turns its errors into sentences."""
-    import kfp_server_api
-    import urllib3
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    except kfp_server_api.ApiException as error:
-        raise StorageError(
-            f"the Kubeflow API at {host} answered {error.status} ({_detail(error)}); check the "
-            "address, the token and the account's role"
-        ) from error
-    except (urllib3.exceptions.HTTPError, TimeoutError, OSError) as error:
-        raise StorageError(
-            f"the Kubeflow API at {host} does not answer ({type(error).__name__}); check the "
-            "address, or forward its port, then run again"
-        ) from error
-
-
-def _detail(error: Any) -> str:
-    try:
-        return str(json.loads(error.body)["message"])[:200]
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason)

@@ -1,20 +1,26 @@
 """Schedules as data: checked, priced, reconciled through the real kfp client."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
-from kfp_stand_in import KfpStandIn
+from kfp_stand_in import Fault, KfpStandIn, time_to_live
 from typer.testing import CliRunner
 
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
-from fedemb.pipelines.schedules.schedules import json_schema, load_schedule, load_schedules
+from fedemb.pipelines.schedules import reconcile
+from fedemb.pipelines.schedules.kubeflow import Kubeflow
+from fedemb.pipelines.schedules.load import load_schedule, load_schedules
+from fedemb.pipelines.schedules.schedule import json_schema
 
 SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
+NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
+RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)
+"""A Wednesday: the schedule of the example has run twice and is next due on Monday the 18th."""
 IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
 
 
@@ -56,10 +62,18 @@ def kfp(monkeypatch, tmp_path):
         yield server
 
 
-def _cluster(kfp):
-    from fedemb.pipelines.schedules.reconcile import Cluster
+def _kubeflow(kfp, namespace="team-a"):
+    return Kubeflow(kfp.url, namespace)
 
-    return Cluster(kfp.url)
+
+def _plan(kfp, folder, now=NOW, namespace="team-a"):
+    return reconcile.plan(_kubeflow(kfp, namespace), load_schedules(folder), now)
+
+
+def _apply(kfp, folder, now=NOW, namespace="team-a"):
+    changes = _plan(kfp, folder, now, namespace)
+    reconcile.apply(_kubeflow(kfp, namespace), changes, now)
+    return changes
 
 
 def _actions(changes):
@@ -204,39 +218,161 @@ def test_package_with_a_mutable_image_is_refused(folder):
         load_schedule(_change(folder, "loose"))
 
 
-def test_plan_changes_nothing_and_apply_is_idempotent(folder, kfp):
-    cluster, schedules = _cluster(kfp), load_schedules(folder)
-    changes = cluster.plan(schedules)
+def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
+    changes = _plan(kfp, folder)
     assert _actions(changes) == [("create", "weekly")]
     assert "epsilon=" in str(changes[0])
     assert kfp.calls == []
-    cluster.apply(changes)
+    _apply(kfp, folder)
+    (schedule,) = load_schedules(folder)
     (run,) = kfp.recurring.values()
     assert run["no_catchup"] is True
     assert run["max_concurrency"] == "1"
     assert run["mode"] == "ENABLE"
+    assert run["namespace"] == "team-a"
     assert run["service_account"] == "fedemb-run"
     assert run["trigger"]["cron_schedule"]["cron"] == "0 0 3 * * 1"
     assert run["trigger"]["cron_schedule"]["end_time"].startswith("2027-04-01T00:00:00")
-    assert run["runtime_config"]["parameters"] == schedules[0].arguments
+    assert run["runtime_config"]["parameters"] == schedule.arguments
     version = kfp.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
-    assert version["_content"] == schedules[0].package.read_bytes()
+    assert version["_content"] == schedule.package.read_bytes()
     before = list(kfp.calls)
-    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    for now in (NOW, RUNNING):
+        assert _actions(_apply(kfp, folder, now)) == [("keep", "weekly")]
     assert kfp.calls == before
 
 
-def test_a_change_deletes_before_it_creates(folder, kfp):
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+def test_a_change_is_created_disabled_and_the_old_one_goes_before_it_is_enabled(folder, kfp):
+    _apply(kfp, folder)
     _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
-    changes = cluster.plan(load_schedules(folder))
-    assert _actions(changes) == [("replace", "weekly", "cron")]
+    assert _actions(_plan(kfp, folder)) == [("replace", "weekly", "cron")]
     kfp.calls.clear()
-    cluster.apply(changes)
-    assert kfp.calls == ["DELETE recurringruns", "POST recurringruns"]
-    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    _apply(kfp, folder)
+    assert kfp.calls == [
+        "POST recurringruns",
+        "POST recurringruns disable",
+        "POST recurringruns enable",
+        "DELETE recurringruns",
+    ]
+    assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
+
+
+@pytest.mark.parametrize("carried_out", [False, True], ids=["refused", "answer lost"])
+@pytest.mark.parametrize("there", ["nothing", "another", "a disabled one"])
+def test_whichever_call_fails_one_fires_at_most_and_what_fired_before_fires_still(
+    folder, kfp, there, carried_out
+):
+    """Every call of an `apply` is made to fail in turn; the next `apply` heals what it left."""
+    failed = 0
+    for at in range(1, 40):
+        kfp.recurring.clear()
+        kfp.pipelines.clear()
+        kfp.versions.clear()
+        kfp.experiments.clear()
+        before = 0
+        if there != "nothing":
+            _change(folder, "weekly")
+            _apply(kfp, folder)
+            before = 1
+        if there == "a disabled one":
+            next(iter(kfp.recurring.values()))["mode"] = "DISABLE"
+            before = 0
+        _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+        changes, kubeflow = _plan(kfp, folder, RUNNING), _kubeflow(kfp)
+        kfp.fault = Fault(at, carried_out)
+        try:
+            reconcile.apply(kubeflow, changes, RUNNING)
+        except StorageError:
+            failed += 1
+            assert before <= len(kfp.enabled("team-a", "weekly")) <= 1, f"call {at}"
+        done = kfp.fault.at > 0
+        kfp.fault = None
+        _apply(kfp, folder, RUNNING)
+        (run,) = kfp.enabled("team-a", "weekly")
+        assert run["trigger"]["cron_schedule"]["cron"] == "0 0 4 * * 1"
+        assert len(kfp.versions) == len(kfp.pipelines) == 1
+        assert _actions(_plan(kfp, folder, RUNNING)) == [("keep", "weekly")]
+        assert kfp.tick(RUNNING) == []
+        if done:
+            break
+    assert kfp.at_once == 1
+    assert done
+    assert failed == at - 1 >= 6
+
+
+def test_what_cannot_be_put_back_is_said(folder, kfp, monkeypatch):
+    _apply(kfp, folder)
+    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+
+    def gone(*_):
+        raise StorageError("gone")
+
+    monkeypatch.setattr(Kubeflow, "enable", gone)
+    with pytest.raises(StorageError, match=r"may be stopped; run `fedemb schedule apply` again"):
+        _apply(kfp, folder)
+    monkeypatch.undo()
+    _apply(kfp, folder)
+    assert len(kfp.enabled("team-a", "weekly")) == 1
+
+
+def test_namespaces_do_not_see_each_other_nor_what_is_shared(folder, kfp):
+    kfp.pipelines["shared"] = {
+        "pipeline_id": "shared",
+        "display_name": "dp-fedemb",
+        "namespace": "",
+    }
+    _apply(kfp, folder)
+    assert _actions(_plan(kfp, folder, namespace="team-b")) == [("create", "weekly")]
+    _apply(kfp, folder, namespace="team-b")
+    _change(folder, "weekly", enabled=False)
+    _apply(kfp, folder, namespace="team-b")
+    assert [len(kfp.enabled(team, "weekly")) for team in ("team-a", "team-b")] == [1, 0]
+    homes = {
+        kfp.pipelines[version["pipeline_id"]]["namespace"] for version in kfp.versions.values()
+    }
+    assert homes == {"team-a", "team-b"}
+
+
+def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
+    """Without catch-up Kubeflow still starts the latest slot since the start; so start is now."""
+    _apply(kfp, folder, RUNNING)
+    assert kfp.tick(RUNNING) == []
+    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    _apply(kfp, folder, RUNNING)
+    assert kfp.tick(RUNNING) == []
+    assert kfp.tick(RUNNING + timedelta(days=5)) == ["weekly 2027-01-18 04:00"]
+    assert kfp.tick(RUNNING + timedelta(days=5)) == []
+
+
+def test_one_that_was_disabled_over_a_slot_is_replaced_and_a_fresh_one_enabled(folder, kfp):
+    _apply(kfp, folder)
+    (run,) = kfp.recurring.values()
+    run["mode"] = "DISABLE"
+    assert _actions(_plan(kfp, folder)) == [("replace", "weekly", "enabled")]
+    _apply(kfp, folder)
+    assert [made["recurring_run_id"] for made in kfp.recurring.values()] == [
+        run["recurring_run_id"]
+    ]
+    run["mode"] = "DISABLE"
+    _apply(kfp, folder, RUNNING)
+    assert run["recurring_run_id"] not in kfp.recurring
+    assert kfp.tick(RUNNING) == []
+
+
+def test_a_schedule_that_is_over_is_left_and_never_created(folder, kfp):
+    over = datetime(2027, 4, 2, tzinfo=UTC)
+    assert _actions(_plan(kfp, folder, over)) == [("keep", "weekly")]
+    _apply(kfp, folder)
+    _apply(kfp, folder, over)
+    assert kfp.enabled("team-a", "weekly") == []
+    assert _actions(_plan(kfp, folder, over)) == [("keep", "weekly")]
+
+
+def test_finished_workflows_stay_two_weeks_against_the_controllers_hour(folder, kfp):
+    """The controller's defaults name success and failure, and the particular time wins."""
+    _apply(kfp, folder)
+    workflow = kfp.workflow(next(iter(kfp.recurring.values())))
+    assert [time_to_live(workflow, outcome) for outcome in (True, False)] == [14 * 24 * 3600] * 2
 
 
 @pytest.mark.parametrize(
@@ -245,6 +381,10 @@ def test_a_change_deletes_before_it_creates(folder, kfp):
         ("no_catchup", lambda run: run.update(no_catchup=False)),
         ("max_concurrency", lambda run: run.update(max_concurrency="10")),
         ("enabled", lambda run: run.update(mode="DISABLE")),
+        (
+            "start",
+            lambda run: run["trigger"]["cron_schedule"].update(start_time="2027-03-01T00:00:00Z"),
+        ),
         ("end", lambda run: run["trigger"]["cron_schedule"].pop("end_time")),
         ("arguments", lambda run: run["runtime_config"]["parameters"].update(ledger="gs://x")),
         ("service_account", lambda run: run.update(service_account="default")),
@@ -252,13 +392,10 @@ def test_a_change_deletes_before_it_creates(folder, kfp):
     ],
 )
 def test_changes_made_behind_our_back_are_found_and_undone(folder, kfp, field, tamper):
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     tamper(next(iter(kfp.recurring.values())))
-    changes = cluster.plan(load_schedules(folder))
-    assert _actions(changes) == [("replace", "weekly", field)]
-    cluster.apply(changes)
-    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    assert _actions(_apply(kfp, folder)) == [("replace", "weekly", field)]
+    assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
 
 
 def _other_policy(folder, name, **changes):
@@ -268,33 +405,28 @@ def _other_policy(folder, name, **changes):
 
 
 def test_a_copy_made_in_the_ui_is_disabled_and_a_stranger_of_our_name_left_alone(folder, kfp):
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     (ours,) = kfp.recurring.values()
     kfp.recurring["copy"] = {**ours, "recurring_run_id": "copy"}
     stranger = {**ours, "recurring_run_id": "stranger", "description": "by hand"}
     kfp.recurring["stranger"] = stranger
-    changes = cluster.plan(load_schedules(folder))
-    assert _actions(changes) == [("disable", "weekly"), ("keep", "weekly")]
-    cluster.apply(changes)
+    assert _actions(_apply(kfp, folder)) == [("disable", "weekly"), ("keep", "weekly")]
     modes = [run["mode"] for run in kfp.recurring.values() if run is not stranger]
     assert sorted(modes) == ["DISABLE", "ENABLE"]
     assert kfp.recurring["stranger"] == stranger
-    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
 
 
 def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder, kfp):
     for name in ("monthly", "nightly"):
         _other_policy(folder, name)
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     foreign = dict(next(iter(kfp.recurring.values())))
     foreign |= {"recurring_run_id": "theirs", "display_name": "theirs", "description": "by hand"}
     kfp.recurring["theirs"] = foreign
     (folder / "monthly.yaml").unlink()
-    changes = cluster.plan(load_schedules(folder))
+    changes = _apply(kfp, folder)
     assert _actions(changes) == [("disable", "monthly"), ("keep", "nightly"), ("keep", "weekly")]
-    cluster.apply(changes)
     modes = {run["display_name"]: run["mode"] for run in kfp.recurring.values()}
     assert modes == {
         "monthly": "DISABLE",
@@ -302,45 +434,38 @@ def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder
         "weekly": "ENABLE",
         "theirs": "ENABLE",
     }
-    assert _actions(cluster.plan(load_schedules(folder))) == [
-        ("keep", "nightly"),
-        ("keep", "weekly"),
-    ]
+    assert _actions(_plan(kfp, folder)) == [("keep", "nightly"), ("keep", "weekly")]
 
 
 def test_the_last_schedule_is_stopped_by_its_file_never_by_an_empty_folder(folder, kfp):
     """An empty folder is more likely the wrong one than a wish to stop everything."""
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     stopped = _change(folder, "weekly", enabled=False)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    assert _actions(_apply(kfp, folder)) == [("disable", "weekly"), ("keep", "weekly")]
     assert [run["mode"] for run in kfp.recurring.values()] == ["DISABLE"]
-    assert _actions(cluster.plan(load_schedules(folder))) == [("keep", "weekly")]
+    assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
     stopped.unlink()
     with pytest.raises(ConfigError, match="enabled: false"):
         load_schedules(folder)
 
 
 def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(folder, kfp):
-    cluster = _cluster(kfp)
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     pinned = folder / "dp-fedemb.yaml.package"
     pinned.write_text(pinned.read_text() + "\n")
     _change(folder, "weekly")
-    changes = cluster.plan(load_schedules(folder))
-    assert _actions(changes) == [("replace", "weekly", "package")]
-    cluster.apply(changes)
+    assert _actions(_apply(kfp, folder)) == [("replace", "weekly", "package")]
     uploads = len(kfp.versions)
     _other_policy(folder, "second")
-    cluster.apply(cluster.plan(load_schedules(folder)))
+    _apply(kfp, folder)
     assert len(kfp.versions) == uploads
 
 
 def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
-    cluster = _cluster(kfp)
+    kubeflow = _kubeflow(kfp)
     kfp.fail_with = 403
-    with pytest.raises(StorageError, match=r"answered 403 \(forbidden by the stand-in"):
-        cluster.plan(load_schedules(folder))
+    with pytest.raises(StorageError, match=r"answered 403 \(forbidden.*for namespace team-a"):
+        reconcile.plan(kubeflow, load_schedules(folder), NOW)
 
 
 def test_commands_print_cost_and_changes(folder, kfp):
@@ -350,31 +475,50 @@ def test_commands_print_cost_and_changes(folder, kfp):
     dry = run(schedule_app, ["plan", str(folder)])
     assert dry.exit_code == 0, dry.output
     assert "13 runs, at most epsilon=" in dry.output
+    _change(folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80))
     where = [str(folder), "--host", kfp.url]
+    assert "create weekly" in run(schedule_app, ["plan", *where]).output
     assert run(schedule_app, ["diff", *where]).exit_code == 1
     applied = run(schedule_app, ["apply", *where, "--yes"])
     assert "1 change(s) carried out" in applied.output
     assert run(schedule_app, ["diff", *where]).exit_code == 0
-    assert "nothing to do" in run(schedule_app, ["apply", *where, "--yes"]).output
+    assert "nothing to do" in run(schedule_app, ["apply", *where]).output
+    assert len(kfp.enabled("fedemb", "weekly")) == 1
 
 
-def test_submit_checks_then_starts_one_run(folder, kfp, tmp_path):
+def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_path, monkeypatch):
+    from fedemb.pipelines.cli import schedule
+
+    profile, pod = tmp_path / "ours.yaml", tmp_path / "namespace"
+    profile.write_text("namespace: vision")
+    monkeypatch.setattr(schedule, "POD_NAMESPACE", pod)
+    assert schedule._namespace(None, None) == "fedemb"
+    pod.write_text("jobs\n")
+    assert schedule._namespace(None, ["cpu"]) == "jobs"
+    assert schedule._namespace(None, ["cpu", str(profile)]) == "vision"
+    assert schedule._namespace("mine", ["cpu", str(profile)]) == "mine"
+
+
+def test_submit_checks_then_starts_one_run_each_time(folder, kfp):
     loaded = load_schedule(folder / "weekly.yaml")
-    run_id = _cluster(kfp).submit(
-        loaded.package, loaded.config, experiment="glyphs", service_account="fedemb-run"
-    )
+    for _ in range(2):
+        run_id = _kubeflow(kfp).submit(
+            loaded.package, loaded.config, experiment="glyphs", service_account="fedemb-run"
+        )
+    assert len(kfp.runs) == 2
+    assert len(kfp.versions) == 1
     assert kfp.runs[run_id]["runtime_config"]["parameters"] == loaded.arguments
     assert kfp.runs[run_id]["service_account"] == "fedemb-run"
     assert "enable_caching" not in json.dumps(kfp.runs[run_id])
     bare = loaded.config.updated({"storage.keys": None})
     with pytest.raises(ConfigError, match=r"storage\.keys"):
-        _cluster(kfp).submit(loaded.package, bare, experiment="glyphs")
+        _kubeflow(kfp).submit(loaded.package, bare, experiment="glyphs")
 
 
 def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):
     loaded = load_schedule(folder / "weekly.yaml")
-    cluster = _cluster(kfp)
-    run_id = cluster.submit(loaded.package, loaded.config, experiment="x", resume="crashed-1")
+    kubeflow = _kubeflow(kfp)
+    run_id = kubeflow.submit(loaded.package, loaded.config, experiment="x", resume="crashed-1")
     version = kfp.runs[run_id]["pipeline_version_reference"]["pipeline_version_id"]
     text = kfp.versions[version]["_content"].decode()
     assert "pipeline_job_uuid" not in text
@@ -387,7 +531,7 @@ def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):
     assert set(ids.values()) == {"crashed-1"}
     assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
     with pytest.raises(ConfigError, match="no id of a run"):
-        cluster.submit(loaded.package, loaded.config, experiment="x", resume="'; drop")
+        kubeflow.submit(loaded.package, loaded.config, experiment="x", resume="'; drop")
 
 
 def test_example_works_as_its_first_lines_say(tmp_path, package):

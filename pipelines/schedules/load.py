@@ -1,0 +1,94 @@
+"""Reads a folder of schedules with all they name; checked and priced before any is applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fedemb.config import RunConfig
+from fedemb.errors import ConfigError
+from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
+from fedemb.pipelines.schedules.package import check_package, run_arguments
+from fedemb.pipelines.schedules.schedule import MARK, Schedule
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A schedule with everything it names, checked."""
+
+    schedule: Schedule
+    config: RunConfig
+    package: Path
+    cost: Cost
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the pipeline."""
+        return run_arguments(self.config, self.schedule.beam_options)
+
+    @property
+    def description(self) -> str:
+        """What the recurring run says in the user interface; its first word marks it as ours."""
+        text = f"{MARK} {self.schedule.name}: {self.cost}"
+        return f"{text}. {self.schedule.description}".rstrip(" .")
+
+
+def load_schedules(folder: Path) -> list[Loaded]:
+    """Reads and prices all schedules of a folder, in order of names.
+
+    Raises:
+      ConfigError: a file is wrong, or the package it pins is another one.
+      BudgetExceeded: a schedule costs more than its budget or its policy's cap, or all schedules
+        of a policy together do.
+    """
+    files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise ConfigError(
+            f"no schedule (*.yaml) in {folder}; name the folder that holds them, and to stop the "
+            "last one keep its file with `enabled: false`"
+        )
+    schedules = [load_schedule(file) for file in files]
+    check_together([(item.schedule, item.config) for item in schedules])
+    return schedules
+
+
+def load_schedule(file: Path) -> Loaded:
+    """Reads and prices one schedule; see `load_schedules`."""
+    try:
+        documents = list(yaml.safe_load_all(file.read_text()))
+        if any(isinstance(item, dict) and "deploymentSpec" in item for item in documents):
+            raise ConfigError(
+                f"{file.name} is a compiled pipeline, and its folder is for schedules; move it to "
+                f"{file.parent.name}/packages/ and say so in package.path"
+            )
+        (tree,) = documents if len(documents) == 1 else (documents,)
+        schedule = Schedule.model_validate(tree)
+    except (ValidationError, yaml.YAMLError, OSError) as error:
+        raise ConfigError(
+            f"schedule {file.name} is wrong: {_first_line(error)}; see `fedemb schedule schema`"
+        ) from error
+    if schedule.name != file.stem:
+        raise ConfigError(
+            f"schedule {file.name} names itself {schedule.name}; file and name must be the same"
+        )
+    from fedemb.pipelines.run.load_config import load_config
+
+    preset = "/" not in schedule.config and not schedule.config.endswith(".yaml")
+    source = schedule.config if preset else file.parent / schedule.config
+    config = load_config(source).updated(schedule.overrides)
+    package = file.parent / schedule.package.path
+    check_package(package, schedule.package.sha256)
+    _ = run_arguments(config, schedule.beam_options)
+    return Loaded(schedule, config, package, cost_of(schedule, config))
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        return f"{where}: {problem['msg']}" if where else problem["msg"]
+    return str(error).splitlines()[0]

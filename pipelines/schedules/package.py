@@ -1,0 +1,106 @@
+"""What is sent to a cluster: a compiled pipeline that keeps the rules, and its arguments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import file_digest
+from fedemb.errors import ConfigError
+from fedemb.pipelines.compile.rules import SECRET_VALUES
+from fedemb.pipelines.run.load_config import BUILTIN
+
+SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
+
+
+def check_package(package: Path, sha256: str | None = None) -> None:
+    """Checks a compiled pipeline against its pin and against the rules of compilation.
+
+    Raises:
+      ConfigError: missing, another file, or breaking a rule.
+    """
+    from fedemb.pipelines.compile.rules import violations
+
+    if not package.is_file():
+        raise ConfigError(f"package {package.name} is missing; make it with `fedemb compile`")
+    if sha256 is not None and (found := file_digest(package)) != sha256:
+        raise ConfigError(
+            f"package {package.name} has sha256 {found}, the schedule pins {sha256}; review the "
+            "difference, then pin the new one"
+        )
+    try:
+        documents = list(yaml.safe_load_all(package.read_text()))
+        problems = violations(documents)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"package {package.name} is no compiled pipeline; make it with `fedemb compile`"
+        ) from None
+    if problems:
+        raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
+
+
+def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Arguments of the pipeline on a cluster, where all four stores must be named.
+
+    Raises:
+      ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
+        source lies on this machine; or a secret stands in an argument, which the API keeps.
+    """
+    from fedemb.pipelines.dp_fedemb import pipeline_arguments
+
+    names = ("private_root", "ledger", "keys", "releases")
+    stores = {name: getattr(config.storage, name) for name in names}
+    if missing := [f"storage.{name}" for name, uri in stores.items() if not uri]:
+        raise ConfigError(
+            f"{', '.join(missing)} must be set for runs on a cluster; name the stores of `terraform"
+            " output storage`"
+        )
+    public = config.pretraining.source
+    sources = {
+        "data.source.uri": config.data.source.uri,
+        "pretraining.source.uri": public.uri if public else "none",
+    }
+    for setting, uri in sources.items():
+        if uri == BUILTIN or ("://" not in uri and uri != "none" and not uri.startswith("/")):
+            raise ConfigError(
+                f"{setting}={uri} is on this machine, where no pod can read it; name an object "
+                "store, or an absolute path on a mounted volume"
+            )
+    arguments = pipeline_arguments(config, **stores, beam_options=beam_options)
+    for name, value in arguments.items():
+        if SECRET_VALUES.search(str(value)) or SECRET_OPTION.search(str(value)):
+            raise ConfigError(
+                f"the argument {name} holds a key or a password, and Kubeflow keeps and shows "
+                "arguments; name a secret of the cluster in the profile's `secrets`"
+            )
+    return arguments
+
+
+def resumed(package: Path, run_id: str, folder: Path) -> Path:
+    """Writes a copy of a package whose steps go by the id of an earlier run.
+
+    A run goes by the id Kubeflow gives it, so a new submission is a new run. With the id of the
+    crashed one in its place the steps find its reservation and its committed rounds; they refuse
+    it if code, configuration or data differ.
+
+    Raises:
+      ConfigError: this is no id of a run, or the package takes the id from elsewhere.
+    """
+    from kfp.dsl import PIPELINE_JOB_ID_PLACEHOLDER
+
+    if not re.fullmatch(r"[0-9A-Za-z][\w.-]{0,63}", run_id):
+        raise ConfigError(f"{run_id!r} is no id of a run; take it from `fedemb ledger show`")
+    text = package.read_text()
+    changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
+    if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
+        raise ConfigError(
+            f"package {package.name} does not take the run's id from Kubeflow; compile it anew"
+        )
+    copy = folder / package.name
+    copy.write_text(changed)
+    check_package(copy)
+    return copy

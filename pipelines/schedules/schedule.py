@@ -1,0 +1,150 @@
+"""A schedule: a recurring run as reviewed data, and the moments at which it fires."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal, Self
+
+from croniter import CroniterBadCronError, CroniterBadDateError, croniter
+from pydantic import AwareDatetime, Field, PositiveFloat, model_validator
+
+from fedemb.config import Name, Section
+from fedemb.errors import ConfigError
+
+MARK = "fedemb/schedule/1"
+"""First word of the description of every recurring run that is ours to change."""
+MOST_RUNS = 10_000
+FIELD = re.compile(r"(?:[*?]|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?|[a-z]{3}", re.I)
+
+
+class Package(Section):
+    """The compiled pipeline, pinned."""
+
+    path: str
+    """YAML of `fedemb compile`, relative to the schedule's file."""
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """Digest of that file; the uploaded version bears its first digits as its name."""
+
+
+class ScheduleBudget(Section):
+    """What the whole schedule may cost, from its first to its last run."""
+
+    epsilon: PositiveFloat
+    """Cap on the cumulative epsilon of a user in every run, at the policy's delta."""
+
+
+class Schedule(Section):
+    """A recurring run."""
+
+    schema_: Literal["fedemb/schedule/1"] = Field(alias="schema")
+    name: Name
+    """Name of the recurring run; also that of the file."""
+    description: str = ""
+    experiment: str = "dp-fedemb"
+    """Experiment the runs are filed under."""
+    package: Package
+    config: str
+    """Configuration: a preset's name, or a YAML file relative to the schedule's file."""
+    overrides: dict[str, Any] = Field(default={})
+    """Dotted keys of the configuration -> values."""
+    cron: str
+    """Six fields, seconds first, UTC."""
+    start: AwareDatetime
+    """No run before. Fixed, so that the number of runs is."""
+    end: AwareDatetime
+    """No run after. A schedule without end has no price."""
+    no_catchup: Literal[True]
+    """Missed intervals are not run afterwards."""
+    max_concurrency: Literal[1]
+    """Two runs at once would race for one budget."""
+    enabled: bool = True
+    service_account: str = "fedemb-run"
+    pipeline_root: str | None = None
+    """Public root; null: that of the namespace."""
+    beam_options: tuple[str, ...] = ()
+    """Options of the Beam engine that partitions the users, e.g. --runner=DataflowRunner."""
+    budget: ScheduleBudget
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_cron(self.cron)
+        if self.end <= self.start:
+            raise ValueError(f"end={self.end} must lie after start={self.start}")
+        if len(self.slots) > MOST_RUNS:
+            raise ValueError(
+                f"cron={self.cron!r} fires more than {MOST_RUNS} times; run less often"
+            )
+        return self
+
+    @cached_property
+    def slots(self) -> tuple[datetime, ...]:
+        """Every moment it fires, in UTC: after the start, until the end and with it."""
+        return tuple(islice(self.after(self.start), MOST_RUNS + 1))
+
+    def after(self, moment: datetime) -> Iterator[datetime]:
+        """Moments it fires after another one and not after its end; its start is not looked at."""
+        moment, end = as_utc(moment), as_utc(self.end)
+        times = croniter(self.cron, moment, ret_type=datetime, second_at_beginning=True)
+        try:
+            while (slot := next(times)) <= end:
+                yield slot
+        except CroniterBadDateError:  # no such day in the next fifty years
+            return
+
+    def next_run(self, moment: datetime) -> datetime | None:
+        """The first run after a moment; None: it is over."""
+        return next(self.after(max(moment, self.start)), None)
+
+    @property
+    def runs(self) -> int:
+        """Runs from start to end."""
+        return len(self.slots)
+
+    def runs_until(self, moment: datetime) -> int:
+        """Runs from start to a moment."""
+        return bisect_right(self.slots, moment)
+
+
+def check_cron(cron: str) -> None:
+    """Refuses what Kubeflow's scheduler (robfig/cron) and `croniter` could read differently.
+
+    Raises:
+      ConfigError: not six fields, or a field is more than `*`, `?`, numbers, rising ranges, steps
+        and three letters of a name; or both day fields are restricted, one of them by `*/n`.
+    """
+    fields = cron.split()
+    if len(fields) != 6:
+        raise ConfigError(
+            f"cron={cron!r} has {len(fields)} fields, wanted six with the seconds first: "
+            'weekly on Monday at three is "0 0 3 * * 1"'
+        )
+    parts = [FIELD.fullmatch(part) for field in fields for part in field.split(",")]
+    spans = [(part[1], part[2]) for part in parts if part and part[2]]
+    days = [fields[3], fields[5]]
+    steps = any(day[:2] in ("*/", "?/") for day in days) and not {"*", "?"} & set(days)
+    falling = any(int(first) > int(last) for first, last in spans)
+    if None in parts or falling or steps or "7" in re.split(r"[,/-]", fields[5]):
+        raise ConfigError(
+            f"cron={cron!r} is not understood; wanted in each field *, ?, */n, a, a-b, a-b/n or "
+            "lists of them, names of days and months by three letters, Sunday as 0, and not "
+            "*/n for one of the two days beside the other"
+        )
+    try:
+        croniter(cron, second_at_beginning=True)
+    except CroniterBadCronError as error:
+        raise ConfigError(f"cron={cron!r} is not understood: {error}") from None
+
+
+def as_utc(moment: datetime) -> datetime:
+    """A moment in UTC without fractions of a second, as the API keeps it."""
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def json_schema() -> Mapping[str, Any]:
+    """JSON schema of a schedule's file, as in `infra/schedules/schedule.schema.json`."""
+    return Schedule.model_json_schema(by_alias=True)
