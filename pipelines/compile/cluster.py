@@ -215,6 +215,7 @@ def compile_pipeline(
 def _configure(name: str, task: Any, profile: Profile) -> None:
     from kfp import kubernetes
 
+    from fedemb.pipelines.dp_fedemb import PUBLIC_STEPS
     from fedemb.step import PLACEHOLDER_IMAGES
 
     wanted = profile.steps[name]
@@ -223,6 +224,9 @@ def _configure(name: str, task: Any, profile: Profile) -> None:
     kubernetes.set_timeout(task, wanted.timeout_seconds)
     kubernetes.add_pod_label(task, STEP_LABEL, name.replace("_", "-"))
     kubernetes.set_security_context(task, run_as_non_root=True)
+    kubernetes.empty_dir_mount(task, "tmp", "/tmp")  # its root is read-only (infra/kustomize/base)
+    if name not in PUBLIC_STEPS:
+        task.set_retry(0)  # said, because Kubeflow's default retries what says nothing
     if wanted.accelerator:
         task.set_accelerator_type(wanted.accelerator.type)
         task.set_accelerator_limit(wanted.accelerator.count)

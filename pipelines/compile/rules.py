@@ -79,6 +79,12 @@ def _step(spec: Spec, task: Spec) -> str:
     return _function(executor) or name.removeprefix("comp-")
 
 
+def _executor_options(platform: Spec) -> dict[str, Spec]:
+    """Executor -> what the platform document says of its pod."""
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
+    return kubernetes.get("deploymentSpec", {}).get("executors", {})
+
+
 def _inside(spec: Spec, task: Spec) -> Iterator[tuple[str, Spec]]:
     """A task's own tasks, however deep the groups."""
     component = spec.get("components", {}).get(task["componentRef"]["name"], {})
@@ -113,14 +119,17 @@ def no_cache_key(spec: Spec, _: Spec) -> Iterator[str]:
 
 
 def no_retry(spec: Spec, _: Spec) -> Iterator[str]:
-    """A retried private step, or one at any depth of a retried group, is new noise on its users."""
+    """A retried private step, or one at any depth of a retried group, is new noise on its users.
+
+    Silence is not enough: Kubeflow's default configuration retries every template that says
+    nothing. A policy of no retries stands in its place.
+    """
     for name, task in _tasks(spec):
-        if not task.get("retryPolicy"):
-            continue
-        if _private(spec, task):
-            yield f"{name} is retried; remove set_retry"
+        policy = task.get("retryPolicy")
+        if _private(spec, task) and (policy is None or policy.get("maxRetryCount")):
+            yield f"{name} may be retried; set_retry(0) overrides what the cluster would do"
         for inner, held in _inside(spec, task):
-            if _private(spec, held):
+            if policy and policy.get("maxRetryCount") and _private(spec, held):
                 yield f"{inner} lies in the retried group {name}; remove set_retry"
 
 
@@ -242,8 +251,7 @@ def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
 
 def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
     """The cluster gives a pod the rights its label names, so the label is the step it runs."""
-    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
-    options = kubernetes.get("deploymentSpec", {}).get("executors", {})
+    options = _executor_options(platform)
     for name, executor in spec["deploymentSpec"]["executors"].items():
         labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
         step = _function(executor)
@@ -252,6 +260,32 @@ def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
                 f"{name} runs {step or 'none of our steps'} under the label "
                 f"{labels.get(STEP_LABEL)}; compile it with `fedemb compile`"
             )
+
+
+def restricted_pods(spec: Spec, platform: Spec) -> Iterator[str]:
+    """No pod runs as root, and what it may write to is named: the root is read-only.
+
+    Kubeflow's compiler itself drops all capabilities, forbids escalation and sets the seccomp
+    profile; a pipeline can say no more than this.
+    """
+    options = _executor_options(platform)
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        if "container" not in executor:
+            continue
+        held = options.get(name, {})
+        context = held.get("securityContext", {})
+        if context.get("runAsNonRoot") is not True or int(context.get("runAsUser", 1)) == 0:
+            yield f"{name} may run as root; compile it with `fedemb compile`"
+        if not any(volume.get("mountPath") == "/tmp" for volume in held.get("emptyDirMounts", [])):
+            yield f"{name} has no volume at /tmp, the one place it may write; compile it anew"
+
+
+def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:
+    """A paused pod waits with its keys and data until somebody looks in."""
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        for variable in executor.get("container", {}).get("env", []):
+            if variable["name"].startswith("ARGO_DEBUG_PAUSE"):
+                yield f"{name} pauses for debugging; remove set_debug_pause"
 
 
 def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
@@ -264,8 +298,7 @@ def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
     pipeline_spec, executor_config = vars(spec_pb2), vars(executor_pb2)
     try:
         json_format.ParseDict(spec, pipeline_spec["PipelineSpec"]())
-        kubernetes = platform.get("platforms", {}).get("kubernetes", {})
-        for executor in kubernetes.get("deploymentSpec", {}).get("executors", {}).values():
+        for executor in _executor_options(platform).values():
             json_format.ParseDict(executor, executor_config["KubernetesExecutorConfig"]())
     except json_format.ParseError as error:
         yield f"the specification has a field that Kubeflow does not know: {error}"
@@ -283,5 +316,7 @@ RULES: tuple[Callable[[Spec, Spec], Iterator[str]], ...] = (
     no_raw_outputs,
     harmless_exit_handlers,
     labelled_by_step,
+    restricted_pods,
+    no_debug_pause,
     strict_protos,
 )

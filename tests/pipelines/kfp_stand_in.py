@@ -128,7 +128,19 @@ class KfpStandIn(ThreadingHTTPServer):
             "secondsAfterFailure": config.get("resourceTtlOnFailure"),
         }
         said = {name: seconds for name, seconds in ttl.items() if seconds}
-        return {**ARGO_DEFAULTS, "ttlStrategy": {**ARGO_DEFAULTS["ttlStrategy"], **said}}
+        return {
+            "ttlStrategy": {**ARGO_DEFAULTS["ttlStrategy"], **said},
+            "retries": _retries(next(yaml.safe_load_all(version["_content"]))),
+        }
+
+
+def _retries(spec: dict) -> dict[str, int]:
+    """Task -> how often Argo starts its pod again: by its own policy, else by the default."""
+    default = int(ARGO_DEFAULTS["templateDefaults"]["retryStrategy"]["limit"])
+    return {
+        name: task["retryPolicy"].get("maxRetryCount", 0) if "retryPolicy" in task else default
+        for name, task in spec["root"]["dag"]["tasks"].items()
+    }
 
 
 def time_to_live(workflow: dict, succeeded: bool) -> int:

@@ -59,6 +59,10 @@ def _retry_training(documents):
     _task(documents, "train-dp-fedemb")["retryPolicy"] = {"maxRetryCount": 2}
 
 
+def _training_left_to_the_default_of_the_cluster(documents):
+    del _task(documents, "train-dp-fedemb")["retryPolicy"]
+
+
 def _retry_around_training(documents):
     spec = documents[0]
     tasks = spec["root"]["dag"]["tasks"]
@@ -252,6 +256,28 @@ def _unknown_field(documents):
     _task(documents, "gate-release")["retries"] = 3
 
 
+def _training_as_root(documents):
+    _options(documents, "train-dp-fedemb")["securityContext"] = {
+        "runAsNonRoot": True,
+        "runAsUser": "0",
+    }
+
+
+def _gate_without_a_security_context(documents):
+    del _options(documents, "gate-release")["securityContext"]
+
+
+def _gate_without_a_place_to_write(documents):
+    del _options(documents, "gate-release")["emptyDirMounts"]
+
+
+def _debug_pause(documents):
+    executors = documents[0]["deploymentSpec"]["executors"]
+    executors["exec-train-dp-fedemb"]["container"]["env"] = [
+        {"name": "ARGO_DEBUG_PAUSE_AFTER", "value": "true"}
+    ]
+
+
 PLANTED = {
     "no_cache": [
         _cache_training,
@@ -264,6 +290,7 @@ PLANTED = {
     "no_cache_key": [_cache_key],
     "no_retry": [
         _retry_training,
+        _training_left_to_the_default_of_the_cluster,
         _retry_around_training,
         _retry_far_around_training,
         _retry_training_by_another_name,
@@ -283,6 +310,12 @@ PLANTED = {
     "no_raw_outputs": [_raw_output, _innocent_name_for_raw, _realised_clients_as_parameter],
     "harmless_exit_handlers": [_account_on_exit, _release_within_an_exit_handler],
     "labelled_by_step": [_label_of_the_trainer_for_the_evaluation, _no_label],
+    "restricted_pods": [
+        _training_as_root,
+        _gate_without_a_security_context,
+        _gate_without_a_place_to_write,
+    ],
+    "no_debug_pause": [_debug_pause],
     "strict_protos": [_unknown_field, _unknown_platform_field],
 }
 """Rule -> changes it must notice."""

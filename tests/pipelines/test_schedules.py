@@ -375,6 +375,12 @@ def test_finished_workflows_stay_two_weeks_against_the_controllers_hour(folder, 
     assert [time_to_live(workflow, outcome) for outcome in (True, False)] == [14 * 24 * 3600] * 2
 
 
+def test_only_the_public_step_is_retried_whatever_the_controllers_default(folder, kfp):
+    _apply(kfp, folder)
+    retries = kfp.workflow(next(iter(kfp.recurring.values())))["retries"]
+    assert {step for step, times in retries.items() if times} == {"pretrain-public"}
+
+
 @pytest.mark.parametrize(
     ("field", "tamper"),
     [
