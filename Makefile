@@ -89,10 +89,13 @@ images: ## Build the light and cpu images with podman or docker
 test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
 	tests/integration/containers.sh
 
+test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it
+	tests/cluster/run.sh
+
 test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup attested wheel run results study check test test-full test-containers test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 INFRA = Path(__file__).parents[2] / "infra"
-OVERLAYS = ["gke", "s3", "kind"]
+OVERLAYS = ["gke", "s3"]
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
 KUBERNETES = "1.36"
 
@@ -63,7 +63,7 @@ def test_every_step_is_in_exactly_one_group():
 
 def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(manifests):
     accounts = _of_kind(manifests, "ServiceAccount")
-    assert set(accounts) == {f"fedemb-{group}" for group in [*GROUPS, "run"]}
+    assert set(accounts) - {"fedemb-owner"} == {f"fedemb-{group}" for group in [*GROUPS, "run"]}
     expected = {
         step.replace("_", "-"): f"fedemb-{group}"
         for group, rights in GROUPS.items()
@@ -109,6 +109,10 @@ def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
     assert all("to" in rule for rule in policies["fedemb-stores"]["spec"]["egress"])
 
 
+def _holds_keys(rights: dict) -> bool:
+    return bool(rights["signing"]) or rights["keys"] != "none"
+
+
 def test_profile_for_s3_hands_each_step_the_key_of_its_group_and_keys_to_who_holds_some():
     from fedemb.pipelines.compile.cluster import load_profile
 
@@ -117,9 +121,13 @@ def test_profile_for_s3_hands_each_step_the_key_of_its_group_and_keys_to_who_hol
         for step in rights["steps"]:
             found = profile.steps[step]
             assert [secret.name for secret in found.secrets] == [f"fedemb-s3-{group}"]
-            holds_keys = bool(rights["signing"]) or rights["keys"] != "none"
-            assert bool(found.volume_claim) == holds_keys, step
-    claims = _of_kind(_render("s3"), "PersistentVolumeClaim")
+            assert bool(found.volume_claim) == _holds_keys(rights), step
+    manifests = _render("s3")
+    policy = _of_kind(manifests, "ValidatingAdmissionPolicy")["fedemb-pods"]["spec"]
+    (named,) = [item for item in policy["variables"] if item["name"] == "keyholders"]
+    holders = {f"fedemb-{group}" for group, rights in GROUPS.items() if _holds_keys(rights)}
+    assert set(re.findall(r"'([\w-]+)'", named["expression"])) == {*holders, "fedemb-owner"}
+    claims = _of_kind(manifests, "PersistentVolumeClaim")
     assert set(claims) == set(profile.steps["train_dp_fedemb"].volume_claim)
     assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
 
@@ -129,12 +137,11 @@ def test_placeholders_are_the_ones_the_runbook_replaces():
     text = (INFRA / "README.md").read_text()
     for overlay, wanted in {
         "gke": {"PROJECT", "CONTROL_PLANE"},
-        "s3": {"CONTROL_PLANE", "FEDEMB_LIGHT"},
-        "kind": {"CONTROL_PLANE", "FEDEMB_LIGHT"},
+        "s3": {"CONTROL_PLANE"},
     }.items():
         rendered = yaml.safe_dump_all(_render(overlay))
         found = {word for word in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", rendered)}
-        found &= {"PROJECT", "CONTROL_PLANE", "FEDEMB_LIGHT", "NAME"}
+        found &= {"PROJECT", "CONTROL_PLANE", "NAME"}
         assert found == wanted
         assert all(f"s#{word}#" in text for word in wanted)
 

@@ -1,0 +1,102 @@
+"""The control plane, the overlays as the runbook applies them, and who asks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import PATIENCE, ControlPlane
+from pods import Asker, plain
+
+INFRA = Path(__file__).parents[2] / "infra"
+CONTROLLER = "system:serviceaccount:kubeflow:argo"
+FRAME = [
+    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    for name in ("kubeflow", "minio", "fedemb")
+]
+MAY_MAKE_PODS = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "RoleBinding",
+    "metadata": {"name": "makes-pods", "namespace": "fedemb"},
+    "roleRef": {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "cluster-admin",
+    },
+    "subjects": [
+        {"kind": "User", "name": name} for name in (CONTROLLER, "alice@example.org", "owner")
+    ],
+}
+"""More than Kubeflow gives its controller and the members of a profile: all is left to admission."""
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory) -> Iterator[ControlPlane]:
+    """A control plane without anything in it but the namespaces of Kubeflow."""
+    binaries = os.environ.get("FEDEMB_CONTROL_PLANE")
+    if not binaries:
+        pytest.skip("no control plane was built; run `make test-cluster`")
+    with ControlPlane(Path(binaries), tmp_path_factory.mktemp("plane")) as plane:
+        plane.apply(*FRAME)
+        plane.apply(MAY_MAKE_PODS)
+        yield plane
+
+
+@pytest.fixture(scope="module", params=["gke", "s3"])
+def overlay(request, plane, tmp_path_factory) -> Iterator[str]:
+    """One overlay after the other, applied by the runbook's own lines and taken away again."""
+    folder = tmp_path_factory.mktemp("deploy")
+    block = runbook_block("cp -r infra/kustomize deploy")
+    block = block.replace("REGISTRY/", "registry.example/").replace("overlays/gke", "overlays/OV")
+    block = block.replace("overlays/OV", f"overlays/{request.param}")
+    shutil.copytree(INFRA, folder / "infra")
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+    done = subprocess.run(
+        ["bash", "-c", block],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    _wait_until_in_force(plane)
+    yield request.param
+    deployed = str(folder / "deploy" / "overlays" / request.param)
+    plane.kubectl("delete", "-k", deployed, "--ignore-not-found", "--wait=true")
+    plane.apply(*FRAME)
+    plane.apply(MAY_MAKE_PODS)
+
+
+def _wait_until_in_force(plane: ControlPlane) -> None:
+    """Admission policies reach the API server a moment after they are written."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        step = Asker(plane).pod(plain("fedemb-run", "gate-release"), CONTROLLER)
+        thief = Asker(plane).pod(plain("fedemb-gate"), CONTROLLER)
+        account = step.body["spec"]["serviceAccountName"] if step.taken else None
+        if account == "fedemb-gate" and not thief.taken:
+            return
+        assert time.monotonic() < until, "the policies are not in force"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def ask(plane) -> Asker:
+    """Asks the API server whether it would take an object, from whomever."""
+    return Asker(plane)
+
+
+def runbook_block(begins: str) -> str:
+    """The indented block of commands of the runbook that begins so."""
+    text = (INFRA / "README.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    (found,) = [block for block in blocks if block.strip().startswith(begins)]
+    return "\n".join(line[4:] for line in found.splitlines())

@@ -1,0 +1,159 @@
+"""Who gets which pod past a real API server: every honest one, no thief."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+from conftest import CONTROLLER, INFRA, runbook_block
+from pods import SYSTEM, compiled, plain
+
+GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
+STEP_OF = {group: rights["steps"][0].replace("_", "-") for group, rights in GROUPS.items()}
+KEYHOLDERS = {
+    group for group, rights in GROUPS.items() if rights["signing"] or rights["keys"] != "none"
+}
+ALICE = "alice@example.org"
+
+
+@pytest.fixture(scope="module")
+def steps(overlay, tmp_path_factory):
+    """Step -> its pod, compiled for this overlay."""
+    profiles = ["gpu"] if overlay == "gke" else ["gpu", INFRA / "profiles" / "s3.yaml"]
+    return compiled(tmp_path_factory.mktemp("compiled"), *profiles)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_step_is_made_on_its_account_closed_and_without_a_warning(ask, steps, group):
+    answer = ask.pod(steps[STEP_OF[group]], CONTROLLER)
+    assert answer.taken, answer.message
+    assert answer.warnings == []
+    spec = answer.body["spec"]
+    assert spec["serviceAccountName"] == f"fedemb-{group}"
+    assert spec["securityContext"]["fsGroup"] == 65532
+    (main,) = [container for container in spec["containers"] if container["name"] == "main"]
+    assert main["securityContext"]["readOnlyRootFilesystem"] is True
+    assert main["securityContext"]["runAsNonRoot"] is True
+    assert "/tmp" in {mount["mountPath"] for mount in main["volumeMounts"]}
+
+
+def test_the_driver_runs_on_the_account_of_the_run(ask, overlay):
+    answer = ask.pod(plain("fedemb-run"), CONTROLLER)
+    assert answer.taken, answer.message
+    assert answer.body["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "100m"
+
+
+def _ways_to_a_secret(name: str) -> dict[str, dict]:
+    """Everything in a pod that can name a secret."""
+    key = {"secretKeyRef": {"name": name, "key": "secret_key"}}
+    projected = {"sources": [{"secret": {"name": name}}]}
+    csi = {"driver": "any.example", "nodePublishSecretRef": {"name": name}}
+    first = plain(container={"env": [{"name": "A", "valueFrom": key}]})
+    init = plain()
+    init["spec"]["initContainers"] = copy.deepcopy(first["spec"]["containers"])
+    init["spec"]["initContainers"][0]["name"] = "init"
+    return {
+        "env": first,
+        "env of an init container": init,
+        "envFrom": plain(container={"envFrom": [{"secretRef": {"name": name}}]}),
+        "volume": plain(volumes=[{"name": "v", "secret": {"secretName": name}}]),
+        "projected": plain(volumes=[{"name": "v", "projected": projected}]),
+        "csi": plain(volumes=[{"name": "v", "csi": csi}]),
+    }
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("way", _ways_to_a_secret(""))
+def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
+    secret = f"fedemb-s3-{group}"
+    answer = ask.pod(_ways_to_a_secret(secret)[way], ALICE)
+    assert not answer.taken, f"an unlabelled pod took {secret}"
+    assert "its own group's access key" in answer.message
+    for other in GROUPS:
+        pod = _ways_to_a_secret(secret)[way]
+        pod["metadata"]["labels"] = {"fedemb.dev/step": STEP_OF[other]}
+        assert ask.pod(pod, CONTROLLER).taken == (other == group), f"{other} asks for {secret}"
+
+
+@pytest.mark.parametrize("group", ["run", *GROUPS])
+def test_only_who_holds_keys_mounts_them(ask, overlay, group):
+    volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-keys"}}]
+    answer = ask.pod(plain("fedemb-run", STEP_OF.get(group), volumes=volumes), CONTROLLER)
+    assert answer.taken == (group in KEYHOLDERS), answer.message
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_account_is_taken_without_its_label_nor_a_label_by_hand(ask, overlay, group):
+    assert "only a step's pod" in ask.pod(plain(f"fedemb-{group}"), CONTROLLER).message
+    labelled = plain(f"fedemb-{group}", STEP_OF[group])
+    assert "only the workflow controller" in ask.pod(labelled, ALICE).message
+    assert ask.pod(labelled, CONTROLLER).taken
+
+
+def test_a_step_nobody_knows_is_refused(ask, overlay):
+    assert not ask.pod(plain("fedemb-train", "look-at-users"), CONTROLLER).taken
+
+
+OPEN = {
+    "as root": plain(container={"securityContext": {**SYSTEM, "runAsUser": 0}}),
+    "with a capability": plain(
+        container={"securityContext": {**SYSTEM, "capabilities": {"add": ["NET_ADMIN"]}}}
+    ),
+    "free to escalate": plain(
+        container={"securityContext": {**SYSTEM, "allowPrivilegeEscalation": True}}
+    ),
+    "without seccomp": plain(
+        container={"securityContext": {**SYSTEM, "seccompProfile": {"type": "Unconfined"}}}
+    ),
+    "on the node's disk": plain(volumes=[{"name": "v", "hostPath": {"path": "/"}}]),
+    "on the node's network": plain(hostNetwork=True),
+}
+
+
+@pytest.mark.parametrize("how", OPEN)
+def test_an_open_pod_is_refused_by_pod_security(ask, overlay, how):
+    answer = ask.pod(OPEN[how], ALICE)
+    assert not answer.taken
+    assert "restricted" in answer.message
+
+
+def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
+    pod = plain()
+    pod["metadata"] = {"name": "idle", "namespace": "fedemb"}
+    plane.apply(pod)
+    try:
+        for entry in (["exec", "idle"], ["debug", "idle", "--image=busybox"], ["attach", "idle"]):
+            command = ["--", "id"] if entry[0] == "exec" else []
+            alice = plane.attempt(*entry, "-n", "fedemb", f"--as={ALICE}", *command)
+            assert "nobody enters a pod" in alice.stderr, entry
+        argo = plane.attempt("exec", "idle", "-n", "fedemb", f"--as={CONTROLLER}", "--", "id")
+        assert "nobody enters" not in argo.stderr
+        assert "does not have a host assigned" in argo.stderr, "past admission; there is no node"
+    finally:
+        plane.kubectl("delete", "pod", "idle", "-n", "fedemb", "--grace-period=0", "--force")
+
+
+def test_the_thief_of_the_runbook_is_refused(plane, overlay):
+    line = runbook_block("kubectl -n fedemb run thief")
+    arguments = line.split("--overrides=")
+    refused = plane.attempt(
+        *arguments[0].split()[1:], f"--overrides={arguments[1].strip().strip(chr(39))}"
+    )
+    assert refused.returncode != 0
+    assert "(Forbidden)" in refused.stderr
+
+
+def test_more_accelerators_than_the_quota_are_refused(ask, overlay):
+    wanted = {"limits": {"nvidia.com/gpu": "5", "cpu": "1", "memory": "1Gi"}}
+    answer = ask.pod(plain(container={"resources": wanted}), CONTROLLER)
+    assert "exceeded quota" in answer.message
+
+
+def test_pods_of_the_owner_are_made_by_the_owner(ask, overlay):
+    if overlay == "gke":
+        pytest.skip("keys lie in Secret Manager; the owner has an account of Google's")
+    volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-keys"}}]
+    pod = plain("fedemb-owner", volumes=volumes)
+    assert "only the data owner" in ask.pod(pod, ALICE).message
+    assert ask.pod(pod, "owner", "fedemb:owners").taken

@@ -1,0 +1,89 @@
+"""RBAC and network policies as a real API server holds them: each account, each verb, both ways."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from conftest import INFRA
+
+GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
+EVERY_STEP = {
+    ("argoproj.io", "workflowtaskresults", ""): {"create", "patch"},
+    ("", "configmaps", "kfp-launcher"): {"get"},
+    ("", "configmaps", "metadata-grpc-configmap"): {"get"},
+}
+"""What the launcher and the executor in a step's pod need."""
+DRIVER = {
+    ("", "persistentvolumeclaims", ""): {"get", "list", "create", "delete"},
+    ("", "pods", ""): {"get", "list", "watch"},
+    ("argoproj.io", "workflowtasksets", ""): {"list", "watch"},
+    ("argoproj.io", "workflowtasksets/status", ""): {"patch"},
+}
+THINGS = [
+    *EVERY_STEP,
+    *DRIVER,
+    *[("", "secrets", f"fedemb-s3-{group}") for group in ["run", *GROUPS]],
+    ("", "secrets", "mlpipeline-minio-artifact"),
+    ("", "configmaps", "another"),
+    ("", "pods/exec", ""),
+    ("", "pods/ephemeralcontainers", ""),
+    ("", "serviceaccounts/token", "fedemb-train"),
+    ("argoproj.io", "workflows", ""),
+    ("rbac.authorization.k8s.io", "roles", ""),
+    ("rbac.authorization.k8s.io", "rolebindings", ""),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies", ""),
+    ("networking.k8s.io", "networkpolicies", ""),
+]
+
+
+@pytest.mark.parametrize("group", ["run", *GROUPS])
+def test_each_account_may_what_it_needs_and_nothing_else(ask, overlay, group):
+    allowed = {**EVERY_STEP, **(DRIVER if group == "run" else {})}
+    if overlay == "s3":
+        allowed["", "secrets", "fedemb-s3-run"] = {"get"}  # of the public root, for the launcher
+    for thing in THINGS:
+        may = {verb for verb in VERBS if ask.may(f"fedemb-{group}", verb, *thing)}
+        assert may == allowed.get(thing, set()), (group, thing)
+
+
+def _flows(policies: list[dict]) -> set[tuple[str, int]]:
+    """Where a pod without labels may open connections to, and on which port."""
+    return {
+        (json.dumps(to, sort_keys=True), port["port"])
+        for policy in policies
+        if policy["spec"]["podSelector"] in ({}, None)
+        for rule in policy["spec"].get("egress", [])
+        for to in rule.get("to", [{}])
+        for port in rule.get("ports", [{"port": 0}])
+    }
+
+
+def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
+    found = json.loads(plane.kubectl("get", "networkpolicies", "-n", "fedemb", "-o", "json"))
+    closed = [
+        policy["metadata"]["name"]
+        for policy in found["items"]
+        if policy["spec"]["podSelector"] in ({}, None)
+        and policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        and not policy["spec"].get("ingress")
+    ]
+    assert closed == ["fedemb-nothing-else"]
+
+    def of(namespace: str) -> str:
+        labels = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+        return json.dumps({"namespaceSelector": labels}, sort_keys=True)
+
+    def block(cidr: str) -> str:
+        return json.dumps({"ipBlock": {"cidr": cidr}})
+
+    stores = {
+        "gke": {(block("199.36.153.4/30"), 443)}
+        | {(block("169.254.169.252/30"), port) for port in (80, 988, 8080)},
+        "s3": {(of("minio"), 9000)},
+    }[overlay]
+    kubeflow = {(of("kubeflow"), port) for port in (8080, 8887, 8888, 8333, 9000)}
+    control_plane = {(block("172.16.0.0/28"), port) for port in (443, 6443)}
+    assert _flows(found["items"]) == (kubeflow | control_plane | stores | {(of("kube-system"), 53)})
