@@ -33,7 +33,7 @@ MAY_MAKE_PODS = {
         {"kind": "User", "name": name} for name in (CONTROLLER, "alice@example.org", "owner")
     ],
 }
-"""More than Kubeflow gives its controller and the members of a profile: all is left to admission."""
+"""More than Kubeflow gives its controller and its members: admission alone is left."""
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,11 @@ def test_nobody_enters_a_pod_but_argo_and_the_owner(plane, overlay):
     pod["metadata"] = {"name": "idle", "namespace": "fedemb"}
     plane.apply(pod)
     try:
-        for entry in (["exec", "idle"], ["debug", "idle", "--image=busybox"], ["attach", "idle"]):
+        for entry in (
+            ["exec", "idle"],
+            ["debug", "idle", "--image=b", "--profile=restricted"],
+            ["attach", "idle"],
+        ):
             command = ["--", "id"] if entry[0] == "exec" else []
             alice = plane.attempt(*entry, "-n", "fedemb", f"--as={ALICE}", *command)
             assert "nobody enters a pod" in alice.stderr, entry
