@@ -16,7 +16,7 @@ from fedemb.documents.privacy_report_schema import check_schema
 from fedemb.errors import PlanMismatch
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger.ledger import read_reservation
-from fedemb.lineage import send, tree_lines, write_run
+from fedemb.lineage import send, write_run
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import SCHEMA, build_report
 from fedemb.reports.privacy_report_page import report_page
@@ -63,7 +63,7 @@ def run(context: StepContext) -> dict[str, Any]:
         report_sha=file_digest(artifacts.privacy_report),
         commitments=report["provenance"]["commitments"],
     )
-    page = report_page(signed, ledger, plan_document["projections"], tree_lines(steps))
+    page = report_page(signed, ledger, plan_document["projections"], steps)
     write_bytes(artifacts.privacy_page, page.encode())
     send(artifacts.lineage.read_bytes)
     _log.info("guarantee: %s", report["guarantee"]["sentence"])

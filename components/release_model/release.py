@@ -29,7 +29,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.keys.trust import verify_document
 from fedemb.ledger.ledger import Ledger, read_reservation
-from fedemb.lineage import FILE_NAME, send, steps_of, tree_lines, write_run
+from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.step_context import StepContext
 from fedemb.steps.release_model import bundle as parts
@@ -179,7 +179,7 @@ def _complete(
     steps = steps_of(evidence, report_sha=report.sha, commitments=commitments)
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.
     projections = evidence.plan.body["projections"]
-    page = report_page(dict(report.body), ledger, projections, tree_lines(steps))
+    page = report_page(dict(report.body), ledger, projections, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(
         tree / FILE_NAME,

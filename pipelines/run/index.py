@@ -9,7 +9,7 @@ from fedemb.ledger.history import history, worst_block
 from fedemb.ledger.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
-from fedemb.reports.report import render_run_index
+from fedemb.reports.report import render_run_index, significant
 from fedemb.storage import open_store
 
 AFTER: dict[str, tuple[str, ...]] = {
@@ -53,18 +53,23 @@ def render_index(run: RunDirectory) -> str:
     state = run.read_state()
     lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
     config = run.config()
+    gain = _gain(run)
+    report = run.document("account_privacy", "privacy_report")
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
+        headline=_headline(run, config.purpose, lines.get("release", "none"), gain),
+        gained=gain is None or gain["low"] > 0,
+        time=report["time"] if report else None,
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
-        release=lines.get("release", "none"),
+        release=_below(run, lines.get("release", "none")),
         steps=[_step(name, run, state) for name in AFTER],
         reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
         budget=_budget(run),
         artifacts=[_artifact(run, *row) for row in ARTIFACTS if run.output(row[0], row[1])],
         facts=(
-            ("configuration", json_digest(config.model_dump(mode="json"))),
+            ("configuration", json_digest(config.model_dump(mode="json"))[:12]),
             (
                 "private artifacts",
                 f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
@@ -72,6 +77,36 @@ def render_index(run: RunDirectory) -> str:
             ("log", run.log.name),
         ),
     )
+
+
+def _gain(run: RunDirectory) -> dict[str, float] | None:
+    """Recall of the model less that of the public start, at the first false accept rate."""
+    utility = run.document("evaluate_embeddings", "utility_report") or {}
+    public = utility.get("public_backbone")
+    return next(iter(public["difference"].values())) if public else None
+
+
+def _headline(run: RunDirectory, purpose: str, release: str, gain: dict[str, float] | None) -> str:
+    """How the run ended, in one line."""
+    report = run.document("account_privacy", "privacy_report")
+    if release.startswith("refused: "):
+        return f"Refused: {release.removeprefix('refused: ')}"
+    points = ""
+    if gain is not None:
+        points = f", {100 * gain['value']:+.1f} points over the public start"
+        if gain["low"] <= 0 <= gain["high"]:
+            points += ", which may be chance"
+    if purpose == "simulation":
+        return f"Simulation: nothing is released{points}"
+    if report is None or release.startswith("none"):
+        return "Not released: the run did not come to its end"
+    epsilon = significant(report["accounting"]["epsilon"])
+    return f"Released: epsilon {epsilon} for one {report['unit']['unit']}{points}"
+
+
+def _below(run: RunDirectory, release: str) -> str:
+    """An address without the folder of the run, where it lies in it."""
+    return release.removeprefix(f"{run.root}/")
 
 
 def _step(name: str, run: RunDirectory, state: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.reports.privacy_report_words import all_runs
+from fedemb.reports.report import WAY_BACK
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
@@ -259,6 +260,8 @@ def collect_reports(run: RunDirectory) -> dict[str, Path]:
                 target = run.reports / f"{name}.{ending}"
                 shutil.copyfile(source, target)
                 if ending == "html":
+                    back = '<p class="back"><a href="../index.html">All of this run</a></p>'
+                    target.write_text(source.read_text().replace(WAY_BACK, back))
                     pages[name] = target
     return pages
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,17 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
     assert _line(output, "utility")
     assert Path(_line(output, "release").removeprefix("file://")).is_dir()
     assert Path(_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
+
+
+def test_first_line_of_the_run_page_says_how_it_ended_and_reports_lead_back(released):
+    folder, output = released
+    run = folder / "runs" / "first"
+    headline = re.search(r'<p class="headline">(.*?)</p>', (run / "index.html").read_text())[1]
+    epsilon = re.match(r"\(([\d.]+), ", _line(output, "guarantee"))[1]
+    assert headline.startswith(f"Released: epsilon {float(epsilon):.3g} for one user")
+    assert "points over the public start" in headline
+    for page in (run / "reports").glob("*.html"):
+        assert 'href="../index.html"' in page.read_text()
 
 
 def test_nothing_raw_lies_outside_the_private_root(released):

@@ -128,6 +128,8 @@ def line_chart(
     y_log: bool = False,
     y_limits: tuple[float, float] | None = None,
     marks: Sequence[tuple[str, float]] = (),
+    x_ticks: Sequence[tuple[float, str]] = (),
+    steps: bool = False,
     diagonal: bool = False,
 ) -> Markup:
     """Draws curves, at most four, told apart by colour and dash.
@@ -141,6 +143,8 @@ def line_chart(
       y_log: logarithmic axis.
       y_limits: limits of the y axis.
       marks: named vertical lines.
+      x_ticks: places and texts of the ticks; empty leaves them to matplotlib.
+      steps: a value holds until the next point, instead of a slope between them.
       diagonal: also draw y = x, what chance would give on a ROC.
     """
     from matplotlib import rc_context
@@ -150,7 +154,10 @@ def line_chart(
         axes = figure.axes[0]
         for position, line in enumerate(lines):
             colour, dash = SERIES[position % 4], _DASHES[position % 4]
-            axes.plot(line.x, line.y, color=colour, linestyle=dash, label=line.name)
+            way = "steps-post" if steps else "default"
+            axes.plot(
+                line.x, line.y, color=colour, linestyle=dash, label=line.name, drawstyle=way
+            )  # fmt: skip
             if line.band is not None:
                 axes.fill_between(line.x, *line.band, color=colour, alpha=0.18, linewidth=0)
         if diagonal:
@@ -170,6 +177,8 @@ def line_chart(
             axes.set_yscale("log")
         if y_limits is not None:
             axes.set_ylim(*y_limits)
+        if x_ticks:
+            axes.set_xticks([x for x, _ in x_ticks], [text for _, text in x_ticks])
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         if len(lines) + diagonal > 1:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from fedemb.ledger.history import history, worst_block
+from fedemb.ledger.history import Point, history, worst_block
 from fedemb.ledger.ledger import Ledger, Spent
 from fedemb.reports import report as pages
+from fedemb.reports.dag import LineageStep, lineage_dag
+
+_TICKS = 6
+"""Dates on the axis of spending, at most."""
 
 
 def report_page(
     report: dict[str, Any],
     ledger: Ledger,
     projections: list[dict[str, Any]],
-    lineage: list[str],
+    lineage: Sequence[LineageStep],
 ) -> str:
     """Renders `privacy_report.html`.
 
@@ -22,7 +28,7 @@ def report_page(
       report: the signed report.
       ledger: ledger of its policy, for the spending over time.
       projections: of the plan, shown as projections only.
-      lineage: tree of artifacts, as lines.
+      lineage: what each step took and gave.
     """
     cumulative = report["cumulative"]
     block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
@@ -43,7 +49,7 @@ def report_page(
         after=after if after is not None else math.inf,
         odds=_odds(report["accounting"]["epsilon"]),
         projections=projections,
-        lineage=lineage,
+        lineage=lineage_dag(lineage),
         curve=_curve(report),
         spending=_spending(points, cumulative["cap"]),
     )
@@ -84,15 +90,23 @@ def _curve(report: dict[str, Any]) -> Any:
     )
 
 
-def _spending(points: list[Any], cap: float) -> Any:
-    if len(points) < 2:
+def _spending(points: list[Point], cap: float) -> Any:
+    if not points:
         return None
-    runs, spent = [point.sequence for point in points], [point.epsilon for point in points]
-    ends = [runs[0], runs[-1]]
+    records = [0, *(point.sequence for point in points)]
+    spent = [0.0, *(point.epsilon for point in points)]
+    ends = [0, records[-1]]
+    shown = points[:: -(-len(points) // _TICKS)]
+    ticks = [
+        (point.sequence, f"{point.sequence}\n{datetime.fromisoformat(point.time):%-d %b}")
+        for point in shown
+    ]
     return pages.line_chart(
-        [pages.Line("spent", runs, spent), pages.Line("cap", ends, [cap, cap])],
-        x_label="ledger record",
+        [pages.Line("spent", records, spent), pages.Line("cap", ends, [cap, cap])],
+        x_label="ledger record and its date",
         y_label="cumulative epsilon",
         alt="Cumulative epsilon of the fullest user block over the ledger's records, with its cap",
         y_limits=(0.0, max([cap, *spent]) * 1.08),
+        x_ticks=ticks,
+        steps=True,
     )

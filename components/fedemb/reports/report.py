@@ -9,16 +9,20 @@ reads a clock or draws a random number: the same context gives the same bytes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from markupsafe import Markup
 
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ArtifactError
 from fedemb.reports.charts import Bar, Line, bar_chart, figure_svg, histogram_chart, line_chart
+from fedemb.reports.dag import layout_dag
 
 __all__ = [
     "Bar",
@@ -33,6 +37,10 @@ __all__ = [
 ]
 
 TEMPLATES = Path(__file__).parent / "templates"
+WAY_BACK = "<!-- way back -->"
+"""Where a page gets its link to the page of its run, once it lies beside it."""
+_CONTENTS_FROM = 4
+"""Sections from which a page has a list of contents."""
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -69,6 +77,41 @@ def seconds(value: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def date(value: str) -> str:
+    """Formats a time: `2026-11-22T03:17:39+00:00` becomes `22 November 2026, 03:17 UTC`."""
+    return f"{datetime.fromisoformat(value):%-d %B %Y, %H:%M} UTC"
+
+
+def with_contents(body: str) -> Markup:
+    """Gives the sections of a page anchors and, where there are several, a list of them before."""
+    titles: list[tuple[str, str]] = []
+
+    def anchored(found: re.Match[str]) -> str:
+        anchor = re.sub(r"\W+", "-", found[1].lower()).strip("-")
+        titles.append((anchor, found[1]))
+        return f'<h2 id="{anchor}">{found[1]}</h2>'
+
+    body = re.sub(r"<h2>(.*?)</h2>", anchored, body)
+    if len(titles) < _CONTENTS_FROM:
+        return Markup(body)
+    links = "".join(f'<li><a href="#{anchor}">{title}</a></li>' for anchor, title in titles)
+    return Markup(f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>\n{body}')
+
+
+def unbroken(page: str) -> str:
+    """Keeps numbers such as 1e-05, and intervals, on one line."""
+
+    def keep(found: re.Match[str]) -> str:
+        text = found[0]
+        if text.startswith("<"):
+            return text
+        numbers = r"\d[\d.]*e-?\d+|\d[\d.]* %|\[[-+\d.]+, [-+\d.]+\]"
+        return re.sub(numbers, r'<span class="number">\g<0></span>', text)
+
+    whole = "<(svg|style|title|pre|code)\\b.*?</\\1>|<[^>]*>|[^<]+"
+    return re.sub(whole, keep, page, flags=re.DOTALL)
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -78,7 +121,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"sig": significant, "percent": percent, "seconds": seconds}
+    environment.filters |= {
+        "sig": significant,
+        "percent": percent,
+        "seconds": seconds,
+        "date": date,
+        "with_contents": with_contents,
+    }
     environment.globals["ui"] = environment.get_template("macros.html").module
     return environment
 
@@ -96,8 +145,10 @@ def render(template: str | Path, **context: Any) -> str:
     try:
         known = _environment()
         if isinstance(template, Path):
-            return known.from_string(template.read_text(encoding="utf-8")).render(**context)
-        return known.get_template(template).render(**context)
+            page = known.from_string(template.read_text(encoding="utf-8"))
+        else:
+            page = known.get_template(template)
+        return unbroken(page.render(**context))
     except TemplateError as error:
         raise ArtifactError(
             f"the page {template} cannot be drawn: {error.message}; pass what the template names"
@@ -116,75 +167,12 @@ def write_page(path: Path, template: str | Path, **context: Any) -> None:
 
 # ---- the index page of a run --------------------------------------------------------------------
 
-_COLUMN, _ROW, _BOX_WIDTH, _BOX_HEIGHT = 188, 68, 172, 44
-
-
-def _layers(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Row of each step: the longest way to it from a start; a start stands just above its user."""
-    layer: dict[str, int] = {}
-    for step in steps:
-        missing = [name for name in step["after"] if name not in layer]
-        if missing:
-            raise ArtifactError(
-                f"step {step['name']} comes after {missing[0]}, which is not listed before it; "
-                "list the steps in the order they run"
-            )
-        layer[step["name"]] = 1 + max((layer[name] for name in step["after"]), default=-1)
-    for step in steps:
-        users = [layer[other["name"]] for other in steps if step["name"] in other["after"]]
-        if not step["after"] and users:
-            layer[step["name"]] = min(users) - 1
-    return layer
-
-
-def layout_dag(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Places the steps of a run on a grid, top to bottom, for the SVG of the index page.
-
-    Returns:
-      `width`, `height`, `boxes` (the steps with `x`, `y`, `width`, `height`) and `edges` (SVG path
-      data). An edge that another path already implies is left out.
-
-    Raises:
-      ArtifactError: a step comes after one that is not listed before it.
-    """
-    layer = _layers(steps)
-    rows: dict[int, list[Mapping[str, Any]]] = {}
-    for step in steps:
-        rows.setdefault(layer[step["name"]], []).append(step)
-    columns = max(len(row) for row in rows.values())
-    width = columns * _COLUMN
-    boxes = []
-    for depth, row in sorted(rows.items()):
-        left = (width - len(row) * _COLUMN) / 2 + (_COLUMN - _BOX_WIDTH) / 2
-        for position, step in enumerate(row):
-            box = {"x": left + position * _COLUMN, "y": depth * _ROW + 4}
-            boxes.append({**step, **box, "width": _BOX_WIDTH, "height": _BOX_HEIGHT})
-    place = {box["name"]: box for box in boxes}
-    above = _ancestors(steps)
-    edges = []
-    for step in steps:
-        for name in step["after"]:
-            if any(name in above[other] for other in step["after"] if other != name):
-                continue
-            start, end = place[name], place[step["name"]]
-            x1, y1 = start["x"] + _BOX_WIDTH / 2, start["y"] + _BOX_HEIGHT
-            x2, y2 = end["x"] + _BOX_WIDTH / 2, end["y"]
-            bend = (y2 - y1) / 2 if layer[step["name"]] - layer[name] == 1 else _ROW / 3
-            edges.append(f"M{x1:g} {y1:g}C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}")
-    return {"width": width, "height": len(rows) * _ROW - 14, "boxes": boxes, "edges": edges}
-
-
-def _ancestors(steps: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
-    above: dict[str, set[str]] = {}
-    for step in steps:
-        above[step["name"]] = set(step["after"]).union(*(above[name] for name in step["after"]))
-    return above
-
 
 def render_run_index(
     *,
     run_id: str,
     purpose: str,
+    headline: str,
     guarantee: str,
     utility: str,
     release: str,
@@ -193,12 +181,15 @@ def render_run_index(
     budget: Mapping[str, Any] | None = None,
     artifacts: Sequence[Mapping[str, Any]] = (),
     facts: Sequence[tuple[str, Any]] = (),
+    gained: bool = True,
+    time: str | None = None,
 ) -> str:
     """Renders the index page of one run (`run_index.html`).
 
     Args:
       run_id: name of the run.
       purpose: `release` or `simulation`.
+      headline: how the run ended, in one line.
       guarantee: the sentence after `guarantee:` of the run's closing lines.
       utility: the sentence after `utility:`.
       release: what follows `release:`; `refused: ...` and `none (simulation)` colour the page.
@@ -211,18 +202,21 @@ def render_run_index(
         `path` (relative; shown, not linked) and `digest` (hex, or None: a Raw has a keyed
         commitment only).
       facts: further pairs for the table of facts (configuration digest, versions).
+      gained: whether the model is certainly better than its public start; else nothing is green.
+      time: when the run ended, ISO 8601.
 
     Raises:
       ArtifactError: a step comes after one that is not listed before it.
     """
     refused = release.startswith("refused")
     simulation = purpose == "simulation"
-    listed = [{"href": None, **step} for step in steps]
+    listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
     return render(
         "run_index.html",
-        tone="bad" if refused else "plain" if simulation else "good",
+        tone="bad" if refused else "plain" if simulation or not gained else "good",
         run_id=run_id,
         purpose=purpose,
+        headline=headline,
         guarantee=guarantee,
         utility=utility,
         release=release,
@@ -232,4 +226,10 @@ def render_run_index(
         budget=budget,
         artifacts=artifacts,
         facts=facts,
+        time=time,
     )
+
+
+def _state(step: Mapping[str, Any]) -> str:
+    took = "" if step["seconds"] is None else f" · {seconds(step['seconds'])}"
+    return f"{step['status']}{took}"

@@ -1,11 +1,14 @@
 """Pages and charts: self-contained, deterministic, escaped, legible."""
 
 import re
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 
 from fedemb.errors import ArtifactError
 from fedemb.reports import charts, report
+from fedemb.reports.dag import layout_dag, lineage_dag
 from fedemb.reports.report import Bar, Line
 
 STEPS = [
@@ -20,12 +23,14 @@ STEPS = [
     },
     {"name": "gate_release", "after": ["train_dp_fedemb"], "status": "skipped", "seconds": None},
 ]
+PLACED = [{**step, "lines": [step["status"]]} for step in STEPS]
 
 
 def index(**overrides):
     context = {
         "run_id": "run-1",
         "purpose": "release",
+        "headline": "Released: epsilon 7.3 for one user",
         "guarantee": "epsilon 7.3",
         "utility": "recall 0.4",
         "release": "releases/run-1",
@@ -115,17 +120,73 @@ def test_a_missing_template_is_an_error():
 
 def test_steps_out_of_order_are_an_error():
     with pytest.raises(ArtifactError, match="not listed before"):
-        report.layout_dag(STEPS[::-1])
+        layout_dag(PLACED[::-1])
 
 
 def test_implied_edges_are_left_out_and_boxes_do_not_overlap():
-    layout = report.layout_dag(STEPS)
+    layout = layout_dag(PLACED)
     assert len(layout["edges"]) == 4  # plan -> train is implied by plan -> reserve -> train
     places = {(box["x"], box["y"]) for box in layout["boxes"]}
     assert len(places) == len(STEPS)
     for box in layout["boxes"]:
         assert 0 <= box["x"] <= layout["width"] - box["width"]
         assert box["y"] + box["height"] <= layout["height"]
+
+
+def test_lineage_shows_what_each_step_gave_and_what_no_step_gave():
+    class Step(NamedTuple):
+        step: str
+        inputs: dict
+        outputs: dict
+        failed: bool = False
+
+    steps = [
+        Step("partition", {"raw_images": None}, {"users": "ab" * 32, "manifest": "cd" * 32}),
+        Step("train", {"users": "ab" * 32}, {"model": "ef" * 32}),
+        Step("gate", {"model": "ef" * 32, "manifest": "cd" * 32}, {"verdict": None}, failed=True),
+    ]
+    layout = lineage_dag(steps)
+    texts = {box["name"]: box["lines"] for box in layout["boxes"]}
+    assert texts["raw_images"] == []
+    assert texts["partition"] == ["users abababab", "manifest cdcdcdcd"]
+    assert [box["status"] for box in layout["boxes"]] == ["source", "done", "done", "failed"]
+    assert len(layout["edges"]) == 3  # manifest -> gate is implied by users -> train -> gate
+    rows = [(box["y"], box["height"]) for box in layout["boxes"]]
+    for (top, height), (below, _) in pairwise(rows):
+        assert top + height < below
+
+
+def test_page_has_contents_that_lead_to_its_sections():
+    body = "<h2>One</h2><h2>Two &amp; more</h2><h2>Three</h2><h2>Four</h2>"
+    page = report.with_contents(body)
+    anchors = re.findall(r'<h2 id="([^"]+)">', page)
+    assert anchors == re.findall(r'href="#([^"]+)"', page)
+    assert len(set(anchors)) == 4
+    assert "contents" not in report.with_contents("<h2>One</h2>")
+
+
+def test_numbers_stay_on_one_line_and_pictures_as_they_are():
+    kept = '<span class="number">1e-05</span>'
+    assert report.unbroken("<p>at 1e-05 it</p>") == f"<p>at {kept} it</p>"
+    assert report.unbroken("<b>[0.1, 0.2]</b>") == '<b><span class="number">[0.1, 0.2]</span></b>'
+    for untouched in ("<svg><text>1e-05</text></svg>", '<p title="1e-05">x</p>', "<p>[a, b]</p>"):
+        assert report.unbroken(untouched) == untouched
+
+
+def test_index_without_a_certain_gain_is_not_green():
+    assert 'class="verdict good"' in index()
+    assert 'class="verdict plain"' in index(gained=False)
+
+
+def test_ticks_of_a_chart_are_those_it_is_given():
+    line = Line("spent", [0, 1, 3], [0, 5, 5])
+    ticks = [(1, "1\n22 Nov"), (3, "3\n23 Nov")]
+    chart = report.line_chart(
+        [line], x_label="record", y_label="epsilon", alt="a", x_ticks=ticks, steps=True
+    )
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", chart)
+    assert "22 Nov" in texts
+    assert "1.5" not in texts
 
 
 def test_numbers_are_written_for_people():

@@ -1,0 +1,126 @@
+"""Where the boxes and arrows of a picture of steps go; `ui.dag` draws them as inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from fedemb.errors import ArtifactError
+
+_GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
+"""Pixels between columns and rows, of a further line, and of a box with its name alone."""
+
+
+class LineageStep(Protocol):
+    """What one step took and gave: artifact names to digests, None where there is none."""
+
+    @property
+    def step(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, str | None]:
+        """What it took."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, str | None]:
+        """What it gave."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error or a denial."""
+        ...
+
+
+def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict[str, Any]:
+    """Places the steps of a run on a grid, top to bottom.
+
+    Args:
+      steps: in the order they run, mappings with `name`, `after` (names of the steps before it),
+        `status`, `lines` (texts below the name) and optionally `href`.
+      box_width: of every box, pixels.
+
+    Returns:
+      `width`, `height`, `boxes` (the steps with `x`, `y`, `width`, `height`) and `edges` (SVG path
+      data). An edge that another path already implies is left out.
+
+    Raises:
+      ArtifactError: a step comes after one that is not listed before it.
+    """
+    layer = _layers(steps)
+    rows: dict[int, list[Mapping[str, Any]]] = {}
+    for step in steps:
+        rows.setdefault(layer[step["name"]], []).append(step)
+    column = box_width + _GAP
+    width = max(len(row) for row in rows.values()) * column
+    boxes: list[dict[str, Any]] = []
+    top = 4
+    for _, row in sorted(rows.items()):
+        left = (width - len(row) * column + _GAP) / 2
+        for position, step in enumerate(row):
+            height = _HEAD + _LINE * len(step["lines"])
+            place = {"x": left + position * column, "y": top, "width": box_width}
+            boxes.append({"href": None, **step, **place, "height": height})
+        top += _HEAD + _LINE * max(len(step["lines"]) for step in row) + _BETWEEN
+    edges = _edges(steps, {box["name"]: box for box in boxes}, layer)
+    return {"width": width, "height": top - _BETWEEN + 4, "boxes": boxes, "edges": edges}
+
+
+def lineage_dag(steps: Sequence[LineageStep]) -> dict[str, Any]:
+    """Places the steps of a lineage, each with what it gave and the start of its digest.
+
+    What no step gave (images as they came) is a box of its own, without digest.
+    """
+    maker = {name: step.step for step in steps for name in step.outputs}
+    sources = list(dict.fromkeys(name for step in steps for name in step.inputs))
+    boxes: list[dict[str, Any]] = [
+        {"name": name, "after": [], "status": "source", "lines": []}
+        for name in sources
+        if name not in maker
+    ]
+    for step in steps:
+        after = list(dict.fromkeys(maker.get(name, name) for name in step.inputs))
+        lines = [f"{name} {sha[:8] if sha else ''}".strip() for name, sha in step.outputs.items()]
+        status = "failed" if step.failed else "done"
+        boxes.append({"name": step.step, "after": after, "status": status, "lines": lines})
+    return layout_dag(boxes, box_width=208)
+
+
+def _layers(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Row of each step: as low as those that come after it allow."""
+    layer: dict[str, int] = {}
+    for step in steps:
+        missing = [name for name in step["after"] if name not in layer]
+        if missing:
+            raise ArtifactError(
+                f"step {step['name']} comes after {missing[0]}, which is not listed before it; "
+                "list the steps in the order they run"
+            )
+        layer[step["name"]] = 1 + max((layer[name] for name in step["after"]), default=-1)
+    for step in reversed(steps):
+        later = [layer[other["name"]] for other in steps if step["name"] in other["after"]]
+        layer[step["name"]] = min(later, default=layer[step["name"]] + 1) - 1
+    return layer
+
+
+def _edges(
+    steps: Sequence[Mapping[str, Any]], place: Mapping[str, Any], layer: Mapping[str, int]
+) -> list[str]:
+    above: dict[str, set[str]] = {}
+    for step in steps:
+        above[step["name"]] = set(step["after"]).union(*(above[name] for name in step["after"]))
+    edges: list[str] = []
+    for step in steps:
+        for name in step["after"]:
+            if any(name in above[other] for other in step["after"] if other != name):
+                continue
+            start, end = place[name], place[step["name"]]
+            x1, y1 = start["x"] + start["width"] / 2, start["y"] + start["height"]
+            x2, y2 = end["x"] + end["width"] / 2, end["y"]
+            near = layer[step["name"]] - layer[name] == 1
+            bend = (y2 - y1) / 2 if near else _BETWEEN
+            edges.append(f"M{x1:g} {y1:g}C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}")
+    return edges
