@@ -39,3 +39,4 @@ from fedemb.config.training import ModelConfig as ModelConfig
 from fedemb.config.training import PretrainingConfig as PretrainingConfig
 from fedemb.config.training import ServerConfig as ServerConfig
 from fedemb.config.training import TrainingConfig as TrainingConfig
+from fedemb.config.training import UnitGradientConfig as UnitGradientConfig

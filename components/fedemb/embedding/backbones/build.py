@@ -1,0 +1,120 @@
+"""Building a backbone from its name, and refusing one that could not be trained in private."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedemb.config import ModelConfig
+from fedemb.embedding.backbones.registry import backbones
+from fedemb.errors import ConfigError
+
+# Layers whose output for one image depends on the other images of the batch, or that keep state.
+_BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")
+
+
+def build_backbone(model: ModelConfig, seed: int) -> Any:
+    """Builds a backbone with initial weights that depend on the seed alone.
+
+    Args:
+      model: name, embedding length, image size. A name with a colon, `module:function`, is
+        imported; the function takes the `ModelConfig` and returns a built `keras.Model`.
+      seed: of the initial weights.
+
+    Returns:
+      `keras.Model`: float32 images `[batch, size, size, channels]` in [-1, 1] to embeddings
+      `[batch, embedding_dim]`, not normalised.
+
+    Raises:
+      ConfigError: no backbone of that name, or one that `check_backbone` refuses.
+    """
+    import keras
+
+    if ":" in model.backbone:
+        module, function = model.backbone.split(":", 1)
+        try:
+            backbone = getattr(importlib.import_module(module), function)(model)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"model.backbone={model.backbone} cannot be imported ({error}); name an importable "
+                "module:function, or one of " + ", ".join(backbones())
+            ) from error
+    elif model.backbone in backbones():
+        inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+        outputs = backbones()[model.backbone](inputs, model)
+        backbone = keras.Model(inputs, outputs, name=model.backbone)
+    else:
+        raise ConfigError(
+            f"model.backbone={model.backbone} is not known; take one of {', '.join(backbones())}, or "
+            "module:function of your own"
+        )
+    check_backbone(backbone, model)
+    reinitialize(backbone, seed)
+    return backbone
+
+
+def reinitialize(backbone: Any, seed: int) -> None:
+    """Draws all kernels, each from its own stream of the seed; other weights stay as built."""
+    import numpy as np
+
+    for index, layer in enumerate(backbone.layers):
+        streams = np.random.SeedSequence([seed, index]).generate_state(2)
+        for stream, part in zip(streams, ("kernel", "depthwise_kernel"), strict=True):
+            weight = getattr(layer, part, None)
+            initializer = getattr(layer, f"{part}_initializer", None)
+            if weight is None or initializer is None:
+                continue
+            fixed = type(initializer).from_config(
+                {**initializer.get_config(), "seed": int(stream >> 1)}
+            )
+            weight.assign(fixed(weight.shape, dtype="float32"))
+
+
+def check_backbone(backbone: Any, model: ModelConfig) -> None:
+    """Refuses a backbone that mixes the images of a batch, or keeps state between calls.
+
+    Either would let one user's images change what the engine computes for others, or carry
+    private statistics out of the round.
+
+    Raises:
+      ConfigError: BatchNorm and its kin, dropout, untrained state, or shapes that do not fit.
+    """
+    for layer in backbone._flatten_layers():
+        kind = type(layer).__name__
+        if kind in _BATCH_DEPENDENT:
+            raise ConfigError(
+                f"backbone layer {layer.name} is {kind}, which mixes the images of different users "
+                "and keeps their statistics; use GroupNormalization or LayerNormalization"
+            )
+    state = [v.path for v in backbone.non_trainable_variables if "seed_generator" in v.path]
+    if state:
+        raise ConfigError(
+            f"backbone variable {state[0]} draws random numbers from a state of its own (dropout); "
+            "leave the layer out: every seed must depend on the virtual client alone"
+        )
+    shape, wanted = tuple(backbone.output_shape), (None, model.embedding_dim)
+    size = (None, model.image_size, model.image_size, model.channels)
+    if shape != wanted or tuple(backbone.input_shape) != size:
+        raise ConfigError(
+            f"backbone maps {tuple(backbone.input_shape)} to {shape}, wanted {size} to {wanted}; "
+            "set model.image_size, model.channels and model.embedding_dim to fit"
+        )
+
+
+def with_bfloat16(backbone: Any) -> Any:
+    """A copy that computes in bfloat16 on float32 weights, but for its last layer.
+
+    Eight bits of an embedding are too few for the logits made of it.
+    """
+    import keras
+
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    copy = keras.models.clone_model(backbone)
+    copy.set_weights(backbone.get_weights())
+    last = copy.layers[-1]
+    for layer in copy._flatten_layers(include_self=False):
+        if layer is not last:
+            layer.dtype_policy = policy
+    return copy
+
+

@@ -1,0 +1,60 @@
+"""Named groups of variables that private training may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedemb.errors import ConfigError
+
+
+def _is_norm(path: str) -> bool:
+    return path.endswith(("/gamma", "/beta"))
+
+
+def _block(path: str) -> str:
+    return path.split("/", 1)[0].split("_", 1)[0]
+
+
+def _frozen_convolution(name: str, path: str) -> bool:
+    if not path.endswith("kernel") or "conv" not in path:
+        return False
+    if name.startswith("resnet50"):  # the paper freezes the convolutions of stages 3 and 4 only
+        return path.startswith(("stage3", "stage4"))
+    return True
+
+
+def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
+    """Variables that private training may change, in the order of the model.
+
+    Args:
+      backbone: from `build_backbone` or loaded, or a classifier made of one; the head of a
+        classifier trains with every group.
+      group: `all`; `head`: the head of a classifier alone; `norm_only`: scales and offsets of
+        normalisation layers; `last_block`: the last block of layers and the dense layer;
+        `dense_only`: the dense layer that gives the embedding; `conv_frozen`: all but convolution
+        kernels (ResNet-50: but those of stages 3 and 4; paper.md (a) 12); `first_blocks_frozen`:
+        all but the stem and the first block or stage of blocks (arXiv 2201.12328).
+
+    Raises:
+      ConfigError: the group holds no variable of this backbone.
+    """
+    variables = list(backbone.trainable_variables)
+    blocks = [_block(v.path) for v in variables if not v.path.startswith(("embedding/", "head/"))]
+    first = {"stem", *[block for block in blocks if block != "stem"][:1]}
+    chosen = {
+        "all": lambda path: True,
+        "head": lambda path: False,
+        "norm_only": _is_norm,
+        "last_block": lambda path: path.startswith("embedding/") or _block(path) == blocks[-1],
+        "dense_only": lambda path: path.startswith("embedding/"),
+        "conv_frozen": lambda path: not _frozen_convolution(backbone.name, path),
+        "first_blocks_frozen": lambda path: _block(path) not in first,
+    }[group]
+    found = [v for v in variables if v.path.startswith("head/") or chosen(v.path)]
+    if not found:
+        raise ConfigError(
+            f"model.trainable={group} leaves nothing to train in {backbone.name}; take another"
+            " group"
+        )
+    return found

@@ -1,0 +1,136 @@
+"""The scattering transform: wavelets and absolute values, nothing learned and nothing to protect.
+
+Bruna and Mallat (arXiv 1203.1513), two orders, as features of private training (Tramer and Boneh,
+arXiv 2011.11660): Morlet wavelets of J octaves and L directions, then a Gaussian mean over 2^J
+pixels. Outputs are sampled at the middle of each square of 2^J pixels, so that a mirrored image has
+mirrored features.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+OCTAVES, DIRECTIONS = 2, 8
+PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2
+"""Numbers per pixel and channel: 81."""
+_BLUR = 2**OCTAVES
+"""Pixels between two outputs, and pixels mirrored around the image."""
+_SPREAD = 0.8
+_FREQUENCY = 0.75 * math.pi
+_SLANT = 4.0 / DIRECTIONS
+
+
+def _morlet(size: int, octave: int, direction: int) -> np.ndarray:
+    """Transfer function of a wavelet on a torus, float64 `[size, size]`; its mean is zero."""
+    angle = direction * math.pi / DIRECTIONS
+    spread, frequency = _SPREAD * 2**octave, _FREQUENCY / 2**octave
+    around = np.arange(-2 * size, 3 * size)
+    x, y = np.meshgrid(around, around, indexing="ij")
+    along = x * math.cos(angle) + y * math.sin(angle)
+    across = y * math.cos(angle) - x * math.sin(angle)
+    bell = np.exp(-(along**2 + (_SLANT * across) ** 2) / (2 * spread**2))
+    wave = bell * np.exp(1j * frequency * along)
+    wave = wave - bell * (wave.sum() / bell.sum())
+    # The torus sees the sum of all its copies; the origin is its first pixel.
+    wrapped = wave.reshape(5, size, 5, size).sum((0, 2))
+    return np.fft.fft2(wrapped * _SLANT / (2 * math.pi * spread**2)).real
+
+
+def _means(size: int, step: int) -> np.ndarray:
+    """Gaussian means along one axis, `[size / 2^J, samples]`.
+
+    Args:
+      size: pixels of the image without its mirrored border.
+      step: pixels between two samples.
+    """
+    samples = np.arange(0, size + 2 * _BLUR, step) - _BLUR
+    places = _BLUR * np.arange(size // _BLUR) + (_BLUR - 1) / 2
+    spread = _SPREAD * 2 ** (OCTAVES - 1)
+    bells = np.exp(-((places[:, None] - samples[None, :]) ** 2) / (2 * spread**2))
+    return bells / bells.sum(1, keepdims=True)
+
+
+@lru_cache
+def _filters(size: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Wavelets `[J, L, padded, padded]`, and means of signals at every and every second pixel."""
+    padded = size + 2 * _BLUR
+    wavelets = [
+        [_morlet(padded, octave, direction) for direction in range(DIRECTIONS)]
+        for octave in range(OCTAVES)
+    ]
+    means = tuple(_means(size, step).astype(np.float32) for step in (1, 2))
+    return np.array(wavelets, np.float32), means
+
+
+def scatter(images: Any) -> Any:
+    """Scatters images.
+
+    Args:
+      images: float32 `[batch, size, size, channels]`, size a multiple of 4 and at least 8.
+
+    Returns:
+      float32 `[batch, size / 4, size / 4, channels * 81]`, the 81 paths of a channel side by side:
+      mean, then first order by octave and direction, then second order.
+    """
+    from keras import ops
+
+    size, channels = images.shape[1], images.shape[3]
+    wavelets, (every, second) = _filters(size)
+    border = [[0, 0], [0, 0], [_BLUR, _BLUR], [_BLUR, _BLUR]]
+    x = ops.pad(ops.transpose(images, (0, 3, 1, 2)), border, mode="reflect")
+
+    def spectrum(signal: Any) -> Any:
+        return ops.fft2((signal, ops.zeros_like(signal)))
+
+    def filtered(of: Any, transfer: np.ndarray, halve: bool) -> Any:
+        """Absolute values after a wavelet, at every or every second pixel."""
+        parts = tuple(part[..., None, :, :] * transfer for part in of)
+        if halve:  # Folding the spectrum is sampling every second pixel.
+            half = transfer.shape[-1] // 2
+            lead = ops.shape(parts[0])[:-2]
+            parts = tuple(
+                ops.sum(ops.reshape(part, (*lead, 2, half, 2, half)), axis=(-4, -2)) / 4.0
+                for part in parts
+            )
+        real, imaginary = ops.ifft2(parts)
+        return ops.sqrt(ops.square(real) + ops.square(imaginary))
+
+    def mean(signal: Any, along: np.ndarray) -> Any:
+        return ops.matmul(ops.matmul(along, signal), along.T)
+
+    of_image = spectrum(x)
+    fine = filtered(of_image, wavelets[0], halve=False)
+    coarse = filtered(of_image, wavelets[1], halve=True)
+    both = filtered(spectrum(fine), wavelets[1], halve=True)
+    out = size // _BLUR
+    orders = [
+        mean(x, every)[:, :, None],
+        mean(fine, every),
+        mean(coarse, second),
+        ops.reshape(mean(both, second), (-1, channels, DIRECTIONS**2, out, out)),
+    ]
+    paths = ops.reshape(ops.concatenate(orders, axis=2), (-1, channels * PATHS, out, out))
+    return ops.transpose(paths, (0, 2, 3, 1))
+
+
+@cache
+def scattering_layer() -> Any:
+    """The layer, known to Keras by name from the first call on."""
+    import keras
+
+    @keras.saving.register_keras_serializable(package="fedemb")
+    class Scattering(keras.layers.Layer):
+        """`scatter` as a layer without weights."""
+
+        def call(self, inputs: Any) -> Any:
+            return scatter(inputs)
+
+        def compute_output_shape(self, input_shape: Any) -> Any:
+            batch, height, width, channels = input_shape
+            return batch, height // _BLUR, width // _BLUR, channels * PATHS
+
+    return Scattering

@@ -1,0 +1,288 @@
+"""The round of DP-SGD: one mean gradient of each unit, clipped and summed exactly.
+
+A unit is whoever the policy protects: a user, or one image. Its record is the mean gradient over
+its images and their augmented views, taken before the clip (Abadi et al., arXiv 1607.00133;
+De et al., arXiv 2204.13650, section 3.2). Units go through the net in micro-batches of a fixed
+public size, side by side in one vectorised map, and are clipped one after the other.
+
+How a batch is laid out can move a record by a thousandth of the clip (an activation flips at its
+kink), so the layout must not depend on data: every micro-batch has the same size, the last one is
+filled up, and what fills it is never added. `require_exact` shows before the first private image
+that a record has the same bits at any place and beside any neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedemb.config import UnitGradientConfig
+from fedemb.embedding.classifier import HEAD, without_head
+from fedemb.embedding.preprocessing import preprocess
+from fedemb.embedding.rounds import (
+    ClientExamples,
+    ParallelRounds,
+    RoundSums,
+    Slab,
+    dealt,
+    seed_of,
+)
+from fedemb.embedding.views import apply_moves, draw_moves
+from fedemb.errors import Refused
+
+_SLAB_MICROBATCHES = 16
+"""Micro-batches of one slab and worker, at most."""
+
+
+class UnitShare(NamedTuple):
+    """The units of a slab that one worker gets, in whole micro-batches. Raw."""
+
+    images: Any
+    """uint8 `[units, images, size, size, channels]`; zeros where there is none."""
+    labels: Any
+    """int32 `[units, images]`."""
+    weights: Any
+    """float32 `[units, images]`: 1 / images of the unit, and 0 where there is none."""
+    moves: Any
+    """int32 `[units, images, views, 3]`."""
+    count: Any
+    """int32 scalar: units that are real; the rest fills the last micro-batch."""
+
+
+class UnitGradientFunction(ParallelRounds):
+    """Sums the clipped mean gradients of the units of a round; records point downhill.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each record.
+      config: micro-batches, views, automatic clip.
+      variables: variables that train.
+      seed: of the views. Never of noise or sampling.
+      workers: micro-batches computed side by side; best as for `RoundFunction`.
+      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        classifier: Any,
+        mechanism: Any,
+        config: UnitGradientConfig,
+        *,
+        variables: Sequence[Any],
+        seed: int = 0,
+        workers: int = 1,
+        devices: Sequence[str] | None = None,
+    ) -> None:
+        import tensorflow as tf
+
+        self._classifier, self._trunk = classifier, without_head(classifier)
+        self._config = config
+        self.variables = list(variables)
+        self._image = tuple(classifier.input_shape[1:])
+        self._classes = int(classifier.output_shape[-1])
+        self._exact = False
+        images, views = config.images_per_unit, config.views
+        super().__init__(
+            [tuple(int(n) for n in v.shape) for v in self.variables],
+            mechanism,
+            UnitShare(
+                tf.TensorSpec([None, images, *self._image], tf.uint8),
+                tf.TensorSpec([None, images], tf.int32),
+                tf.TensorSpec([None, images], tf.float32),
+                tf.TensorSpec([None, images, views, 3], tf.int32),
+                tf.TensorSpec([], tf.int32),
+            ),
+            slab_units=_SLAB_MICROBATCHES * config.microbatch * workers,
+            seed=seed,
+            devices=dealt(devices, workers),
+        )
+
+    def initial_weights(self) -> np.ndarray:
+        """Values of the trained variables, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        size = self._config.microbatch
+        batches = [units[start : start + size] for start in range(0, len(units), size)]
+        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
+        return [self._share([u for b in share for u in b], round_index) for share in shares]
+
+    def _share(self, units: Sequence[ClientExamples], round_index: int) -> UnitShare:
+        config = self._config
+        places = -(-len(units) // config.microbatch) * config.microbatch
+        shape = (places, config.images_per_unit)
+        share = UnitShare(
+            images=np.zeros((*shape, *self._image), np.uint8),
+            labels=np.zeros(shape, np.int32),
+            weights=np.zeros(shape, np.float32),
+            moves=np.zeros((*shape, config.views, 3), np.int32),
+            count=np.int32(len(units)),
+        )
+        for place, unit in enumerate(units):
+            count = min(len(unit.labels), config.images_per_unit)
+            share.images[place, :count] = unit.images[:count]
+            share.labels[place, :count] = unit.labels[:count]
+            share.weights[place, :count] = 1.0 / count
+            if config.views > 1 or config.crop_padding or config.flip:
+                seed = seed_of(self.seed, round_index, unit.grouping, unit.group)
+                share.moves[place] = draw_moves(config, seed)
+        return share
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+        """See `ParallelRounds`; before the first slab the layout is shown not to matter."""
+        if not self._exact:
+            self.require_exact(weights)
+            self._exact = True
+        return super().run(weights, slabs)
+
+    def require_exact(self, weights: np.ndarray) -> None:
+        """Refuses to train where a record's bits depend on its place or its neighbours.
+
+        Generated images take the place of units: in order, reversed, and half of them at a time
+        beside filled places. All ways must give the same integers on every worker.
+
+        Raises:
+          Refused: they do not.
+        """
+        import tensorflow as tf
+
+        size = self._config.microbatch
+        random = np.random.default_rng(0)
+        units = [
+            ClientExamples(
+                0,
+                group,
+                random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8),
+                random.integers(0, self._classes, self._config.images_per_unit),
+            )
+            for group in range(size)
+        ]
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+
+        def sums(chosen: Sequence[ClientExamples]) -> list[Any]:
+            empty = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
+            slab = [self._share(chosen, 0)] * self.worker_count
+            states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
+            return [np.concatenate([np.ravel(part) for part in state]) for state in states]
+
+        forward, backward = sums(units), sums(units[::-1])
+        apart = [
+            one + other
+            for one, other in zip(sums(units[: size // 2]), sums(units[size // 2 :]), strict=True)
+        ]
+        if any(
+            not np.array_equal(found, forward[0]) for found in (*forward, *backward, *apart)
+        ):
+            raise Refused(
+                f"on this device a record of a micro-batch of {size} depends on where it stands or "
+                "on what stands beside it, so one unit could change the records of others; set "
+                "training.unit_gradient.microbatch to another size (1 always holds)"
+            )
+
+    def _loop(
+        self, number: int, broadcast: Any, share: UnitShare, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """One worker's micro-batches, one after the other."""
+        import tensorflow as tf
+
+        del number  # all workers read the same weights
+        query, size = self.mechanism.query, self._config.microbatch
+
+        def add(place: Any, base: Any, records: Any, state: Any, rows: Any) -> Any:
+            update, loss, count = (part[place] for part in records)
+            norm = tf.norm(tf.cast(update, tf.float64))
+            if self._config.automatic_clip is not None:
+                update = self._automatic(update, norm, parameters)
+            record = query.preprocess_record(parameters, [update])
+            state = query.accumulate_preprocessed_record(state, record)
+            row = tf.stack([tf.cast(norm, tf.float32), loss, loss, count])
+            return place + 1, base, records, state, rows.write(base + place, row)
+
+        def microbatch(start: Any, state: Any, rows: Any) -> Any:
+            chosen = UnitShare(*(part[start : start + size] for part in share[:-1]), share.count)
+            real = tf.minimum(size, share.count - start)
+            _, _, _, state, rows = tf.while_loop(
+                lambda place, *_: place < real,
+                add,
+                (tf.constant(0), start, self._records(broadcast, chosen), state, rows),
+                parallel_iterations=1,
+            )
+            return start + size, state, rows
+
+        rows = tf.TensorArray(tf.float32, size=share.count, element_shape=[4])
+        _, state, rows = tf.while_loop(
+            lambda start, *_: start < share.count,
+            microbatch,
+            (tf.constant(0), state, rows),
+            parallel_iterations=1,
+        )
+        return state, rows.stack()
+
+    def _records(self, broadcast: Any, units: UnitShare) -> tuple[Any, Any, Any]:
+        """Downhill mean gradients `[microbatch, dim]`, losses and image counts `[microbatch]`."""
+        import tensorflow as tf
+
+        size, config = self._config.microbatch, self._config
+        images = tf.reshape(units.images, [size * config.images_per_unit, *self._image])
+        moves = tf.reshape(units.moves, [size * config.images_per_unit, config.views, 3])
+        views = preprocess(apply_moves(images, moves))
+        views = tf.reshape(views, [size, config.images_per_unit * config.views, *self._image])
+
+        def record(unit: Any) -> tuple[Any, Any]:
+            images, labels, weights = unit
+            labels = tf.repeat(labels, config.views)
+            weights = tf.repeat(weights / float(config.views), config.views)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(broadcast)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    labels, self._logits(broadcast, images)
+                )
+                loss = tf.reduce_sum(weights * losses)
+            gradients = tape.gradient(
+                loss, broadcast, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            return tf.concat([tf.reshape(-part, [-1]) for part in gradients], axis=0), loss
+
+        labels, weights = (tf.ensure_shape(p, [size, None]) for p in (units.labels, units.weights))
+        updates, losses = tf.vectorized_map(record, (views, labels, weights))
+        counts = tf.cast(tf.math.count_nonzero(weights, axis=1), tf.float32)
+        return updates, losses, counts
+
+    def _logits(self, weights: Sequence[Any], images: Any) -> Any:
+        """Logits under `weights` in place of `variables`.
+
+        The head is one product with its bias as a last row: a sum of bias gradients, ten numbers
+        wide, is split differently at different places of a micro-batch.
+        """
+        import tensorflow as tf
+
+        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
+
+        def values(variables: Sequence[Any]) -> list[Any]:
+            return [given.get(id(v), v.value) for v in variables]
+
+        trunk, head = self._trunk, self._classifier.get_layer(HEAD)
+        outputs, _ = trunk.stateless_call(
+            values(trunk.trainable_variables),
+            values(trunk.non_trainable_variables),
+            images,
+            training=True,
+        )
+        outputs = tf.cast(outputs, tf.float32)
+        kernel, bias = values([head.kernel, head.bias])
+        outputs = tf.concat([outputs, tf.ones_like(outputs[:, :1])], axis=1)
+        return tf.matmul(outputs, tf.concat([kernel, bias[None]], axis=0))
+
+    def _automatic(self, update: Any, norm: Any, parameters: Any) -> Any:
+        """Scales every record to just below the clip (Bu et al., arXiv 2206.07136).
+
+        The floor under the norm keeps a record of no length from becoming noise of full length. The
+        query clips all the same: the guarantee does not rest on this.
+        """
+        import tensorflow as tf
+
+        clip = tf.nest.flatten(parameters)[0]
+        factor = tf.cast(clip, tf.float64) / (norm + self._config.automatic_clip)
+        return tf.cast(tf.cast(update, tf.float64) * factor, tf.float32)

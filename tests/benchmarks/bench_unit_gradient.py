@@ -1,0 +1,204 @@
+"""`make bench`, W3: the clipped sum of DP-SGD against the plain step on the same tensors.
+
+    python -m tests.benchmarks.bench_unit_gradient [--cores 1,2] [--pairs 7] [--json PATH]
+
+ResNet-8 with GroupNorm, 32x32x3, 256 images a step, every image a unit. Three questions: one view
+of each image, sixteen views of each of 32 images (as many as go through the net in a plain step of
+512), and a head on cached features. Ours is the whole round: gradients, clip, exact sum, noise. Both sides run in turn in
+one process; ratios are of processor seconds, which a busy machine disturbs least, with wall clock
+beside them. Memory is the high-water mark of processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH, CLASSES, VIEWS, FEATURES = 256, 10, 16, 768
+GOALS = {("views1", 2): 1.30, ("views1", 1): 1.45, ("views16", 2): 1.15, ("views16", 1): 1.15}
+GOALS |= {("head", 2): 1.1, ("head", 1): 1.1}
+RATE = 0.02
+
+
+def _mechanism(rounds: int = 1000) -> Any:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.queries import build_mechanism
+
+    plan = MechanismPlan(
+        kind="group_poisson_gaussian",
+        rounds=rounds,
+        l2_norm_clip=1.0,
+        noise_multiplier=1.0,
+        virtual_clients=10 * BATCH,
+        groupings=1,
+        sampling_probability=0.1,
+    )
+    return build_mechanism(plan, bytes(32), "bench", 1, "0" * 64)
+
+
+class NetBench:
+    """ResNet-8, all weights."""
+
+    def __init__(self, cores: int, *, units: int, views: int, microbatch: int) -> None:
+        from fedemb.config import ModelConfig, UnitGradientConfig
+        from fedemb.embedding import ClientExamples, build_backbone
+        from fedemb.embedding.classifier import build_classifier
+        from fedemb.embedding.threads import configure_threads
+        from fedemb.embedding.unit_gradient import UnitGradientFunction
+
+        workers = configure_threads(cores)
+        model = ModelConfig(
+            backbone="resnet8", image_size=32, channels=3, embedding_dim=64, projection=False
+        )
+        self.build = lambda: build_backbone(model, 0)
+        classifier = build_classifier(self.build(), CLASSES, init="glorot", seed=0)
+        random = np.random.default_rng(0)
+        self.images = random.integers(0, 256, (units, 32, 32, 3), np.uint8)
+        self.labels = random.integers(0, CLASSES, units)
+        self.mechanism = _mechanism()
+        config = UnitGradientConfig(
+            microbatch=microbatch, views=views, flip=views > 1, crop_padding=4 * (views > 1)
+        )
+        self.function = UnitGradientFunction(
+            classifier,
+            self.mechanism,
+            config,
+            variables=classifier.trainable_variables,
+            workers=workers,
+        )
+        self.cores, self.views = cores, views
+        self.units = [
+            ClientExamples(0, number, image[None], label[None])
+            for number, (image, label) in enumerate(zip(self.images, self.labels, strict=True))
+        ]
+        self.weights = self.function.initial_weights()
+
+    def ours(self) -> None:
+        sums = self.function(self.weights, self.units, 0)
+        self.mechanism.aggregate(0, sums.sample_state)
+
+    def plain(self) -> Callable[[], None]:
+        from tests.benchmarks.plain_loop import PlainLoop
+
+        images = np.repeat(self.images, self.views, axis=0)[None]
+        labels = np.repeat(self.labels, self.views)[None]
+        return PlainLoop(
+            self.build,
+            images,
+            labels,
+            rows=CLASSES,
+            batch_size=images.shape[1],
+            epochs=1,
+            rate=RATE,
+            threads=self.cores,
+        )
+
+
+def _clock(act: Callable[[], Any]) -> tuple[float, float]:
+    start, cpu = time.perf_counter(), time.process_time()
+    act()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def _bench(case: str, cores: int, microbatch: int) -> Any:
+    if case == "views16":
+        return NetBench(cores, units=32, views=VIEWS, microbatch=min(microbatch, 8))
+    return NetBench(cores, units=BATCH, views=1, microbatch=microbatch)
+
+
+def _child(arguments: argparse.Namespace) -> dict[str, Any]:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.child_cores])
+    # Each session its own threads: the plain step uses all cores, a micro-batch of ours one.
+    os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
+    bench = _bench(arguments.case, arguments.child_cores, arguments.microbatch)
+    if arguments.measure != "time":
+        act = bench.ours if arguments.measure == "ours" else bench.plain()
+        for _ in range(2):
+            act()
+        return {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    plain = bench.plain()
+    bench.ours()
+    plain()
+    rows = []
+    for pair in range(arguments.pairs):
+        order = ("ours", "plain") if pair % 2 else ("plain", "ours")
+        rows.append({name: _clock(bench.ours if name == "ours" else plain) for name in order})
+    wall, cpu = (
+        np.array([[row["ours"][kind], row["plain"][kind]] for row in rows]) for kind in (0, 1)
+    )
+    ratios = cpu[:, 0] / cpu[:, 1]
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    return {
+        "cpu_ratio": float(middle),
+        "cpu_ratio_quartiles": [float(low), float(high)],
+        "wall_ratio": float(np.median(wall[:, 0] / wall[:, 1])),
+        "wall_ratio_of_fastest": float(wall[:, 0].min() / wall[:, 1].min()),
+        "ours_cpu_seconds": float(np.median(cpu[:, 0])),
+        "plain_cpu_seconds": float(np.median(cpu[:, 1])),
+    }
+
+
+def _spawn(case: str, cores: int, measure: str, pairs: int, microbatch: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.benchmarks.bench_unit_gradient", "--case", case]
+    command += ["--child-cores", str(cores), "--measure", measure, "--pairs", str(pairs)]
+    command += ["--microbatch", str(microbatch)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--cores", default="")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--cases", default="views1,views16,head")
+    parser.add_argument("--microbatch", type=int, default=64)
+    parser.add_argument("--json", type=Path)
+    for hidden in ("--case", "--measure"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--child-cores", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        _say(json.dumps(_child(arguments)))
+        return
+    available = len(os.sched_getaffinity(0))
+    cores = [int(n) for n in arguments.cores.split(",")] if arguments.cores else [1, available]
+    results: dict[str, Any] = {"available_cores": available}
+    for case in arguments.cases.split(","):
+        for count in sorted(set(cores)):
+            found = _spawn(case, count, "time", arguments.pairs, arguments.microbatch)
+            goal = GOALS.get((case, count))
+            results[f"{case} cores={count}"] = {**found, "goal": goal}
+            name = "W3" if case == "views1" else f"W3 {case}"
+            low, high = found["cpu_ratio_quartiles"]
+            _say(f"{name} cores={count} ours/plain {found['cpu_ratio']:.2f}")
+            _say(
+                f"  processor seconds {found['ours_cpu_seconds']:.3f} / "
+                f"{found['plain_cpu_seconds']:.3f}, quartiles {low:.2f} to {high:.2f}, wall clock "
+                f"{found['wall_ratio']:.2f}, fastest {found['wall_ratio_of_fastest']:.2f}, goal "
+                f"{goal or 'none'}"
+            )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

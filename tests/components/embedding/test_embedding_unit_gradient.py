@@ -1,0 +1,160 @@
+"""The round of DP-SGD against plain Keras, and what one unit can change."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from fedemb.config import ModelConfig, UnitGradientConfig
+from fedemb.embedding import ClientExamples, build_backbone, preprocess, trainable_variables
+from fedemb.embedding.classifier import build_classifier
+from fedemb.embedding.rounds import seed_of
+from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.embedding.views import apply_moves, draw_moves
+from fedemb.errors import Refused
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries import build_mechanism
+
+SIZE, CLASSES, ROUND = 12, 5, 3
+MODEL = ModelConfig(backbone="resnet8", image_size=SIZE, embedding_dim=8)
+VIEWS = UnitGradientConfig(images_per_unit=3, microbatch=4, views=2, flip=True, crop_padding=2)
+
+
+def _mechanism(clip=0.5):
+    plan = MechanismPlan(
+        kind="not_private",
+        rounds=50,
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        virtual_clients=20,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+
+
+def _units(count=7, seed=0, most=4):
+    """Units of one to four images, the last more than counts."""
+    random = np.random.default_rng(seed)
+    return [
+        ClientExamples(
+            0,
+            group,
+            random.integers(0, 256, (1 + group % most, SIZE, SIZE, 1), np.uint8),
+            random.integers(0, CLASSES, 1 + group % most),
+        )
+        for group in range(count)
+    ]
+
+
+def _function(config=VIEWS, mechanism=None, group="all", init="glorot", **changes):
+    classifier = build_classifier(build_backbone(MODEL, 1), CLASSES, init=init, seed=2)
+    variables = trainable_variables(classifier, group)
+    return UnitGradientFunction(
+        classifier, mechanism or _mechanism(), config, variables=variables, seed=9, **changes
+    )
+
+
+def _sum(function, units):
+    sums = function(function.initial_weights(), units, ROUND)
+    return np.asarray(sums.sample_state[0]), sums
+
+
+def _reference(function, unit, config):
+    """Eager Keras: the gradient of the mean loss over images and views of one unit."""
+    moves = draw_moves(config, seed_of(9, ROUND, unit.grouping, unit.group))
+    count = min(len(unit.labels), config.images_per_unit)
+    views = preprocess(apply_moves(tf.constant(unit.images[:count]), moves[:count]))
+    labels = np.repeat(unit.labels[:count], config.views)
+    with tf.GradientTape() as tape:
+        logits = function._classifier(views, training=True)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        loss = tf.reduce_mean(losses)
+    gradients = tape.gradient(loss, [v.value for v in function.variables])
+    return -np.concatenate([np.ravel(g) for g in gradients]).astype(np.float64)
+
+
+@pytest.mark.parametrize("config", [VIEWS, UnitGradientConfig(microbatch=3)], ids=["K=2", "K=1"])
+def test_clipped_sum_equals_a_straightforward_reference(config):
+    units, plain = _units(), _function(config)
+    records = [_reference(plain, unit, config) for unit in units]
+    norms = [np.linalg.norm(record) for record in records]
+    clip = float(np.median(norms))
+    expected = sum(r * min(1.0, clip / n) for r, n in zip(records, norms, strict=True))
+    mechanism = _mechanism(clip)
+    total, sums = _sum(_function(config, mechanism, workers=2), units)
+    found = total * clip / 2.0**mechanism.plan.grid_bits
+    assert np.linalg.norm(found - expected) <= 1e-4 * np.linalg.norm(expected)
+    np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
+
+
+def test_a_unit_more_moves_its_own_record_in_and_no_other_bit():
+    """Record and replay: at most the clip, whatever the place, the neighbours and the fill."""
+    function, units = _function(workers=2), _units(9)
+    alone = [_sum(function, [unit])[0] for unit in units]
+    grid = 2.0**function.mechanism.plan.grid_bits
+    whole, _ = _sum(function, units)
+    for left_out in (0, 4, 8):
+        rest = [unit for unit in units if unit.group != left_out]
+        np.testing.assert_array_equal(whole - _sum(function, rest)[0], alone[left_out])
+        assert 0 < np.linalg.norm(alone[left_out] / grid) <= 1.0
+    np.testing.assert_array_equal(_sum(function, units[::-1])[0], whole)
+    np.testing.assert_array_equal(_sum(_function(workers=3), units)[0], whole)
+
+
+def test_views_depend_on_round_and_unit_alone():
+    first, same, other, later = (
+        draw_moves(VIEWS, seed_of(9, r, 0, g)) for r, g in ((3, 1), (3, 1), (3, 2), (4, 1))
+    )
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any()
+    assert (first != later).any()
+    assert np.abs(first[..., :2]).max() <= 2
+
+
+def test_views_are_crops_of_the_mirrored_border_as_numpy_pads_it():
+    image = np.random.default_rng(0).integers(0, 256, (1, SIZE, SIZE, 3), np.uint8)
+    padded = np.pad(image[0], ((2, 2), (2, 2), (0, 0)), mode="reflect")
+    moves = np.array([[[-2, 1, 0], [2, 0, 1], [0, 0, 0]]], np.int32)
+    found = apply_moves(tf.constant(image), tf.constant(moves)).numpy()
+    np.testing.assert_array_equal(found[0], padded[0:SIZE, 3 : 3 + SIZE])
+    np.testing.assert_array_equal(found[1], padded[4 : 4 + SIZE, 2 : 2 + SIZE][:, ::-1])
+    np.testing.assert_array_equal(found[2], image[0])
+
+
+def test_only_the_named_variables_move():
+    head, norms = _function(group="head"), _function(group="norm_only")
+    assert [v.path for v in head.variables] == ["head/kernel", "head/bias"]
+    assert {v.path.rsplit("/")[-1] for v in norms.variables} == {"gamma", "beta", "kernel", "bias"}
+    assert len(_sum(head, _units())[0]) == 8 * CLASSES + CLASSES
+
+
+def test_automatic_clip_brings_every_record_near_the_clip_and_none_beyond():
+    config = VIEWS.model_copy(update={"automatic_clip": 1e-3})
+    function = _function(config, _mechanism(100.0))
+    for unit in _units(3):
+        length = np.linalg.norm(_sum(function, [unit])[0] / 2.0**32)
+        assert 0.9 < length <= 1.0
+
+
+def test_a_unit_with_a_value_that_is_no_number_adds_nothing():
+    function, units = _function(), _units(4)
+    weights = function.initial_weights()
+    weights[:] = np.nan
+    function._exact = True
+    total = function(weights, units, ROUND).sample_state[0]
+    assert not np.asarray(total).any()
+
+
+def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
+    function = _function(UnitGradientConfig(microbatch=4))
+    sound = function._records
+
+    def leaking(broadcast, units):
+        updates, losses, counts = sound(broadcast, units)
+        return updates + 1e-6 * tf.reduce_mean(updates, axis=0), losses, counts
+
+    function._records = leaking
+    read = []
+    with pytest.raises(Refused, match="microbatch of 4 depends|micro-batch of 4 depends"):
+        function.run(function.initial_weights(), iter(lambda: read.append(1) or [], None))
+    assert not read
