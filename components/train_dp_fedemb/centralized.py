@@ -8,6 +8,7 @@ public start as the private run it stands beside.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.embedding.central import train_centralized
-from fedemb.embedding.server import ServerState
+from fedemb.embedding.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
 from fedemb.steps.train_dp_fedemb import checkpoint
 from fedemb.steps.train_dp_fedemb.checkpoint import Progress
@@ -79,9 +80,10 @@ def train(
         moved = _flat(backbone) - start
         digest = hashlib.sha256(moved.tobytes()).hexdigest()
         record = log.commit(0, mechanism, RoundOutput(moved, mechanism.plan.round_event, digest))
-    weights, none = start + record.mean, np.zeros(0, np.float32)
-    share = np.float32(1.0 - config.training.server.ema_decay)  # the average is of one round
-    state = ServerState(weights, np.zeros_like(weights), none, share * weights, float(share), 1)
+    server = config.training.server
+    state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
+    shares = 1.0 - np.array(decays(server), np.float32)[:, None]
+    state = replace(state, averages=shares * state.weights)  # the average is of one round
     checkpoint.save(store, log.inputs_sha, Progress(state, record.mechanism_state))
     return state
 

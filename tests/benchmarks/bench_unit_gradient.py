@@ -2,11 +2,11 @@
 
     python -m tests.benchmarks.bench_unit_gradient [--cores 1,2] [--pairs 7] [--json PATH]
 
-ResNet-8 with GroupNorm, 32x32x3, 256 images a step, every image a unit. Three questions: one view
-of each image, sixteen views of each of 32 images (as many as go through the net in a plain step of
-512), and a head on cached features. Ours is the whole round: gradients, clip, exact sum, noise. Both sides run in turn in
-one process; ratios are of processor seconds, which a busy machine disturbs least, with wall clock
-beside them. Memory is the high-water mark of processes of their own.
+ResNet-8 with GroupNorm, 32x32x3, 256 images a step, every image a unit; and 16 views of each of 32
+images, against a plain step on the same 512 views. Ours is the whole round: gradients, clip, exact
+sum, noise. Both sides run in turn in one process; ratios are of processor seconds, which a busy
+machine disturbs least, with wall clock beside them. On two cores processor seconds overstate ours:
+its micro-batches share nothing, while the plain step waits for itself.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cores", default="")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--cases", default="views1,views16,head")
+    parser.add_argument("--cases", default="views1,views16")
     parser.add_argument("--microbatch", type=int, default=64)
     parser.add_argument("--json", type=Path)
     for hidden in ("--case", "--measure"):

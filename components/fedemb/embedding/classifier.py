@@ -24,7 +24,7 @@ def build_classifier(backbone: Any, classes: int, *, init: str, seed: int) -> An
     """
     import keras
 
-    layer = keras.layers.Dense(classes, kernel_initializer="zeros", name=HEAD)
+    layer: Any = keras.layers.Dense(classes, kernel_initializer="zeros", name=HEAD)
     model = keras.Model(backbone.input, layer(backbone.output), name=backbone.name)
     if init == "glorot":
         limit = float(np.sqrt(6.0 / sum(layer.kernel.shape)))

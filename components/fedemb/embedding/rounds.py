@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedemb.config import LocalTrainingConfig
+from fedemb.config import LocalTrainingConfig, ServerConfig
 from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
+from fedemb.embedding.server import ServerState, server_step
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""
@@ -224,6 +225,18 @@ class ParallelRounds(ABC):
             total = query.merge_sample_states(total, state)
         empty = np.zeros((0, len(STATISTICS)), np.float32)
         return RoundSums(total, np.concatenate([empty, *statistics]))
+
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """The server's step on the noised mean of a round of this kind."""
+        plan = self.mechanism.plan
+        return server_step(
+            server,
+            state,
+            mean,
+            rounds=plan.rounds,
+            l2_norm_clip=plan.l2_norm_clip,
+            sizes=self._sizes,
+        )
 
     def _train_slab(
         self, broadcast: Any, slab: Slab, states: Any, parameters: Any

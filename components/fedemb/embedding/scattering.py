@@ -76,8 +76,9 @@ def scatter(images: Any) -> Any:
       float32 `[batch, size / 4, size / 4, channels * 81]`, the 81 paths of a channel side by side:
       mean, then first order by octave and direction, then second order.
     """
-    from keras import ops
+    import keras
 
+    ops: Any = keras.ops
     size, channels = images.shape[1], images.shape[3]
     wavelets, (every, second) = _filters(size)
     border = [[0, 0], [0, 0], [_BLUR, _BLUR], [_BLUR, _BLUR]]

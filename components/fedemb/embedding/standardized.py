@@ -23,8 +23,9 @@ def standardize(kernel: Any, gain: Any = None) -> Any:
       kernel: as stored.
       gain: `[out]`, norm of each output channel; None: 1.
     """
-    from keras import ops
+    import keras
 
+    ops: Any = keras.ops
     exact = ops.cast(kernel, "float32")
     mean = ops.mean(exact, axis=(0, 1, 2), keepdims=True)
     variance = ops.var(exact, axis=(0, 1, 2), keepdims=True)
@@ -77,7 +78,7 @@ def gain_convolution() -> Any:
         def plain_weights(self) -> list[Any]:
             """Weights of the ordinary layer that computes the same."""
             kernel = keras.ops.convert_to_numpy(standardize(self.kernel, self.gain))
-            return [kernel, *([self.bias.numpy()] if self.use_bias else [])]
+            return [kernel, *(self.get_weights()[1:2] if self.use_bias else [])]
 
     return GainConv2D
 

@@ -172,13 +172,12 @@ class UnitGradientFunction(ParallelRounds):
             one + other
             for one, other in zip(sums(units[: size // 2]), sums(units[size // 2 :]), strict=True)
         ]
-        if any(
-            not np.array_equal(found, forward[0]) for found in (*forward, *backward, *apart)
-        ):
+        if any(not np.array_equal(found, forward[0]) for found in (*forward, *backward, *apart)):
             raise Refused(
                 f"on this device a record of a micro-batch of {size} depends on where it stands or "
                 "on what stands beside it, so one unit could change the records of others; set "
-                "training.unit_gradient.microbatch to another size (1 always holds)"
+                "training.unit_gradient.microbatch to another size (1 always holds), or take a "
+                "backbone whose channels are multiples of 16"
             )
 
     def _loop(
@@ -201,7 +200,7 @@ class UnitGradientFunction(ParallelRounds):
             return place + 1, base, records, state, rows.write(base + place, row)
 
         def microbatch(start: Any, state: Any, rows: Any) -> Any:
-            chosen = UnitShare(*(part[start : start + size] for part in share[:-1]), share.count)
+            chosen = UnitShare(*[part[start : start + size] for part in share[:4]], count=share.count)
             real = tf.minimum(size, share.count - start)
             _, _, _, state, rows = tf.while_loop(
                 lambda place, *_: place < real,

@@ -64,3 +64,47 @@ def test_schedules_warm_up_then_decay(schedule, expected):
     config = ServerConfig(learning_rate=1, schedule=schedule, warmup_rounds=2)
     rates = [learning_rate(config, index, 6) for index in range(6)]
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_the_step_does_not_depend_on_the_clip_once_rescaled():
+    config = ServerConfig(rescale_to_unit_norm=True)
+    start = initial_state(config, np.ones(3, np.float32))
+    small, large = (
+        server_step(config, start, clip * MEANS[0], rounds=5, l2_norm_clip=clip).weights
+        for clip in (0.1, 4.0)
+    )
+    np.testing.assert_allclose(small, large, rtol=1e-6)
+
+
+def test_nesterov_looks_one_step_ahead_and_decay_takes_its_share():
+    config = ServerConfig(learning_rate=0.5, nesterov=True, weight_decay=0.1, ema_decay=0)
+    state, _ = _run(config)
+    weights, slot = np.ones(3), np.zeros(3)
+    for mean in MEANS:
+        slot = 0.9 * slot + mean
+        weights = weights + 0.5 * (0.9 * slot + mean - 0.1 * weights)
+    np.testing.assert_allclose(state.weights, weights, rtol=1e-5)
+
+
+def test_lamb_moves_each_tensor_by_its_own_length():
+    config = ServerConfig(optimizer="lamb", learning_rate=0.1, ema_decay=0)
+    start = initial_state(config, np.array([3.0, 4.0, 0.0], np.float32))
+    moved = server_step(config, start, MEANS[0], rounds=5, sizes=[2, 1]).weights - start.weights
+    assert np.linalg.norm(moved[:2]) == pytest.approx(0.1 * 5.0, rel=1e-5)
+    adam = server_step(
+        config.model_copy(update={"optimizer": "adam"}), start, MEANS[0], rounds=5
+    ).weights
+    assert moved[2] == pytest.approx(adam[2])  # a tensor of zeros moves by the step as it is
+
+
+def test_several_averages_are_kept_side_by_side():
+    config = ServerConfig(ema_decay=0.7, other_ema_decays=(0.0, 0.9))
+    state, history = _run(config)
+    for number, decay in enumerate((0.7, 0.0, 0.9)):
+        alone, _ = _run(ServerConfig(ema_decay=decay))
+        np.testing.assert_allclose(
+            released_weights(config, state, number),
+            released_weights(ServerConfig(ema_decay=decay), alone),
+            rtol=1e-6,
+        )
+    np.testing.assert_array_equal(released_weights(config, state, 1), history[-1])

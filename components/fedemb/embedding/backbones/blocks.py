@@ -29,9 +29,7 @@ def convolution(model: ModelConfig, default: str = "none") -> Any:
     return standardized_convolution() if kind == "plain" else layers().Conv2D
 
 
-def group_norm(
-    x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5
-) -> Any:
+def group_norm(x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5) -> Any:
     """Normalises each image by groups of its own channels; nothing where the groups are 0.
 
     Args:

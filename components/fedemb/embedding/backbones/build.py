@@ -45,8 +45,8 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
         backbone = keras.Model(inputs, outputs, name=model.backbone)
     else:
         raise ConfigError(
-            f"model.backbone={model.backbone} is not known; take one of {', '.join(backbones())}, or "
-            "module:function of your own"
+            f"model.backbone={model.backbone} is not known; take one of "
+            f"{', '.join(backbones())}, or module:function of your own"
         )
     check_backbone(backbone, model)
     reinitialize(backbone, seed)
@@ -116,5 +116,3 @@ def with_bfloat16(backbone: Any) -> Any:
         if layer is not last:
             layer.dtype_policy = policy
     return copy
-
-

@@ -20,8 +20,9 @@ _BRANCH = 0.2
 
 @backbone("nf_resnet50")
 def nf_resnet50(x: Any, model: ModelConfig) -> Any:
-    """NF-ResNet-50 with a strided 7x7 stem and a pool; the gain that skips a branch is its last
-    convolution's own.
+    """NF-ResNet-50 with a strided 7x7 stem and a pool.
+
+    The gain with which a branch could be skipped is that of its last convolution.
     """
     import keras
 
