@@ -200,7 +200,9 @@ class UnitGradientFunction(ParallelRounds):
             return place + 1, base, records, state, rows.write(base + place, row)
 
         def microbatch(start: Any, state: Any, rows: Any) -> Any:
-            chosen = UnitShare(*[part[start : start + size] for part in share[:4]], count=share.count)
+            chosen = UnitShare(
+                *[part[start : start + size] for part in share[:4]], count=share.count
+            )
             real = tf.minimum(size, share.count - start)
             _, _, _, state, rows = tf.while_loop(
                 lambda place, *_: place < real,

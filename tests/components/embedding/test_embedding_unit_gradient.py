@@ -76,7 +76,7 @@ def _reference(function, unit, config):
 
 @pytest.mark.parametrize(
     ("config", "model"),
-    [(VIEWS, RESNET), (UnitGradientConfig(microbatch=4), MODEL)],
+    [(VIEWS, RESNET), (UnitGradientConfig(microbatch=16), MODEL)],
     ids=["resnet8-K=2", "tanh_cnn-K=1"],
 )
 def test_clipped_sum_equals_a_straightforward_reference(config, model):

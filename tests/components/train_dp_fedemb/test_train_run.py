@@ -114,7 +114,7 @@ def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):
             finished.root / "pretrained" / "backbone.keras", finished.config.model
         ).get_weights()
     )
-    assert sizes == {"weights": dim, "momentum": dim, "second_moment": 0, "average": dim}
+    assert sizes == {"weights": dim, "momentum": dim, "second_moment": 0, "averages": dim}
     for record in (folder / "rounds").iterdir():
         assert record.read_bytes().count(b"\n") == 1  # the mean is cut once a checkpoint covers it
         assert record.stat().st_size < 2000
