@@ -29,7 +29,7 @@ from fedemb.documents.artifacts import (
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer
-from fedemb.ledger.ledger import connect, read_reservation
+from fedemb.ledger import connect, read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence

@@ -15,7 +15,7 @@ from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report_schema import check_schema
 from fedemb.errors import PlanMismatch
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger.ledger import read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.lineage import send, write_run
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import SCHEMA, build_report

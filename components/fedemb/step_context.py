@@ -15,7 +15,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ConfigError
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger.ledger import Ledger, open_ledger, read_trust
+from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.storage import join, open_store
 
 

@@ -28,7 +28,7 @@ from fedemb.errors import GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.keys.trust import verify_document
-from fedemb.ledger.ledger import Ledger, read_reservation
+from fedemb.ledger import Ledger, read_reservation
 from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.step_context import StepContext

@@ -23,8 +23,8 @@ from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.trust import TrustStore, verify_document
+from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.ledger.chain import Chain
-from fedemb.ledger.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import bundle_address

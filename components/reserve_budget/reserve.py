@@ -18,14 +18,14 @@ from fedemb.errors import ConfigError, LedgerError, Refused
 from fedemb.keys import KeyStore, commitment_key, reservation_key_name
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
-from fedemb.ledger.ledger import (
+from fedemb.ledger import (
     Ledger,
     begin_policy,
     blocks_of,
     ensure_trust,
     open_ledger,
     read_trust,
-    schedule_of,
+    series_of,
     terms_of,
     write_reservation,
 )
@@ -145,9 +145,9 @@ def open_or_create(
             "its owner make one with `fedemb ledger init`"
         )
     if ledger.chain.records:
-        ledger.check_terms(terms_of(config, ledger.terms.schedule))
+        ledger.check_terms(terms_of(config, ledger.terms.series))
     else:
-        begin_policy(ledger, terms_of(config, schedule_of(config, plan)), keys)
+        begin_policy(ledger, terms_of(config, series_of(config, plan)), keys)
     return ledger
 
 

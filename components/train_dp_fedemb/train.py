@@ -33,7 +33,7 @@ from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer
-from fedemb.ledger.ledger import Reservation, read_reservation
+from fedemb.ledger import Reservation, read_reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest

@@ -61,7 +61,7 @@ def forget(
     from fedemb.errors import ConfigError, InputError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
-    from fedemb.ledger.ledger import open_ledger, policies, read_trust
+    from fedemb.ledger import open_ledger, policies, read_trust
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
     from fedemb.storage import open_store
 

@@ -12,7 +12,7 @@ from fedemb.errors import InputError
 from fedemb.pipelines.cli.ledger_write import LedgerOption, PolicyOption, rotate, void, waive
 
 if TYPE_CHECKING:
-    from fedemb.ledger.ledger import Ledger
+    from fedemb.ledger import Ledger
 
 app = typer.Typer(
     help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
@@ -48,12 +48,12 @@ def init(
 ) -> None:
     """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
     from fedemb.keys import open_key_store
-    from fedemb.ledger.ledger import (
+    from fedemb.ledger import (
         begin_policy,
         ensure_trust,
         open_ledger,
         policies,
-        schedule_of,
+        series_of,
         terms_of,
     )
     from fedemb.pipelines.cli.ledger_summary import composition, content_of, fitting
@@ -63,11 +63,11 @@ def init(
     from fedemb.storage import open_store
 
     settings = load_config(config, set_ or [])
-    schedule = schedule_of(settings, plan_mechanism(settings))
+    series = series_of(settings, plan_mechanism(settings))
     key_store = open_key_store(keys)
     trust = ensure_trust(open_store(ledger), key_store)
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
-    terms = terms_of(settings, schedule)
+    terms = terms_of(settings, series)
     refuse_lost(opened, key_store)
     begin_policy(opened, terms, key_store)
     if trust_output is not None:
@@ -82,10 +82,10 @@ def init(
             f"note: users forgotten under {', '.join(others)} are not forgotten under this policy; "
             "give their ids to `fedemb forget` again before its first run"
         )
-    if terms.schedule is not None and settings.purpose == "release":
+    if terms.series is not None and settings.purpose == "release":
         fit = fitting(opened, content_of(settings))
-        if fit < terms.schedule.runs:
-            typer.echo(f"note: of the {terms.schedule.runs} planned runs only {fit} fit the cap")
+        if fit < terms.series.runs:
+            typer.echo(f"note: of the {terms.series.runs} planned runs only {fit} fit the cap")
 
 
 @app.command()
@@ -135,7 +135,6 @@ def show(
 
 
 def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
-    from fedemb.ledger.history import history, worst_block
     from fedemb.pipelines.cli import ledger_summary as text
 
     typer.echo("\nblocks, the fullest first")
@@ -154,12 +153,12 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
             f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
             f"rounds  {row['actor']}"
         )
-    block = worst_block(opened)
+    block = opened.state.worst_block()
     if block is not None:
         typer.echo(f"\nepsilon of block {block} over time; | is the cap")
         points = [
             (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
-            for item in history(opened, block)
+            for item in opened.state.price_history(block)
         ]
         for line in text.bars(points[-30:], opened.terms.epsilon_cap):
             typer.echo("  " + line)
@@ -177,7 +176,7 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Check bytes, chain, signatures, rules and caps of the whole ledger."""
-    from fedemb.ledger.ledger import Anchor
+    from fedemb.ledger import Anchor
     from fedemb.pipelines.cli import ledger_summary as text
 
     anchors = []

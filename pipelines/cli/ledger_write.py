@@ -11,7 +11,7 @@ from fedemb.errors import InputError, Refused
 
 if TYPE_CHECKING:
     from fedemb.keys import KeyStore
-    from fedemb.ledger.ledger import Ledger
+    from fedemb.ledger import Ledger
 
 LedgerOption = Annotated[
     str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
@@ -92,7 +92,7 @@ def rotate(
     """
     from fedemb.keys import open_key_store
     from fedemb.keys.trust import ROLES
-    from fedemb.ledger.key_rotation import rotate_keys
+    from fedemb.ledger import rotate_keys
 
     unknown = sorted(set(role or ()) - set(ROLES))
     if unknown:

@@ -166,15 +166,17 @@ def _report(
     figure: Path | None,
     users_per_client: int | None,
 ) -> None:
+    from fedemb.documents.run_artifacts import RunArtifacts
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.step_context import StepContext
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
     from fedemb.steps.plan_privacy.plan import finite, run
 
-    document = run(config, output)
+    document = run(StepContext(RunArtifacts(privacy_plan=output), config=config))
     mechanism = MechanismPlan.from_json(document["plan"])
     guarantee = PrivacyGuarantee.from_json(document["guarantee"])
     fields: dict[str, Any] = {

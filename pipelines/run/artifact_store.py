@@ -29,7 +29,7 @@ from fedemb.documents.artifacts import (
     require_publishable,
 )
 from fedemb.errors import ConfigError, LedgerError
-from fedemb.ledger.ledger import TRUST_NAME
+from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import View
 from fedemb.storage import join, open_store

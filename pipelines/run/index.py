@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.documents.artifacts import file_digest, json_digest, tree_digest
-from fedemb.ledger.history import history, worst_block
-from fedemb.ledger.ledger import open_ledger, read_trust
+from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
 from fedemb.reports.report import render_run_index, significant
@@ -145,8 +144,9 @@ def _budget(run: RunDirectory) -> dict[str, Any] | None:
     cumulative = report["cumulative"]
     store = open_store(run.stores()["ledger"])
     ledger = open_ledger(store.uri, cumulative["policy_id"], trust=read_trust(store))
-    block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
-    points = history(ledger, block, cumulative["ledger_sequence"]) if block else []
+    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
+    last = cumulative["ledger_sequence"]
+    points = ledger.state.price_history(block, last) if block else []
     before = [point.epsilon for point in points if point.run_id != run.run_id]
     spent = before[-1] if before else 0.0
     return {

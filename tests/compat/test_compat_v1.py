@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedemb.documents.evidence import read_document
-from fedemb.keys.trust import verify_document
-from fedemb.ledger.ledger import TrustStore, open_ledger
+from fedemb.keys.trust import TrustStore, verify_document
+from fedemb.ledger import open_ledger
 from fedemb.steps.release_model.verify import verify_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"

@@ -17,7 +17,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, partition_key, secret_manager
 from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
-from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger, schedule_of, terms_of
+from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 from fedemb.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
@@ -47,7 +47,7 @@ def _owner_begins(config: RunConfig) -> None:
     keys = open_key_store(KEYS)
     trust = ensure_trust(open_store(LEDGER), keys)
     ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
-    begin_policy(ledger, terms_of(config, schedule_of(config, plan_mechanism(config))), keys)
+    begin_policy(ledger, terms_of(config, series_of(config, plan_mechanism(config))), keys)
 
 
 def _put_images(address: str, users: int, images: int, tmp_path: Any) -> None:

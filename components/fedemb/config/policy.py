@@ -29,7 +29,7 @@ class PolicyConfig(Section):
     rounds in all, the higher the best order: 3 at noise multiplier 1, 8 to 16 at 2 and more."""
     planned_runs: PositiveInt = 1
     """`planned` only: how many runs of exactly this plan the schedule holds."""
-    off_schedule: Literal["refuse", "renyi"] = "refuse"
+    unplanned_runs: Literal["refuse", "renyi"] = "refuse"
     """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
     prices each way at half of delta, as which way is taken may depend on earlier models."""
     audit_level: Literal["monitoring", "full"] = "monitoring"

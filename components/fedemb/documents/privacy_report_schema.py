@@ -100,7 +100,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         max_block_epsilon=EPSILON,
         delta=DELTA,
         cap=NUMBER,
-        filter=closed(kind=TEXT, order=or_null(NUMBER), off_schedule=TEXT),
+        filter=closed(kind=TEXT, order=or_null(NUMBER), unplanned_runs=TEXT),
         ledger_sequence=COUNT,
         ledger_head=SHA,
     ),

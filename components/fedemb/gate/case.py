@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from fedemb.documents.evidence import Evidence
-from fedemb.ledger.ledger import Ledger, Reservation
+from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import check_plan
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything a rule may look at; what is derived is checked anew at each look."""
+    """Everything a rule may look at; what is derived is checked again at each look."""
 
     evidence: Evidence
     report: Mapping[str, Any]

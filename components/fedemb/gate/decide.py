@@ -18,7 +18,7 @@ from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate.case import RERUN, Case, Reason, Verdict
-from fedemb.ledger.ledger import Ledger
+from fedemb.ledger import Ledger
 
 WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
 """Rules the policy owner may waive for one model; all others are arithmetic or integrity."""

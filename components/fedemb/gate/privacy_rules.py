@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fedemb.gate.case import RERUN, Case, Reason
 from fedemb.keys.trust import verify_document
-from fedemb.ledger.ledger import Anchor, terms_of
+from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.reports.privacy_report import block_table, epsilon_rdp, priced
@@ -45,7 +45,7 @@ def ledger(case: Case) -> Iterator[Reason]:
                     f"{terms.epsilon_cap:g}",
                     "nothing more of this block can be released; use other blocks",
                 )
-    for difference in terms.differences(terms_of(case.evidence.config, terms.schedule)):
+    for difference in terms.differences(terms_of(case.evidence.config, terms.series)):
         yield Reason(
             "policy_differs",
             difference,

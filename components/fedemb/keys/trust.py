@@ -162,7 +162,7 @@ class TrustStore:
           sequence: number of the record.
 
         Raises:
-          LedgerError: an entry is none, or not of a later generation than the role's key.
+          LedgerError: an entry is not a key, or not of a later generation than the role's key.
         """
         try:
             fresh = [TrustedKey(**entry) for entry in entries]

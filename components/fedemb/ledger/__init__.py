@@ -1,0 +1,28 @@
+"""The privacy ledger: reserve before the first private byte, never give back what was started.
+
+`records` are chained and signed in a store (`chain`), what they say together is the `state`, what a
+policy fixes are its `terms`, what runs cost together is the `budget`, whether one more may be
+charged is `admission`, and every act that adds a record is a method of `Ledger`. Specification:
+dp.md 3.2.
+"""
+
+from fedemb.ledger.budget import Charge as Charge
+from fedemb.ledger.budget import Spent as Spent
+from fedemb.ledger.chain import Anchor as Anchor
+from fedemb.ledger.ledger import Ledger as Ledger
+from fedemb.ledger.reservation import Reservation as Reservation
+from fedemb.ledger.reservation import read_reservation as read_reservation
+from fedemb.ledger.reservation import write_reservation as write_reservation
+from fedemb.ledger.root import begin_policy as begin_policy
+from fedemb.ledger.root import connect as connect
+from fedemb.ledger.root import ensure_trust as ensure_trust
+from fedemb.ledger.root import open_ledger as open_ledger
+from fedemb.ledger.root import policies as policies
+from fedemb.ledger.root import read_trust as read_trust
+from fedemb.ledger.root import rotate_keys as rotate_keys
+from fedemb.ledger.terms import PlannedSeries as PlannedSeries
+from fedemb.ledger.terms import PolicyTerms as PolicyTerms
+from fedemb.ledger.terms import UserTerms as UserTerms
+from fedemb.ledger.terms import blocks_of as blocks_of
+from fedemb.ledger.terms import series_of as series_of
+from fedemb.ledger.terms import terms_of as terms_of

@@ -21,7 +21,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import canonical_json, json_digest
 from fedemb.documents.evidence import Evidence
 from fedemb.errors import LedgerError
-from fedemb.ledger.ledger import Ledger, Reservation, Spent
+from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.state import Attempt, LedgerState
 from fedemb.privacy.accounting import accounting, loss_grid
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
@@ -165,7 +165,7 @@ def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
 def _setting(
     config: RunConfig, ledger: Ledger, reservation: Reservation, head_sequence: int
 ) -> dict[str, Any]:
-    plan = ledger.terms.schedule
+    plan = ledger.terms.series
     return {
         "model": "central",
         "trust": TRUST,
@@ -275,7 +275,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
         "filter": {
             "kind": terms.composition,
             "order": terms.renyi_order if terms.composition == "renyi" else None,
-            "off_schedule": terms.off_schedule,
+            "unplanned_runs": terms.unplanned_runs,
         },
         "ledger_sequence": head_sequence,
         "ledger_head": ledger.chain.records[head_sequence].sha,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from fedemb.ledger.history import Point, history, worst_block
-from fedemb.ledger.ledger import Ledger, Spent
+from fedemb.ledger import Ledger, Spent
+from fedemb.ledger.state import PricePoint
 from fedemb.reports import report as pages
 from fedemb.reports.dag import LineageStep, lineage_dag
 
@@ -31,9 +31,9 @@ def report_page(
       lineage: what each step took and gave.
     """
     cumulative = report["cumulative"]
-    block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
+    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
     last = cumulative["ledger_sequence"]
-    points = history(ledger, block, last) if block else []
+    points = ledger.state.price_history(block, last) if block else []
     before = _before(report, ledger, block)
     after = cumulative["max_block_epsilon"]
     simulation = report["purpose"] == "simulation"
@@ -90,7 +90,7 @@ def _curve(report: dict[str, Any]) -> Any:
     )
 
 
-def _spending(points: list[Point], cap: float) -> Any:
+def _spending(points: list[PricePoint], cap: float) -> Any:
     if not points:
         return None
     records = [0, *(point.sequence for point in points)]

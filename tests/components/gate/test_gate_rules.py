@@ -15,7 +15,7 @@ from fedemb.errors import ArtifactError, BudgetExceeded, GateDenied, PlanMismatc
 from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger.ledger import read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.ledger.records import encode_record
 from fedemb.provenance import code_digest
 from fedemb.steps.reserve_budget import reserve

@@ -13,9 +13,7 @@ from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
-from fedemb.ledger.key_rotation import rotate_keys
-from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger
-from fedemb.ledger.policy import PolicyLedger
+from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import encode_record, record_name
 from fedemb.steps.release_model.release import verify_bundle
 from fedemb.storage import open_store
@@ -283,17 +281,17 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
 def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_good(kit, monkeypatch):
     for name in ("monthly", "yearly"):
         begin_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
-    honest = PolicyLedger.rotate
+    honest = Ledger.rotate
 
     def killed(self, *words):
         if self.policy_id == "weekly":
             raise KeyboardInterrupt
         return honest(self, *words)
 
-    monkeypatch.setattr(PolicyLedger, "rotate", killed)
+    monkeypatch.setattr(Ledger, "rotate", killed)
     with pytest.raises(KeyboardInterrupt):
         rotate(kit)
-    monkeypatch.setattr(PolicyLedger, "rotate", honest)
+    monkeypatch.setattr(Ledger, "rotate", honest)
     kit.open().verify()  # goes on with its old keys
     assert [record.policy_id for record in rotate(kit, ["report"])] == [
         "monthly",

@@ -11,7 +11,7 @@ import pytest
 
 from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.errors import FedEmbError, SignatureInvalid
-from fedemb.ledger.ledger import open_ledger
+from fedemb.ledger import open_ledger
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from fedemb import lineage
 from fedemb.documents.artifacts import file_digest, write_json
 from fedemb.errors import GateDenied, SignatureInvalid
-from fedemb.ledger.ledger import Ledger
+from fedemb.ledger import Ledger
 
 FORGED = "f" * 64
 """Of a document that somebody changed: a plain digest of private rows, say."""

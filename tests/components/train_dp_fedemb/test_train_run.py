@@ -16,7 +16,7 @@ from fedemb.embedding import RoundFunction, load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
 from fedemb.gate.artifact_rules import public_line
 from fedemb.gate.differences import differences
-from fedemb.ledger.ledger import read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train

@@ -1,0 +1,163 @@
+"""A root of ledgers: one folder per policy, and the trust file that all of them begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import LedgerError, Refused
+from fedemb.keys import KeyStore, open_key_store
+from fedemb.keys.signatures import Signer, public_key, trust_of
+from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
+from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Ledger
+from fedemb.ledger.records import Record
+from fedemb.ledger.terms import PolicyTerms
+from fedemb.storage import Store, open_store
+
+TRUST_NAME = "trust.json"
+
+
+def open_ledger(
+    uri: str, policy_id: str, *, signer: Signer | None = None, trust: TrustStore
+) -> Ledger:
+    """Opens and verifies the ledger of a policy.
+
+    Args:
+      uri: root of the ledgers: a folder, gs:// or s3://.
+      policy_id: whose ledger.
+      signer: key of the role `ledger`; None opens for reading.
+      trust: keys trusted.
+
+    Raises:
+      LedgerError: the ledger is broken. An empty one is no error here, but `terms` is.
+      SignatureInvalid: a record was changed, or signed by an unknown key.
+    """
+    ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
+    ledger.refresh()
+    return ledger
+
+
+def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
+    """Opens a ledger for writing, with the key of the key store and the trust file beside it.
+
+    Raises:
+      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
+        key store is that of another ledger.
+    """
+    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+    ledger.unlock(open_key_store(keys_uri))
+    return ledger
+
+
+def read_trust(store: Store) -> TrustStore:
+    """Reads the trust file beside the ledgers.
+
+    Raises:
+      LedgerError: there is none.
+    """
+    try:
+        data = store.read(TRUST_NAME)
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{store.uri} holds no {TRUST_NAME}, so no ledger was made there; name the right store "
+            "or make one with `fedemb ledger init`"
+        ) from error
+    return TrustStore.parse(data, TRUST_NAME)
+
+
+def policies(store: Store) -> list[str]:
+    """The policies whose ledgers lie in a store."""
+    first = "/00000000.json"
+    if store.local_root is not None:  # without a look at each of ten thousand records
+        return sorted(path.parent.name for path in store.local_root.glob(f"*{first}"))
+    return sorted(
+        name.removesuffix(first)
+        for name in store.list()
+        if name.endswith(first) and name.count("/") == 1
+    )
+
+
+def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
+    """Writes record 0 with the owner's key; the same terms again change nothing.
+
+    Raises:
+      LedgerError: the key store is that of another ledger.
+      Refused: the policy exists with other terms, or keys were rotated since the trust file was
+        made: it trusts the old ones in a new policy, for ever.
+    """
+    trust = ledger.chain.trust
+    if not ledger.chain.records:
+        newest = {role: keys.newest(f"signing/{role}") for role in ROLES}
+        old = [role for role in ROLES if newest[role] > trust.current(role).generation]
+        if old:
+            raise Refused(
+                f"the signing keys {', '.join(old)} of {keys.uri} were rotated, and {TRUST_NAME} "
+                f"of {ledger.chain.store.uri} would trust the retired ones in a new policy; "
+                "give the new policy a ledger root of its own"
+            )
+    ledger.create_policy(terms, Signer.current(keys, "policy", trust))
+
+
+def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
+    """Reads the trust file beside the ledgers, made of one's own newest keys at first use."""
+    try:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    except FileNotFoundError:
+        pass
+    trust = trust_of(keys)
+    document = {"schema": TRUST_SCHEMA, **trust.to_json()}
+    try:
+        store.create(TRUST_NAME, canonical_json(document))
+    except FileExistsError:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    return trust
+
+
+def rotate_keys(
+    ledger_uri: str, keys: KeyStore, reason: str, roles: Iterable[str] = ROLES
+) -> list[Record]:
+    """Names new signing keys in every policy of the root and retires those before.
+
+    Each policy gets a `keys` record that its owner signs with the key trusted so far (see `trust`).
+    A rotation that was cut short may be run again: policies it reached get a further generation,
+    those it did not reach go there at once.
+
+    Args:
+      ledger_uri: root of the ledgers.
+      keys: their key store, with the owner's key in it; the new keys are made there.
+      reason: why; stays in the ledgers for ever.
+      roles: whose keys.
+
+    Returns:
+      The records written, one of each policy.
+
+    Raises:
+      LedgerError: there is no ledger, or the key store is that of another one.
+    """
+    store = open_store(ledger_uri)
+    trust = read_trust(store)
+    ledgers = [open_ledger(ledger_uri, name, trust=trust) for name in policies(store)]
+    if not ledgers:
+        raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
+    for ledger in ledgers:  # before any key is made: the owner's key of each is at hand
+        Signer.current(keys, "policy", ledger.chain.trust)
+    newest = {
+        role: max((_current(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
+        for role in ROLES
+    }
+    for role in roles:
+        newest[role] = public_key(keys, role, keys.renew(f"signing/{role}"))
+    return [_rotate(ledger, newest.values(), reason, keys) for ledger in ledgers]
+
+
+def _rotate(ledger: Ledger, newest: Iterable[TrustedKey], reason: str, keys: KeyStore) -> Record:
+    fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
+    record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
+    # So that the record cannot be cut off again before the next step writes its own head.
+    ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
+    return record
+
+
+def _current(ledger: Ledger, role: str) -> TrustedKey:
+    return ledger.chain.trust.current(role)
