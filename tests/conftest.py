@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedemb import planted_bug_suite
-from fedemb.provenance import code_digest
+from tests import shapes
+
+shapes.install()  # before any room is imported
+
+from fedemb import planted_bug_suite  # noqa: E402
+from fedemb.provenance import code_digest  # noqa: E402
 
 REPOSITORY = Path(__file__).parent.parent
 _PLANTED = pytest.StashKey[int]()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int, UInt8
 
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
 from fedemb.embedding.augmentation import augment
@@ -32,8 +33,8 @@ def minimize(
     backbone: Any,
     extra: Sequence[np.ndarray],
     loss_of: LossOf,
-    images: np.ndarray,
-    labels: np.ndarray,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
     *,
     epochs: int,
     batch_size: int,
@@ -137,8 +138,8 @@ def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
 
 def train_supervised(
     backbone: Any,
-    images: np.ndarray,
-    labels: np.ndarray,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
     *,
     loss: LossConfig,
     augmentation: AugmentationConfig | None,
@@ -160,7 +161,7 @@ def train_supervised(
 
 def train_contrastive(
     backbone: Any,
-    images: np.ndarray,
+    images: UInt8[np.ndarray, "images size size channels"],
     *,
     augmentation: AugmentationConfig | None,
     temperature: float,
@@ -189,7 +190,12 @@ def train_contrastive(
 
 
 def pretrain(
-    backbone: Any, images: np.ndarray, labels: np.ndarray, config: PretrainingConfig, *, seed: int
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    config: PretrainingConfig,
+    *,
+    seed: int,
 ) -> float:
     """Trains a backbone in place on public images.
 
@@ -214,8 +220,8 @@ def pretrain(
 
 def train_centralized(
     backbone: Any,
-    images: np.ndarray,
-    labels: np.ndarray,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
     training: TrainingConfig,
     *,
     epochs: int = 15,

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jaxtyping import Float32, Int, Int32, Int64, UInt8
 
-def local_labels(labels: Any) -> tuple[Any, Any]:
+
+def local_labels(
+    labels: Int64[Any, " examples"],
+) -> tuple[Int32[Any, " examples"], Int32[Any, ""]]:
     """Renumbers labels inside one client: order of first appearance.
 
     Args:
@@ -25,7 +29,7 @@ def local_labels(labels: Any) -> tuple[Any, Any]:
     return indices, tf.shape(distinct)[0]
 
 
-def glorot_head(classes: Any, dim: int, seed: Any) -> Any:
+def glorot_head(classes: Any, dim: int, seed: Int[Any, "2"]) -> Float32[Any, "classes {dim}"]:
     """Glorot-uniform head (the paper's), float32 `[classes, dim]`, from a stateless seed `[2]`."""
     import tensorflow as tf
 
@@ -35,13 +39,13 @@ def glorot_head(classes: Any, dim: int, seed: Any) -> Any:
 
 def prototype_head(
     embed: Callable[[Any], Any],
-    images: Any,
-    labels: Any,
-    classes: Any,
+    images: UInt8[Any, "examples size size channels"],
+    labels: Int32[Any, " examples"],
+    classes: Int32[Any, ""],
     *,
     dim: int,
     batch_size: int,
-) -> Any:
+) -> Float32[Any, "classes {dim}"]:
     """Head of normalised class means of the client's own embeddings.
 
     Deterministic in the broadcast backbone and the client's examples, so it adds nothing to the

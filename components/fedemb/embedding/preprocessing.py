@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxtyping import Float32, Num, UInt8
 
-def decode_image(encoded: Any, size: int, channels: int) -> Any:
+
+def decode_image(encoded: Any, size: int, channels: int) -> UInt8[Any, "{size} {size} {channels}"]:
     """Decodes one PNG or JPEG and brings it to the size a backbone was built for.
 
     Args:
@@ -27,7 +29,9 @@ def decode_image(encoded: Any, size: int, channels: int) -> Any:
     return tf.ensure_shape(image, [size, size, channels])
 
 
-def preprocess(images: Any) -> Any:
+def preprocess(
+    images: Num[Any, "*batch height width channels"],
+) -> Float32[Any, "*batch height width channels"]:
     """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
 
     Args:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float32, Num
 
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
@@ -48,7 +49,7 @@ class Verification:
     roc: np.ndarray = field(repr=False)
 
 
-def unit_norm(embeddings: np.ndarray) -> np.ndarray:
+def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
     """Scales rows to unit length, float32 [n, dim]; rows of zeros stay.
 
     Raises:
@@ -157,7 +158,11 @@ def verify(
 
 
 def recall(
-    embeddings: np.ndarray, labels: np.ndarray, false_accept_rate: float, *, samples: int = 200
+    embeddings: Num[np.ndarray, "n dim"],
+    labels: np.ndarray,
+    false_accept_rate: float,
+    *,
+    samples: int = 200,
 ) -> Estimate:
     """Recall of same-class pairs at one false accept rate; see `verify`.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float, Int
 
 GRID = 2**26
 """Grid values per unit of cosine."""
@@ -78,7 +79,7 @@ class PairCounts:
     positive_bins: np.ndarray
 
 
-def grid_keys(scores: np.ndarray) -> np.ndarray:
+def grid_keys(scores: Float[np.ndarray, "*tile"]) -> Int[np.ndarray, "*tile"]:
     """Rounds cosines to the grid: int32, clipped to [-1, 1]."""
     return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
 

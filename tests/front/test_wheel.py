@@ -1,0 +1,79 @@
+"""A wheel in a bare environment, far from the checkout, does all that the checkout does."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.front.readme import lines_of_readme
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+UV = Path(sys.executable).with_name("uv")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, with the record of the planted-bug suite for this code in it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(["make", "attested"], cwd=REPOSITORY, check=True)
+    build = ["build", "--wheel", "--no-build-isolation", "--python", sys.executable]
+    subprocess.run([UV, *build, "--out-dir", folder], cwd=REPOSITORY, check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """Folder of programs of an environment made from the lock and the wheel alone."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([UV, "venv", "--python", sys.executable, folder], check=True)
+    install = [UV, "pip", "install", "--python", folder / "bin" / "python", "--no-deps"]
+    lock = REPOSITORY / "requirements" / "cpu.txt"
+    subprocess.run([*install, "--require-hashes", "-r", lock], check=True)
+    subprocess.run([*install, wheel], check=True)
+    return folder / "bin"
+
+
+def outside(bare, tmp_path, *command):
+    done = subprocess.run(
+        [bare / command[0], *command[1:]],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+    return done.stdout
+
+
+def test_the_wheel_owns_one_name_and_holds_the_record(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"fedemb"}
+    assert "fedemb/planted_bug_suite.json" in names
+    assert "fedemb/py.typed" in names
+    assert len(names) == len(set(names)), "steps and pipelines hang in it once"
+
+
+def test_import_works_outside_the_checkout(bare, tmp_path):
+    place = outside(bare, tmp_path, "python", "-c", "import fedemb; print(fedemb.__file__)")
+    assert Path(place.strip()).is_relative_to(bare.parent)
+
+
+def test_the_lines_of_readme_run(bare, tmp_path):
+    script = tmp_path / "quickstart.py"
+    script.write_text(lines_of_readme())
+    printed = outside(bare, tmp_path, "python", str(script))
+    assert printed.startswith("simulation, not to be released: (")
+
+
+def test_the_quickstart_runs_and_is_released(bare, tmp_path):
+    printed = outside(bare, tmp_path, "fedemb", "run", "--run-id", "quickstart")
+    release = next(line for line in printed.splitlines() if line.startswith("release: "))
+    bundle = Path(release.removeprefix("release: ").removeprefix("file://"))
+    assert (bundle / "manifest.json").exists() or list(bundle.iterdir()), printed
