@@ -36,8 +36,8 @@ class Marker:
 
         A marker is not signed, so it is trusted for what lies where it points alone: a
         bundle in this store, signed, of this model, with the digests it names. Its report may be
-        another one of the same run: a run that was killed after the marker and resumed has priced
-        itself anew, and what was published stands.
+        another one of the same run: a run that was killed after the marker and resumed was priced
+        again, and what was published stands.
 
         Args:
           identity: `{"model_sha", "run_id", "attempt"}`.

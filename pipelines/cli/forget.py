@@ -40,7 +40,7 @@ def forget(
         str, typer.Option("--config", "-c", help="YAML file or preset of the recurring runs.")
     ],
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of a lasting policy, as of `fedemb run --policy`.")
+        Path | None, typer.Option(help="Folder of a lasting policy, as in `fedemb run --policy`.")
     ] = None,
     lost: Annotated[
         bool,

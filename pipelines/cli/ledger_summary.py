@@ -26,7 +26,7 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
       signatures: False checks the last signature and the hash chain only.
 
     Raises:
-      InputError: there is none, or several and none was named.
+      InputError: there is no policy, or there are several and none was named.
     """
     store = open_store(uri)
     name = policy_id or _only_policy(store)

@@ -96,7 +96,7 @@ def rotate(
 
     unknown = sorted(set(role or ()) - set(ROLES))
     if unknown:
-        raise InputError(f"--role {unknown[0]!r} is none of {', '.join(ROLES)}")
+        raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
     written = rotate_keys(ledger, open_key_store(keys), _text(reason), role or ROLES)
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])

@@ -29,8 +29,8 @@ OUTPUTS: dict[str, frozenset[str]] = {
     "gate-release": frozenset({"verdict", "lineage"}),
     "release-model": frozenset({"release"}),
 }
-"""Artifacts a step may put out. Raw is none of them: `users` is a page of commitments and counts
-that points below the private root."""
+"""Artifacts a step may put out. None is Raw: `users` is a list of commitments and counts that
+points below the private root."""
 
 SECRET_WORDS = re.compile(r"(secret|password|token|private_key|access_key|credential)", re.I)
 SECRET_VALUES = re.compile(
@@ -277,7 +277,7 @@ def restricted_pods(spec: Spec, platform: Spec) -> Iterator[str]:
         if context.get("runAsNonRoot") is not True or int(context.get("runAsUser", 1)) == 0:
             yield f"{name} may run as root; compile it with `fedemb compile`"
         if not any(volume.get("mountPath") == "/tmp" for volume in held.get("emptyDirMounts", [])):
-            yield f"{name} has no volume at /tmp, the one place it may write; compile it anew"
+            yield f"{name} has no volume at /tmp, the one place it may write; compile it again"
 
 
 def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:

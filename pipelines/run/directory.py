@@ -155,7 +155,7 @@ class RunDirectory:
             return json.loads(path.read_text())
         except ValueError as error:
             raise ArtifactError(
-                f"output {name} of {step} is not JSON; run the step anew"
+                f"output {name} of {step} is not JSON; run the step again"
             ) from error
 
     def write_state(self, state: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def resumed(package: Path, run_id: str, folder: Path) -> Path:
     changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
     if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
         raise ConfigError(
-            f"package {package.name} does not take the run's id from Kubeflow; compile it anew"
+            f"package {package.name} does not take the run's id from Kubeflow; compile it again"
         )
     copy = folder / package.name
     copy.write_text(changed)

@@ -111,7 +111,7 @@ def test_marker_that_names_another_bundle_is_found(run, releases):
         _problems(run, f"{releases}/glyphs/1.0")
 
 
-def test_resumed_run_that_priced_itself_anew_takes_over_what_it_had_published(run, releases):
+def test_resumed_run_that_was_priced_again_takes_over_what_it_had_published(run, releases):
     document = _release(run, releases)
     report = json.loads(run.report.read_text())
     run.do_account()

@@ -43,7 +43,7 @@ class TuningConfig(Section):
     """
 
     data: Literal["undeclared", "public", "private"] = "undeclared"
-    """A release needs a declaration. `public`: on images that are nobody's secret, which costs
+    """A release needs a declaration. `public`: on public images, which costs
     nothing; `private`: by looking at runs on private users, each charged in the ledger of this
     policy."""
     trials: NonNegativeInt = 0
@@ -116,6 +116,6 @@ class StorageConfig(Section):
     keys: str | None = None
     """Key store, apart from the ledger and unversioned."""
     deletion_marks: str | None = None
-    """Keyed deletion marks of users who asked to be forgotten; null: nobody did."""
+    """Keyed deletion marks of users who asked to be forgotten; null: there are none."""
     releases: str | None = None
     """Where bundles are published."""

@@ -86,7 +86,7 @@ class ArrayUsers:
 
 
 def check_images(images: np.ndarray, size: int | None = None, channels: int | None = None) -> None:
-    """Refuses what are no square uint8 images, or none of the size and channels that are wanted.
+    """Refuses arrays that are not square uint8 images of the wanted size and channels.
 
     Raises:
       InputError: see above.

@@ -1,7 +1,7 @@
-"""Who is who: every identity and every choice about it is a keyed hash, fixed for a policy's life.
+"""Keyed hashes that place users: block, split and virtual client, fixed for a policy's life.
 
-The key is the policy's partition key (`privacy/keys.py`), so nobody without it can tell which users
-share a virtual client, are held out, or fill a block; and a user meets the same fate in every run.
+The key is the policy's partition key (`keys/`), so without it one cannot tell which users share a
+virtual client, are held out, or fill a block; and a user is placed alike in every run.
 Nothing depends on order, counts or other users: that is what makes removing a user change one
 virtual client per grouping and nothing else (dp.md 2.1, rule A).
 """

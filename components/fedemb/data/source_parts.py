@@ -1,10 +1,10 @@
-"""Finding what there is to read: files, row groups, folders; and failing loudly if it is not there.
+"""Lists what there is to read (files, row groups, folders), and fails if it is missing.
 
-Only names and schemas are looked at, never data: a missing file, a missing column, a cut file or a
-lack of permission is infrastructure, and one sentence says so before anything runs. `find_parts`
-runs in the driver and lists files; what grows with the users, a folder each or the row groups of a
-file, is found by workers with `split_part`, a few at a time. Of files in a bucket the driver looks
-into the first only, workers into all.
+Only names and schemas are read, never data: a missing file, a missing column, a cut file or a lack
+of permission is a fault of the infrastructure, and one sentence says so before anything runs.
+`find_parts` runs in the driver and lists files; what grows with the users, a folder each or the row
+groups of a file, is found by workers with `split_part`, a few at a time. Of files in a bucket the
+driver looks into the first only, workers into all.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 
 def _unicode(name: str) -> str:
-    """A name without the bytes that are no Unicode: no engine carries them between workers."""
+    """A file name without bytes that are not Unicode, which Beam cannot carry between workers."""
     return name.encode(errors="ignore").decode()
 
 

@@ -1,4 +1,4 @@
-"""Training on one pile of data: public pretraining, and the centralized baseline without privacy.
+"""Training on one pooled data set: public pretraining, and the baseline without privacy.
 
 The same losses, augmentation and optimizer kernels as local training, in one loop over shuffled
 batches with a learning rate that rises for a tenth of the steps, then falls along a half cosine.

@@ -1,4 +1,4 @@
-"""Loading and saving a finished backbone, wherever a step meets one."""
+"""Loads and saves finished backbones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one virtual client does with the broadcast backbone, as graph code.
+"""Local training of one virtual client, as graph code.
 
 Fresh head, labels renumbered inside the client, local steps, difference of the weights: algorithm
 of DP-FedEmb (arXiv 2211.10844; paper.md (a) 4-7). The state of a client lives in the variables of
@@ -199,7 +199,7 @@ def _stream(seed: Any, purpose: int, step: Any = 0) -> Any:
 
 
 def _complete(gradients: Sequence[Any]) -> list[Any]:
-    """The same, none before all: then nobody reads a weight that is updated, and none is copied."""
+    """The same gradients, after all are computed: no weight has to be copied before its update."""
     import tensorflow as tf
 
     with tf.control_dependencies(gradients):

@@ -3,7 +3,7 @@
 Weight standardisation (arXiv 1903.10520; in private training arXiv 2204.13650, +1.2 points beside
 GroupNorm) computes with `(w - mean) / sqrt(fan_in x variance + eps)` of each output channel in
 place of the stored kernel. It is a way to train: the released model holds the standardised kernels
-in ordinary layers, so that nobody needs this file to load it.
+in ordinary layers, so that it loads without this file.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ OPEN = {"0.001", "1"}
 """Names in dictionaries that are open by nature: rates and depths, which a run may leave out."""
 
 
-def _allowed_when_priced_anew(run, ledger, **bent) -> bool:
+def _allowed_when_priced_again(run, ledger, **bent) -> bool:
     """Whether an honest account_privacy and the gate let the documents pass as they lie there."""
     try:
         evidence = read_evidence(run.config, run.artifacts)
@@ -197,7 +197,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     path = run.model / "model.json" if name == "model" else getattr(run, name)
     document = json.loads(path.read_bytes())
     ledger = run.ledger()
-    assert _allowed_when_priced_anew(run, ledger)
+    assert _allowed_when_priced_again(run, ledger)
     changes = [((*at, "mean_norm_before_noise"), 0.25) for at in _objects(document)]
     more = len(changes)
     changes += [
@@ -208,7 +208,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     allowed = []
     for field, value in changes:
         _save(path, name, put(document, field, value))
-        if _allowed_when_priced_anew(run, ledger):
+        if _allowed_when_priced_again(run, ledger):
             allowed.append(field)
     logging.getLogger(__name__).warning(
         f"{name}: {more} fields added, {len(changes) - more} taken away, {len(allowed)} allowed"
@@ -216,7 +216,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     assert changes[0][0] == ("mean_norm_before_noise",)
     assert not allowed
     _write(path, document)
-    assert _allowed_when_priced_anew(run, ledger)
+    assert _allowed_when_priced_again(run, ledger)
 
 
 def test_every_mutation_of_every_round_line_is_denied(run):
@@ -231,10 +231,10 @@ def test_every_mutation_of_every_round_line_is_denied(run):
         for field, changed in changes:
             tried += 1
             rounds = (*lines[:index], changed, *lines[index + 1 :])
-            if _allowed_when_priced_anew(run, ledger, rounds=rounds):
+            if _allowed_when_priced_again(run, ledger, rounds=rounds):
                 logged.append((field, changed))
             run.write_rounds(rounds)
-            if _allowed_when_priced_anew(run, ledger):
+            if _allowed_when_priced_again(run, ledger):
                 bent.append(field)
             path.write_bytes(original)
     logging.getLogger(__name__).warning(
@@ -247,7 +247,7 @@ def test_every_mutation_of_every_round_line_is_denied(run):
     for field, changed in logged:
         assert field == ("output_sha",)
         assert re.fullmatch("[0-9a-f]{64}", changed["output_sha"])
-    assert _allowed_when_priced_anew(run, ledger)
+    assert _allowed_when_priced_again(run, ledger)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
 
 
 def verdict_of(run, *, now=None, **changes):
-    """Decides on a run whose report was made anew after the change."""
+    """Decides on a run whose report was made again after the change."""
     evidence = read_evidence(run.config, run.artifacts)
     report = dict(read_document(run.report, "report").body)
     if changes:
