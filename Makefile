@@ -12,7 +12,11 @@ STAMP := $(VENV)/.installed-$(shell cat requirements/dev.txt requirements/bootst
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Make the virtual environment (all other targets do it for you)
+setup: links $(STAMP) ## Make the virtual environment (all other targets do it for you)
+
+links: # Every step folder is part of the package
+	@for face in components/*/component.py; do step=$$(basename $$(dirname $$face)); \
+	  test -e components/fedemb/steps/$$step || ln -s ../../$$step components/fedemb/steps/$$step; done
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or say PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -98,4 +102,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean

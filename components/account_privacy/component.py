@@ -2,10 +2,21 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("light")
+@step(
+    image="light",
+    private=False,
+    outputs={
+        "privacy_report": Public,
+        "privacy_page": Public,
+        "lineage": Public,
+        "metrics": Public,
+    },
+    rights=Rights(ledger="read", signing=("report",)),
+)
 def account_privacy(
     config: str,
     ledger: str,

@@ -2,10 +2,16 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("trainer")
+@step(
+    image="trainer",
+    resources="embed",
+    outputs={"audit_report": Public, "audit_page": Public},
+    rights=Rights(private={"users": "read", "evaluation": "read", "audit": "write"}),
+)
 def audit_privacy(
     config: str,
     run_id: str,
@@ -20,6 +26,6 @@ def audit_privacy(
     from fedemb.step import step_process
     from fedemb.steps.audit_privacy.audit import run
 
-    with step_process("audit_privacy", locals(), private=True) as context:
+    with step_process("audit_privacy", locals()) as context:
         report = run(context)
         audit_report.metadata.update(level=report["level"], model_sha=report["model_sha"])

@@ -2,10 +2,24 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("trainer")
+@step(
+    image="trainer",
+    resources="embed",
+    outputs={
+        "utility_report": Public,
+        "utility_page": Public,
+        "metrics": Public,
+        "roc": Public,
+    },
+    rights=Rights(
+        private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
+        releases="read",
+    ),
+)
 def evaluate_embeddings(
     config: str,
     run_id: str,
@@ -22,7 +36,7 @@ def evaluate_embeddings(
     from fedemb.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
-    with step_process("evaluate_embeddings", locals(), private=True) as context:
+    with step_process("evaluate_embeddings", locals()) as context:
         report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])

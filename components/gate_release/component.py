@@ -2,10 +2,16 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("light")
+@step(
+    image="light",
+    private=False,
+    outputs={"verdict": Public, "lineage": Public},
+    rights=Rights(ledger="read", signing=("gate",)),
+)
 def gate_release(
     config: str,
     ledger: str,

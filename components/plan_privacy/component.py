@@ -2,10 +2,11 @@
 
 from kfp import dsl
 
+from fedemb.documents.artifacts import Public
 from fedemb.step import step
 
 
-@step("cpu")
+@step(image="cpu", private=False, outputs={"privacy_plan": Public})
 def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from fedemb.step import step_process

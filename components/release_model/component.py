@@ -2,10 +2,17 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("cpu")
+@step(
+    image="cpu",
+    private=False,
+    resources="serve",
+    outputs={"release": Public},
+    rights=Rights(ledger="append", signing=("ledger", "release", "bundle"), releases="create"),
+)
 def release_model(
     config: str,
     ledger: str,

@@ -2,10 +2,22 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
 
 
-@step("light")
+@step(
+    image="light",
+    private=False,
+    outputs={"reservation": Public},
+    rights=Rights(
+        private={"deletion_marks": "read"},
+        input=("names",),
+        ledger="append",
+        signing=("ledger",),
+        keys="create",
+    ),
+)
 def reserve_budget(
     config: str,
     run_id: str,

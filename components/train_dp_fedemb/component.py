@@ -2,10 +2,21 @@
 
 from kfp import dsl
 
-from fedemb.step import step
+from fedemb.documents.artifacts import Noised
+from fedemb.step import Rights, step
 
 
-@step("trainer")
+@step(
+    image="trainer",
+    resources="train",
+    outputs={"model": Noised},
+    rights=Rights(
+        private={"users": "read", "train": "write", "diagnostics": "write"},
+        ledger="append",
+        signing=("ledger", "trainer"),
+        keys="destroy",
+    ),
+)
 def train_dp_fedemb(
     config: str,
     run_id: str,
@@ -22,6 +33,6 @@ def train_dp_fedemb(
     from fedemb.step import step_process
     from fedemb.steps.train_dp_fedemb.train import run
 
-    with step_process("train_dp_fedemb", locals(), private=True) as context:
+    with step_process("train_dp_fedemb", locals()) as context:
         card = run(context)
         model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])

@@ -123,7 +123,7 @@ def report(
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:
-        typer.echo(json.dumps(found.document("account_privacy", "privacy_report"), indent=1))
+        typer.echo(json.dumps(found.document("privacy_report"), indent=1))
         return
     for line in found.read_state().get("closing_lines", []):
         typer.echo(line)

@@ -4,7 +4,8 @@ Why each: `platform.md` 7 in the design notes; in short, a cached or retried pri
 privacy that nobody accounts for, and a path around the gate releases what nobody allowed.
 
 A step is known by the function its container runs, not by the name of its task, which anybody may
-choose. What is not on a list here counts as private: the rules fail closed.
+choose. Which steps may be cached and what each may put out are their declarations; what is not
+declared counts as private: the rules fail closed.
 """
 
 from __future__ import annotations
@@ -12,25 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PUBLIC = ("pretrain-public",)
-"""Steps that see public data only; every other one is never cached nor retried."""
+from fedemb.documents.artifacts import Noised, Public
 
-OUTPUTS: dict[str, frozenset[str]] = {
-    "plan-privacy": frozenset({"privacy_plan"}),
-    "pretrain-public": frozenset({"pretrained"}),
-    "reserve-budget": frozenset({"reservation"}),
-    "partition-users": frozenset({"users"}),
-    "train-dp-fedemb": frozenset({"model"}),
-    "evaluate-embeddings": frozenset({"utility_report", "utility_page", "metrics", "roc"}),
-    "audit-privacy": frozenset({"audit_report", "audit_page"}),
-    "account-privacy": frozenset({"privacy_report", "privacy_page", "lineage", "metrics"}),
-    "gate-release": frozenset({"verdict", "lineage"}),
-    "release-model": frozenset({"release"}),
-}
-"""Artifacts a step may put out. None is Raw: `users` is a list of commitments and counts that
-points below the private root."""
+if TYPE_CHECKING:
+    from fedemb.step import Step
 
 SECRET_WORDS = re.compile(r"(secret|password|token|private_key|access_key|credential)", re.I)
 SECRET_VALUES = re.compile(
@@ -41,6 +29,13 @@ STEP_LABEL = "fedemb.dev/step"
 RUNS_AFTER_FAILURE = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 Spec = dict[str, Any]
+
+
+def _declared() -> dict[str, Step]:
+    """Every step by its name in Kubeflow. Read when a rule asks: it imports kfp."""
+    from fedemb.pipelines.steps import all_steps
+
+    return {step.slug: step for step in all_steps().values()}
 
 
 def violations(documents: list[Spec]) -> list[str]:
@@ -96,7 +91,8 @@ def _inside(spec: Spec, task: Spec) -> Iterator[tuple[str, Spec]]:
 def _private(spec: Spec, task: Spec) -> bool:
     """Whether a task is a step that must run exactly once; groups are judged by what they hold."""
     component = spec.get("components", {}).get(task["componentRef"]["name"], {})
-    return "dag" not in component and _step(spec, task) not in PUBLIC
+    step = _declared().get(_step(spec, task))
+    return "dag" not in component and (step is None or not step.cached)
 
 
 def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
@@ -229,11 +225,13 @@ def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
         if "dag" in component:
             continue
         outputs = component.get("outputDefinitions", {})
-        allowed = OUTPUTS.get(_step(spec, {"componentRef": {"name": name}}), frozenset())
+        step = _declared().get(_step(spec, {"componentRef": {"name": name}}))
+        kinds = {} if step is None else step.outputs
+        allowed = {output for output, kind in kinds.items() if issubclass(kind, Noised | Public)}
         for output in sorted(set(outputs.get("artifacts", {})) - allowed):
             yield (
                 f"{name} puts out {output}, which is not known to be free of Raw; write it below "
-                "the private root, or add it to compile_rules.OUTPUTS after review"
+                "the private root, or declare it in `outputs` of its @step after review"
             )
         for output in outputs.get("parameters", {}):
             yield f"{name} puts out the parameter {output}, which metadata keeps; take it out"
@@ -245,7 +243,7 @@ def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
         if task.get("triggerPolicy", {}).get("strategy") != RUNS_AFTER_FAILURE:
             continue
         for inner, held in ((name, task), *_inside(spec, task)):
-            if _step(spec, held) in OUTPUTS:
+            if _step(spec, held) in _declared():
                 yield f"{inner} runs as an exit handler; take it out"
 
 
@@ -255,7 +253,7 @@ def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
     for name, executor in spec["deploymentSpec"]["executors"].items():
         labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
         step = _function(executor)
-        if labels.get(STEP_LABEL) != (step if step in OUTPUTS else None):
+        if labels.get(STEP_LABEL) != (step if step in _declared() else None):
             yield (
                 f"{name} runs {step or 'none of our steps'} under the label "
                 f"{labels.get(STEP_LABEL)}; compile it with `fedemb compile`"

@@ -27,6 +27,7 @@ from fedemb.pipelines.run.local import (
     collect_reports,
     run_pipeline,
 )
+from fedemb.pipelines.steps import pipeline_of
 
 
 def run(
@@ -150,7 +151,7 @@ def _run(run: RunDirectory, console: Console, publisher: Publisher | None) -> Ou
 
     if not console.is_terminal:
         return run_pipeline(run, publishing(PlainView(typer.echo)))
-    view = LiveView()
+    view = LiveView(pipeline_of(run.config()).steps)
     with Live(view, console=console, refresh_per_second=4):
         return run_pipeline(run, publishing(view))
 
@@ -183,10 +184,8 @@ def write_index(run: RunDirectory) -> None:
 class LiveView:
     """A table of steps and the newest round, redrawn in place."""
 
-    def __init__(self) -> None:
-        from fedemb.pipelines.dp_fedemb import STEPS
-
-        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(STEPS, ("", ""))
+    def __init__(self, steps: Sequence[str]) -> None:
+        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(steps, ("", ""))
         self.notes: list[str] = []
         self._since: dict[str, float] = {}
 

@@ -50,7 +50,7 @@ def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
         source lies on this machine; or a secret stands in an argument, which the API keeps.
     """
-    from fedemb.pipelines.dp_fedemb import pipeline_arguments
+    from fedemb.pipelines.graph import pipeline_arguments
 
     names = ("private_root", "ledger", "keys", "releases")
     stores = {name: getattr(config.storage, name) for name in names}

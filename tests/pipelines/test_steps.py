@@ -1,0 +1,187 @@
+"""A step is declared once, beside its logic; everything else follows, for a new step too."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import fedemb.steps
+from fedemb import lineage
+from fedemb.documents.artifacts import Noised, Public
+from fedemb.documents.evidence import read_evidence
+from fedemb.pipelines import steps
+from fedemb.pipelines.compile.cluster import IMAGE_NAMES, compile_pipeline, parse_images
+from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.graph import build_pipeline
+from fedemb.step import Rights, declared, step
+from tests import honest_run
+
+REPOSITORY = Path(__file__).parents[2]
+TOY = """
+from kfp import dsl
+
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
+
+
+@step(image="light", private=False, outputs={"toys": Public}, rights=Rights(ledger="read"))
+def count_toys(
+    config: str, ledger: str, model: dsl.Input[dsl.Model], toys: dsl.Output[dsl.Artifact]
+):
+    'Counts the rounds of the model.'
+    from fedemb.step import step_process
+    from fedemb.steps.count_toys.count import run
+
+    with step_process("count_toys", locals()) as context:
+        toys.metadata["rounds"] = run(context)
+"""
+LOGIC = """
+import json
+
+
+def run(context):
+    rounds = len((context.artifacts.model / "rounds.jsonl").read_text().splitlines())
+    assert rounds <= context.config.mechanism.rounds
+    context.artifacts.toys.write_text(json.dumps({"rounds": rounds}))
+    return rounds
+"""
+
+
+def test_files_made_of_the_declarations_are_up_to_date(request):
+    for path, text in steps.generated(REPOSITORY).items():
+        if request.config.getoption("--force-regen"):
+            path.write_text(text)
+        assert path.read_text() == text, "run `python -m fedemb.pipelines.steps`"
+
+
+def test_every_step_folder_is_declared_linked_and_in_a_pipeline():
+    folders = {path.parent.name for path in (REPOSITORY / "components").glob("*/component.py")}
+    assert folders == set(steps.all_steps())
+    links = REPOSITORY / "components" / "fedemb" / "steps"
+    assert folders == {path.name for path in links.iterdir() if path.is_symlink()}
+
+
+def test_setup_links_a_new_step_into_the_package(tmp_path):
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    (tmp_path / "components" / "fedemb" / "steps").mkdir(parents=True)
+    (tmp_path / "components" / "count_toys").mkdir()
+    (tmp_path / "components" / "count_toys" / "component.py").write_text(TOY)
+    for _ in range(2):
+        subprocess.run(["make", "links"], cwd=tmp_path, check=True)
+    assert (tmp_path / "components/fedemb/steps/count_toys/component.py").read_text() == TOY
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The two files and the one entry that make a new step: all that is done here to add it."""
+    folder = tmp_path / "count_toys"
+    folder.mkdir()
+    (folder / "component.py").write_text(TOY)
+    (folder / "count.py").write_text(LOGIC)
+    names = list(DP_FEDEMB.steps)
+    names.insert(names.index("audit_privacy"), "count_toys")
+    pipeline = replace(DP_FEDEMB, name="with-toys", steps=tuple(names))
+    monkeypatch.setattr(fedemb.steps, "__path__", [*fedemb.steps.__path__, str(tmp_path)])
+    monkeypatch.setattr(steps, "PIPELINES", (*steps.PIPELINES, pipeline))
+    steps.all_steps.cache_clear()
+    yield pipeline
+    steps.all_steps.cache_clear()
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
+def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, tmp_path):
+    images = parse_images([f"{name}=r.example/x@sha256:{'a' * 64}" for name in IMAGE_NAMES])
+    path = tmp_path / "pipeline.yaml"
+    compile_pipeline(path, profile=profile, images=images, pipeline=toy)
+    spec, platform = yaml.safe_load_all(path.read_text())
+    task = spec["root"]["dag"]["tasks"]["count-toys"]
+    assert not task["cachingOptions"].get("enableCache")
+    assert task["dependentTasks"] == ["train-dp-fedemb"]
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = executors["exec-count-toys"]["podMetadata"]["labels"]
+    assert labels == {"fedemb.dev/step": "count-toys"}
+
+
+def test_new_step_has_its_rights_row_arrows_and_publication(toy):
+    assert steps.rights_of_groups()["count"]["ledger"] == "read"
+    assert "| Counts the rounds of the model | `model` | `toys` (Public) |" in steps.steps_table()
+    assert toy.after()["count_toys"] == ("train_dp_fedemb",)
+    assert toy.published()["count_toys"] == {"toys": Public}
+
+
+def test_new_step_runs_from_its_component(toy, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "rounds.jsonl").write_text("{}\n" * 3)
+    model, toys = (
+        SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("model", "toys")
+    )
+    config = honest_run.config().model_dump_json()
+    function = declared("count_toys").component.python_func
+    function(config=config, ledger="gs://ledger", model=model, toys=toys)
+    assert json.loads((tmp_path / "toys").read_text()) == {"rounds": 3} == toys.metadata
+
+
+def test_input_that_nobody_gives_or_two_give_is_refused():
+    unfounded = replace(DP_FEDEMB, steps=("plan_privacy", "partition_users"))
+    with pytest.raises(ValueError, match=r"takes reservation, which \[\] give"):
+        build_pipeline(unfounded)
+    twice = replace(DP_FEDEMB, steps=("plan_privacy", "plan_privacy", "reserve_budget"))
+    with pytest.raises(ValueError, match="exactly one step must"):
+        build_pipeline(twice)
+
+
+def test_steps_of_one_service_account_declare_the_same_rights(monkeypatch):
+    train = declared("train_dp_fedemb")
+    other = replace(train, name="train_otherwise", rights=Rights(keys="read"))
+    monkeypatch.setattr(steps, "all_steps", lambda: {"a": train, "b": other})
+    with pytest.raises(ValueError, match="must declare the same rights"):
+        steps.rights_of_groups()
+
+
+def test_output_without_a_kind_and_unknown_parameter_are_refused():
+    def look_around(config: str):
+        """Looks."""
+
+    assert step(image="light", outputs={})(look_around).private, "what is left out is careful"
+    with pytest.raises(TypeError, match="say the kind of each"):
+        step(image="light", outputs={"model": Noised})(look_around)
+
+    def look_away(password: str):
+        """Looks."""
+
+    with pytest.raises(TypeError, match="which no context has"):
+        step(image="light", outputs={})(look_away)
+
+
+def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
+    for found in steps.all_steps().values():
+        users = {"users", "evaluation"} & set(found.rights.private)
+        assert found.private == bool(users), found.name
+        careful = users or found.rights.input != ("public",) or found.rights.ledger != "none"
+        assert not (found.cached and careful), found.name
+
+
+def test_lineage_says_what_the_declarations_say(tmp_path):
+    run = honest_run.start(tmp_path).until_gate()
+    told = lineage.steps_of(
+        read_evidence(run.config, run.artifacts),
+        report_sha="a" * 64,
+        commitments={},
+        verdict_sha="b" * 64,
+        released=True,
+    )
+    assert {item.step for item in told} == set(DP_FEDEMB.steps)
+    raw = {"users", "evaluation_identities", "raw_images", "public_images", "rounds"}
+    for item in told:
+        found = declared(item.step)
+        taken, given = (
+            {"users_manifest" if name == "users" else name for name in names}
+            for names in (found.inputs, found.outputs)
+        )
+        assert set(item.inputs) - raw <= taken, item.step
+        assert set(item.outputs) - raw <= given, item.step
