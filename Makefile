@@ -87,7 +87,7 @@ wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
 	$(BIN)/python -m studies.utility --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
 
-images: ## Build the light and cpu images with podman or docker
+images: setup attested ## Build the light and cpu images with podman or docker
 	images/build.sh light cpu
 
 test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times

@@ -3,7 +3,7 @@
 import pytest
 
 from fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
-from fedemb.provenance import code_digest
+from fedemb.provenance import privacy_code_digest
 
 
 class PlantedBugRecord:
@@ -27,7 +27,8 @@ class PlantedBugRecord:
 
     def pytest_sessionfinish(self, session):
         if self.total:
-            write_record(RECORD, passed=self.passed, total=self.total, code_sha=code_digest())
+            digest = privacy_code_digest()
+            write_record(RECORD, passed=self.passed, total=self.total, privacy_code_sha=digest)
 
     def pytest_terminal_summary(self, terminalreporter):
         terminalreporter.write_line(

@@ -73,7 +73,7 @@ def run(context: StepContext) -> dict[str, Any]:
         "run_id": run_id,
         "config_sha": config_digest(config),
         "model_sha": model["weights_sha"],
-        "code_sha": code_digest(),
+        "code_sha": code_digest(config),
         "level": "monitoring",
         "attack": ATTACK,
         "self_test": self_test(),

@@ -33,7 +33,7 @@ from fedemb.planted_bug_suite import read_record, record_problem
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.provenance import code_digest
+from fedemb.provenance import code_digest, privacy_code_digest
 from fedemb.step_context import StepContext
 from fedemb.storage import open_store
 
@@ -92,7 +92,7 @@ def run(
         "rounds": plan.rounds,
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
-        "code_sha": code_digest(),
+        "code_sha": code_digest(config),
         "input": input_fingerprint
         or fingerprint_input(
             config.data.source.uri, commitment_key(keys, config.policy.policy_id), run_id
@@ -171,7 +171,7 @@ def _check_before_charge(
     config: RunConfig, ledger: Ledger, run_id: str, suite: dict[str, Any]
 ) -> None:
     """Refuses what the gate would deny in the end: tests that were blind, tuning in no ledger."""
-    problem = record_problem(suite, code_digest())
+    problem = record_problem(suite, privacy_code_digest())
     if problem:
         raise Refused(
             f"{problem}, so nothing could be released and nothing was charged; run `make "

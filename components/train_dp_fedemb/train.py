@@ -196,7 +196,7 @@ def _check_inputs(
         "reservation.run_id": (reservation.run_id, run_id),
         "reservation.plan_sha": (reservation.plan_sha, plan.digest),
         "reservation.config_sha": (reservation.config_sha, config_digest(config)),
-        "reservation.code_sha": (reservation.code_sha, code_digest()),
+        "reservation.code_sha": (reservation.code_sha, code_digest(config)),
         "users.run_id": (users["run_id"], run_id),
         "users.config_sha": (users["config_sha"], config_digest(config)),
         "users.blocks": (sorted(users["blocks"]), sorted(reservation.blocks)),

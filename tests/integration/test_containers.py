@@ -136,8 +136,8 @@ def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
     program = (
         "import json\n"
         "from fedemb.planted_bug_suite import read_record, record_problem\n"
-        "from fedemb.provenance import code_digest\n"
-        "assert record_problem(read_record(), code_digest()) is None\n"
+        "from fedemb.provenance import code_digest, privacy_code_digest\n"
+        "assert record_problem(read_record(), privacy_code_digest()) is None\n"
         "parts = json.load(open('/opt/fedemb/sbom.cdx.json'))['components']\n"
         "print(json.dumps([code_digest(), len(parts)]))"
     )

@@ -60,7 +60,7 @@ GUARANTEE = closed(
     sentence=TEXT,
 )
 """`PrivacyGuarantee.to_json()`."""
-PLANTED_BUG_SUITE = closed(passed=COUNT, total=COUNT, code_sha=SHA)
+PLANTED_BUG_SUITE = closed(passed=COUNT, total=COUNT, privacy_code_sha=SHA)
 """`planted_bug_suite.read_record()`."""
 
 

@@ -16,6 +16,7 @@ from fedemb.keys.trust import verify_document
 from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.provenance import privacy_code_digest
 from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from fedemb.reports.privacy_report import build_report
 
@@ -162,7 +163,8 @@ def audit(case: Case) -> Iterator[Reason]:
             "the auditor failed its own test, so its finding means nothing",
             "fix components/audit_privacy",
         )
-    problem = record_problem(audit["planted_bug_suite"], case.reservation.code_sha)
+    own = privacy_code_digest() if case.same_environment else None
+    problem = record_problem(audit["planted_bug_suite"], own)
     if problem:
         yield Reason(
             "planted_bugs_missed",

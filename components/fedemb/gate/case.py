@@ -45,7 +45,7 @@ class Case:
     ledger: Ledger
     now: datetime
     same_environment: bool = True
-    """False when a bundle is verified later: the accounting library may be a newer one."""
+    """False when a bundle is verified later: library and code may be newer ones."""
 
     @property
     def plan(self) -> MechanismPlan:

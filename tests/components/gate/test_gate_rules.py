@@ -17,10 +17,10 @@ from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import encode_record
-from fedemb.provenance import code_digest
+from fedemb.provenance import privacy_code_digest
 from fedemb.steps.reserve_budget import reserve
 
-SUITE = {"passed": 50, "total": 50, "code_sha": code_digest()}
+SUITE = {"passed": 50, "total": 50, "privacy_code_sha": privacy_code_digest()}
 
 
 def verdict_of(run, *, now=None, **changes):
@@ -178,7 +178,7 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"self_test": {**honest_run.SELF_TEST, "passed": False}}, "auditor_blind"),
         ({"planted_bug_suite": {**SUITE, "passed": SUITE["total"] - 1}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
-        ({"planted_bug_suite": {**SUITE, "code_sha": "0" * 64}}, "planted_bugs_missed"),
+        ({"planted_bug_suite": {**SUITE, "privacy_code_sha": "0" * 64}}, "planted_bugs_missed"),
         ({"level": "full"}, "audit_level_unknown"),
         ({"model_sha": "0" * 64}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),

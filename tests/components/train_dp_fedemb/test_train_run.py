@@ -225,7 +225,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         folder = ready.root / "pretrained"
         pretrain.run(changed.public_start().model_copy(update={"seed": 99}), folder)
     elif what == "code":
-        monkeypatch.setattr(train, "code_digest", lambda: "f" * 64)
+        monkeypatch.setattr(train, "code_digest", lambda _config: "f" * 64)
     else:
         changed = config(**{"training.seed": 5})
     with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again"):

@@ -1,0 +1,97 @@
+"""A release binds all that runs; the record of the planted bugs binds what decides privacy."""
+
+import shutil
+
+import pytest
+from honest_run import config
+
+from fedemb import provenance
+from fedemb.errors import ConfigError
+
+DIGESTS = (provenance.code_digest, provenance.privacy_code_digest)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package, as a wheel lays it out, that may be changed."""
+    root = tmp_path / "fedemb"
+    names = shutil.ignore_patterns("__pycache__", "pipelines", "*.ipynb")
+    shutil.copytree(provenance.ROOT, root, ignore=names)
+    monkeypatch.setattr(provenance, "ROOT", root)
+    _forget()
+    yield root
+    monkeypatch.undo()
+    _forget()
+
+
+def _forget():
+    for cached in (provenance.privacy_code_digest, provenance._own_digest, provenance._user_digest):
+        cached.cache_clear()
+
+
+def _changed(path, change):
+    """Whether the two digests change with a file."""
+    before = [digest() for digest in DIGESTS]
+    path.write_text(change(path.read_text()))
+    _forget()
+    return [digest() != old for digest, old in zip(DIGESTS, before, strict=True)]
+
+
+def test_a_wheel_has_the_digests_of_its_checkout(package):
+    copied = [digest() for digest in DIGESTS]
+    provenance.ROOT = provenance.Path(provenance.fedemb.__file__).parent
+    _forget()
+    assert [digest() for digest in DIGESTS] == copied
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "full", "privacy"),
+    [
+        ("privacy/mechanisms/noise.py", lambda text: f"# more\n{text}", True, False),
+        (
+            "privacy/mechanisms/noise.py",
+            lambda text: text.replace('"""', '"""Now: ', 1),
+            True,
+            False,
+        ),
+        ("privacy/mechanisms/noise.py", lambda text: f"{text}\nMORE = 1\n", True, True),
+        ("ledger/budget.py", lambda text: text.replace(" / 2", " / 1", 1), True, True),
+        ("steps/train_dp_fedemb/train.py", lambda text: f"{text}\nMORE = 1\n", True, True),
+        ("evaluation/metrics.py", lambda text: f"{text}\nMORE = 1\n", True, False),
+        ("reports/templates/style.css", lambda text: f"{text}\n", True, False),
+        ("requirements/gpu.txt", lambda text: text.replace("==", "==1", 1), True, True),
+        ("requirements/docs.txt", lambda text: f"{text}\n", False, False),
+    ],
+)
+def test_what_changes_which_digest(package, name, change, full, privacy):
+    assert _changed(package / name, change) == [full, privacy]
+
+
+def test_code_of_the_users_own_is_bound(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "my_backbones.py"
+    module.write_text("def tiny(model): ...\n")
+    own = config(**{"model.backbone": "my_backbones:tiny"})
+    before = provenance.code_digest(own)
+    assert before != provenance.code_digest()
+    module.write_text("def tiny(model): return None\n")
+    _forget()
+    assert provenance.code_digest(own) != before
+
+
+def test_a_package_of_the_users_own_is_bound_whole(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_models" / "deep").mkdir(parents=True)
+    for name in ("__init__.py", "nets.py", "deep/blocks.py"):
+        (tmp_path / "my_models" / name).write_text("")
+    own = config(**{"model.backbone": "my_models.nets:tiny"})
+    before = provenance.code_digest(own)
+    (tmp_path / "my_models" / "deep" / "blocks.py").write_text("WIDTH = 1\n")
+    _forget()
+    assert provenance.code_digest(own) != before
+
+
+@pytest.mark.parametrize("name", ["no_such_module_here:tiny", ":tiny", "../up:tiny"])
+def test_a_module_that_is_not_installed_is_refused(name):
+    with pytest.raises(ConfigError, match="not installed here"):
+        provenance.code_digest(config(**{"model.backbone": name}))
