@@ -31,7 +31,7 @@ from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import connect, read_reservation
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from fedemb.step_context import StepContext
 from fedemb.steps.account_privacy import account
@@ -252,7 +252,7 @@ class HonestRun:
     def do_train(self, tensors=TENSORS):
         """Binds, pretends to train, commits."""
         reservation = read_reservation(self.reservation)
-        mechanism = MechanismPlan.from_json(json.loads(self.plan.read_text())["plan"])
+        mechanism = plan_from_json(json.loads(self.plan.read_text())["plan"])
         self.do_bind()
         event = event_to_json(mechanism.round_event)
         lines = [

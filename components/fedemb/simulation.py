@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Int, UInt8
 from pydantic import Field, PositiveInt
 
-from fedemb.config import MechanismConfig, ModelConfig, RunConfig, Section, TrainingConfig
+from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
 from fedemb.data.array_users import ArrayUsers, check_images
 from fedemb.documents.artifacts import json_digest
 from fedemb.embedding.round_loop import Round
@@ -109,15 +109,14 @@ class Simulation(Section):
     """A private training, ready to be run on arrays.
 
     >>> import numpy as np
-    >>> from fedemb.config import GroupPoissonGaussianConfig, ModelConfig
+    >>> from fedemb import GroupPoissonGaussianConfig, ModelConfig
     >>> random = np.random.default_rng(0)
     >>> images = random.integers(0, 256, (60, 12, 12, 1), np.uint8)  # of 20 people
     >>> people = np.arange(60) // 3
     >>> simulation = Simulation(
     ...     model=ModelConfig(backbone="tiny", image_size=12, embedding_dim=8),
     ...     mechanism=GroupPoissonGaussianConfig(
-    ...         kind="group_poisson_gaussian", rounds=2, sampling_probability=0.5,
-    ...         noise_multiplier=5.0),
+    ...         rounds=2, sampling_probability=0.5, noise_multiplier=5.0),
     ...     virtual_clients=4)
     >>> result = simulation.train(images, labels=people, users=people)
     >>> result.embed(images[:5]).shape
@@ -126,7 +125,7 @@ class Simulation(Section):
     simulation, not to be released: (..., 0.037...)-differential privacy for one user ...
     """
 
-    mechanism: MechanismConfig
+    mechanism: AnyMechanism
     """Sampling, clip, noise and rounds; there is no default for privacy."""
     virtual_clients: PositiveInt
     """Virtual clients per grouping, a number fixed without looking at the users; about one for

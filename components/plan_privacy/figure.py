@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.extrapolation import Point
 
 _STYLE: Any = {
@@ -19,13 +20,6 @@ _STYLE: Any = {
     "axes.grid": True,
     "grid.color": "#e0ddd6",
     "legend.frameon": False,
-}
-_LOOKS = {
-    "group_poisson_gaussian": ("#17627d", "-"),
-    "user_poisson": ("#b4541a", "--"),
-    "fixed_size": ("#8c6d1f", ":"),
-    "tree_aggregation": ("#6a4fa3", "-."),
-    "blt": ("#5c7a1f", (0, (6, 2, 1, 2, 1, 2))),
 }
 
 
@@ -80,11 +74,11 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
         curve = tuple((getattr(point, x), point.epsilon) for point in own)
         curves.setdefault(curve, []).append(kind)
     for curve, kinds in curves.items():
-        colour, dash = _LOOKS[kinds[0]]
+        colour, dash = MECHANISMS[kinds[0]].look
         axes.plot(
             [at for at, _ in curve],
             [epsilon for _, epsilon in curve],
-            label=" = ".join(kind.replace("_", " ") for kind in kinds),
+            label=" = ".join(MECHANISMS[kind].label for kind in kinds),
             color=colour,
             linestyle=dash,
             marker="o",

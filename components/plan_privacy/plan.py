@@ -7,22 +7,19 @@ to do with it.
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest, write_json
-from fedemb.privacy.accounting.accounting import curve, library_version, price, supports
+from fedemb.privacy.accounting.accounting import library_version
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
 from fedemb.step_context import StepContext
 
 SCHEMA = "fedemb/privacy_plan/1"
-CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(4, 11))
-"""Deltas of the stored privacy curve, the plan's own apart."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +47,7 @@ def document(config: RunConfig) -> dict[str, Any]:
     warnings = delta_warnings(policy.delta, policy.users_lower_bound)
     for warning in warnings:
         _log.warning("%s", warning)
-    guarantee = price(plan.event(), plan.relation, policy.delta, rounds=plan.rounds)
+    guarantee = guarantee_of(plan, policy.delta)
     body: dict[str, Any] = {
         "config_sha": json_digest(config.model_dump(mode="json")),
         "purpose": config.purpose,
@@ -58,9 +55,9 @@ def document(config: RunConfig) -> dict[str, Any]:
         "event": event_to_json(plan.event()),
         "relation": plan.relation.name,
         "guarantee": guarantee.to_json(),
-        **figures(plan, guarantee),
+        **figures(plan, policy.delta),
         "users_lower_bound": policy.users_lower_bound,
-        "curve": [list(point) for point in _curve(plan, policy.delta)],
+        "curve": privacy_curve(plan, policy.delta),
         "projections": [
             projection.to_json() for projection in _projections(plan, config, policy.delta)
         ],
@@ -68,25 +65,6 @@ def document(config: RunConfig) -> dict[str, Any]:
         "accounting_library": f"dp-accounting {library_version()}",
     }
     return {**body, "plan_sha": json_digest(body)}
-
-
-def figures(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, float | None]:
-    """Epsilon by the other readings: twice the clip, RDP, zCDP; null where there is none."""
-    if not plan.private:
-        return {"epsilon_conservative_2c": None, "epsilon_rdp": None, "zcdp_rho": None}
-    delta = guarantee.delta
-    event = plan.event()
-    doubled = price(plan.conservative_event(), plan.conservative_relation, delta)
-    renyi = (
-        price(event, plan.relation, delta, "rdp").epsilon
-        if supports(event, plan.relation, "rdp")
-        else None
-    )
-    return {
-        "epsilon_conservative_2c": finite(doubled.epsilon),
-        "epsilon_rdp": None if renyi is None else finite(renyi),
-        "zcdp_rho": plan.zcdp_rho,
-    }
 
 
 def delta_warnings(delta: float, users_lower_bound: int) -> list[str]:
@@ -98,19 +76,6 @@ def delta_warnings(delta: float, users_lower_bound: int) -> list[str]:
         f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower it,"
         " as a mechanism may expose a share delta of its users"
     ]
-
-
-def finite(value: float) -> float | None:
-    """The number, or null for JSON where it is infinite."""
-    return value if math.isfinite(value) else None
-
-
-def _curve(plan: MechanismPlan, delta: float) -> list[tuple[float, float]]:
-    if not plan.private:
-        return []
-    deltas = sorted({*CURVE_DELTAS, delta}, reverse=True)
-    points = curve(plan.event(), plan.relation, deltas)
-    return [(d, epsilon) for d, epsilon in points if math.isfinite(epsilon)]
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

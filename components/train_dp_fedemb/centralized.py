@@ -1,6 +1,6 @@
 """The baseline without privacy: all users' images on one pile, as one round that costs infinity.
 
-Allowed in a simulation alone, under `mechanism.kind: not_private`, so that plan, ledger and report
+Allowed in a simulation alone, under a mechanism without noise, so that plan, ledger and report
 say what it is: no noise, no bound, epsilon infinite. Same users, images, loss, augmentation and
 public start as the private run it stands beside.
 """
@@ -33,7 +33,10 @@ def require_no_privacy(config: RunConfig) -> None:
     """
     wanted = {
         "purpose": (config.purpose, "simulation"),
-        "mechanism.kind": (config.mechanism.kind, "not_private"),
+        "mechanism.kind": (
+            config.mechanism.kind,
+            "one without noise" if config.mechanism.private else config.mechanism.kind,
+        ),
         "mechanism.rounds": (config.mechanism.rounds, 1),
         "model.trainable": (config.model.trainable, "all"),
     }

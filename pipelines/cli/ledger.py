@@ -58,7 +58,7 @@ def init(
     )
     from fedemb.pipelines.cli.ledger_summary import composition, content_of, fitting
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import refuse_lost
     from fedemb.storage import open_store
 

@@ -109,7 +109,7 @@ def content_of(config: RunConfig) -> dict[str, Any]:
     """What a reservation of this configuration would bind, as far as budget is concerned."""
     from fedemb.ledger import blocks_of
     from fedemb.privacy.accounting.events import event_to_json
-    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
 
     plan = plan_mechanism(config)
     return {

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
 
 
-class MechanismName(StrEnum):
-    """Mechanisms of the configuration."""
-
-    group_poisson_gaussian = "group_poisson_gaussian"
-    user_poisson = "user_poisson"
-    fixed_size = "fixed_size"
-    tree_aggregation = "tree_aggregation"
-    blt = "blt"
-    not_private = "not_private"
-
-
 class TuningLaw(StrEnum):
     """Laws of the number of trials."""
 
@@ -44,8 +33,11 @@ def plan(
         list[str] | None, typer.Option("--set", help="Override a.b=c of --config.")
     ] = None,
     mechanism: Annotated[
-        MechanismName, typer.Option(help="Which mechanism.")
-    ] = MechanismName.group_poisson_gaussian,
+        str | None,
+        typer.Option(
+            metavar="KIND", help="One of `fedemb config describe mechanism`; default: the first."
+        ),
+    ] = None,
     population: Annotated[
         int | None,
         typer.Option(
@@ -107,8 +99,13 @@ def plan(
     Give --config, or the numbers: --population, --clients-per-round, --rounds and one of
     --noise-multiplier and --target-epsilon.
     """
+    from fedemb.privacy.mechanisms.registry import MECHANISMS
+
+    planned = MECHANISMS.get(mechanism or next(iter(MECHANISMS)))
+    if planned is None:
+        raise ConfigError(f"--mechanism {mechanism} is unknown; there are {', '.join(MECHANISMS)}")
     numbers = {
-        "mechanism": mechanism.value,
+        "mechanism": mechanism,
         "population": population,
         "users_per_client": users_per_client,
         "clients_per_round": clients_per_round,
@@ -125,7 +122,7 @@ def plan(
     }
     one_or_the_other(context, config is not None, numbers)
     if config is None:
-        refuse_ignored(context, mechanism.value, extrapolate=extrapolate, search=tuning_trials)
+        refuse_ignored(context, planned, extrapolate=extrapolate, search=tuning_trials)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
@@ -133,15 +130,13 @@ def plan(
         if target_epsilon is not None:
             run_config = _calibrated(run_config, target_epsilon)
     else:
-        if mechanism is not MechanismName.not_private and (noise_multiplier is None) == (
-            target_epsilon is None
-        ):
+        if planned.private and (noise_multiplier is None) == (target_epsilon is None):
             raise ConfigError(
                 "give exactly one of --noise-multiplier and --target-epsilon, or --config"
             )
         from fedemb.pipelines.cli.plan_numbers import from_numbers
 
-        run_config = from_numbers(numbers)
+        run_config = from_numbers(planned, numbers)
         if target_epsilon is not None:
             run_config = _calibrated(run_config, target_epsilon)
     _report(
@@ -170,14 +165,15 @@ def _report(
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.mechanisms.registry import plan_from_json
+    from fedemb.privacy.planning.prices import finite
     from fedemb.step_context import StepContext
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
-    from fedemb.steps.plan_privacy.plan import finite, run
+    from fedemb.steps.plan_privacy.plan import run
 
     document = run(StepContext(RunArtifacts(privacy_plan=output), config=config))
-    mechanism = MechanismPlan.from_json(document["plan"])
+    mechanism = plan_from_json(document["plan"])
     guarantee = PrivacyGuarantee.from_json(document["guarantee"])
     fields: dict[str, Any] = {
         "mechanism": mechanism.kind,
@@ -188,8 +184,10 @@ def _report(
         "epsilon_conservative_2c": document["epsilon_conservative_2c"],
         "epsilon_rdp": document["epsilon_rdp"],
         "zcdp_rho": document["zcdp_rho"],
+        "comparisons": document["comparisons"],
+        "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,
-        "sampling_probability": mechanism.sampling_probability,
+        "sampling_probability": mechanism.chance,
         "clients_per_round": mechanism.normaliser,
         "rounds": mechanism.rounds,
         "virtual_clients": mechanism.virtual_clients,
@@ -210,13 +208,13 @@ def _report(
     if json_:
         typer.echo(json.dumps(fields, indent=1))
         return
-    for line in lines(fields):
+    for line in lines(fields, mechanism):
         typer.echo(line)
 
 
 def _calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     from fedemb.privacy.accounting.calibration import with_target_epsilon
-    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
 
     found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _USELESS = 20.0
 """Epsilon above which a plan is called what it is."""
 
 
-def lines(fields: dict[str, Any]) -> list[str]:
+def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     """The fields of `fedemb plan --json` as lines of text."""
     out = [fields["sentence"], ""]
-    out.append(
-        f"{fields['mechanism']}: noise multiplier {fields['noise_multiplier']:.4g}, "
-        + _round(fields)
-    )
+    out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {plan.participants}")
     named = {"epsilon_rdp": "epsilon by the Renyi accountant, looser", "zcdp_rho": "zCDP rho"}
-    if fields["mechanism"] == "group_poisson_gaussian":
-        # For the others the headline is this figure already.
+    if fields["epsilon_conservative_2c"] != fields["epsilon"]:
         named = {"epsilon_conservative_2c": "epsilon if users were sampled first (2C)"} | named
     for name, words in named.items():
         if fields[name] is not None:
             out.append(f"  {words}: {fields[name]:.4g}")
+    for other in fields["comparisons"]:
+        epsilon = "infinite" if other["epsilon"] is None else f"{other['epsilon']:.4g}"
+        out.append(f"  {other['words']}: {epsilon}")
     for item in fields["projections"]:
         epsilon = item["epsilon"]
         out.append(
@@ -37,22 +39,13 @@ def lines(fields: dict[str, Any]) -> list[str]:
         out += ["", paragraph]
     if "extrapolation" in fields:
         out += ["", *_table(fields["extrapolation"])]
-    out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields)]]
+    out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields, plan)]]
     return [*out, "", f"wrote {fields['plan']}"]
 
 
-def _round(fields: dict[str, Any]) -> str:
-    """Who takes part in a round."""
-    clients, q = f"{fields['clients_per_round']:.4g}", fields["sampling_probability"]
-    if fields["mechanism"] in ("user_poisson", "fixed_size"):
-        return f"{clients} virtual clients a round, made of users drawn with probability {q:.4g}"
-    of = f"{clients} of {fields['virtual_clients']:,} virtual clients a round"
-    return of + (f" (probability {q:.4g})" if q else " in turn")
-
-
-def _useless(fields: dict[str, Any]) -> list[str]:
+def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     epsilon = fields["epsilon"]
-    if fields["mechanism"] == "not_private":
+    if not plan.private:
         return ["no noise, no guarantee: for baselines only, no gate passes it"]
     if epsilon is not None and epsilon <= _USELESS:
         return []

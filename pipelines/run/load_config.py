@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedemb.config import RunConfig
+from fedemb.config import MechanismConfig, RunConfig
+from fedemb.config.mechanism import mechanism_sections
 from fedemb.errors import ConfigError
 
 BUILTIN = "builtin"
@@ -127,9 +128,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
 
 
 def _sentence(problem: Any) -> str:
-    kinds = {"group_poisson_gaussian", "user_poisson", "fixed_size", "tree_aggregation", "blt"}
-    tags = kinds | {"not_private", *_UNION_TAGS}
-    parts = [str(part) for part in problem["loc"] if part not in tags]
+    parts = [str(part) for part in problem["loc"] if part not in _UNION_TAGS]
     name = ".".join(parts)
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
@@ -160,6 +159,8 @@ def _field_names(location: Sequence[Any]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if annotation is MechanismConfig:
+        return list(mechanism_sections().values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -52,10 +52,12 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
     from fedemb.ledger.budget import Charge
     from fedemb.ledger.terms import series_of, terms_of
     from fedemb.privacy.accounting.events import event_to_json
-    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
 
-    if config.mechanism.kind == "not_private":
-        raise ConfigError("mechanism.kind=not_private has no price and cannot be scheduled")
+    if not config.mechanism.private:
+        raise ConfigError(
+            f"mechanism.kind={config.mechanism.kind} has no price and cannot be scheduled"
+        )
     plan = plan_mechanism(config)
     charge = Charge(
         sequence=0,

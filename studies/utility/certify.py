@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from fedemb.privacy.mechanisms.mechanism import Kind
-from fedemb.privacy.planning.extrapolation import Cohort, points
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.planning.extrapolation import points
 from studies.utility.rows import Method, Row
 
 POPULATIONS = (100_000, 1_000_000, 10_000_000)
@@ -25,10 +27,10 @@ LEAST_NOISE = 0.35
 """Noise multiplier of the smallest cohort that is tried."""
 ENOUGH = 1.1
 """Where a larger cohort lowers epsilon by less than this factor, no larger one is tried."""
-MECHANISMS: dict[Method, Kind] = {
-    "fedemb": "group_poisson_gaussian",
-    "fedavg": "group_poisson_gaussian",
-    "ftrl": "tree_aggregation",
+MECHANISMS: dict[Method, type[MechanismPlan]] = {
+    "fedemb": GroupPoissonGaussian,
+    "fedavg": GroupPoissonGaussian,
+    "ftrl": TreeAggregation,
 }
 
 
@@ -66,12 +68,16 @@ def cohorts(noise: float, virtual_clients: int) -> list[int]:
 
 @cache
 def certify(
-    kind: Kind, noise: float, rounds: int, users_per_client: int, population: int
+    mechanism: type[MechanismPlan],
+    noise: float,
+    rounds: int,
+    users_per_client: int,
+    population: int,
 ) -> Certificate | None:
     """The cheapest cohort that reaches the target, or the one from which more compute helps little.
 
     Args:
-      kind: the mechanism; correlated ones get the noise that leaves running sums equally noisy.
+      mechanism: correlated ones get the noise that leaves running sums equally noisy.
       noise: standard deviation of the noise on the mean / clip.
       rounds: of the run.
       users_per_client: users per virtual client.
@@ -89,7 +95,8 @@ def certify(
             noise_multiplier=noise * clients,
             rounds=rounds,
         )
-        for point in points([kind], [cohort], None):
+        plan = mechanism.at(cohort).at_equal_utility(cohort.noise_multiplier)
+        for point in points([plan], population, [(1, 1)]):
             found.append(
                 Certificate(
                     population=population,

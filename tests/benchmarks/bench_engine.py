@@ -69,7 +69,7 @@ class Bench:
         from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
         from fedemb.embedding.backbones import with_bfloat16
         from fedemb.embedding.threads import configure_threads
-        from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+        from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
         from fedemb.privacy.queries import build_mechanism
 
         workers = configure_threads(cores)
@@ -83,8 +83,7 @@ class Bench:
         self.images = random.integers(0, 256, (*shape, workload.channels), np.uint8)
         rows = np.arange(workload.examples) % workload.rows
         self.labels = np.stack([random.permutation(rows) for _ in range(workload.clients)])
-        plan = MechanismPlan(
-            kind="group_poisson_gaussian",
+        plan = GroupPoissonGaussian(
             rounds=1000,
             l2_norm_clip=1.0,
             noise_multiplier=1.0,

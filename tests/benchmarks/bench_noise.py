@@ -52,11 +52,10 @@ def mechanism_seconds(
     """Seconds of each aggregate, and of clip and sum for each virtual client."""
     import tensorflow as tf
 
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
     from fedemb.privacy.queries import build_mechanism
 
-    plan = MechanismPlan(
-        kind="group_poisson_gaussian",
+    plan = GroupPoissonGaussian(
         rounds=800,
         l2_norm_clip=1.0,
         noise_multiplier=1.28,

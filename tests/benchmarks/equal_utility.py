@@ -31,18 +31,16 @@ from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import blt
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.extrapolation import (
-    BltParameters,
-    Cohort,
-    at_equal_utility,
-    correlated_plan,
-    cyclic_participation,
-    plan_at,
-    prefix_variance,
-)
+from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
+from fedemb.privacy.mechanisms.blt import Blt
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.mechanisms.turns import even_turns
+from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
+BltParameters = tuple[tuple[float, ...], tuple[float, ...]]
+"""Decays and scales."""
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005
 PUBLISHED = {
@@ -112,12 +110,12 @@ def cells(users: int) -> Iterator[Cell]:
         noise_multiplier=NOISE,
         rounds=ROUNDS,
     )
-    base = plan_at("group_poisson_gaussian", cohort)
+    base = GroupPoissonGaussian.at(cohort)
     for name, kind, published in (
-        ("group-Poisson", "group_poisson_gaussian", group),
-        ("user-Poisson 2C", "user_poisson", doubled),
+        ("group-Poisson", GroupPoissonGaussian, group),
+        ("user-Poisson 2C", UserPoisson, doubled),
     ):
-        plan = plan_at(kind, cohort)
+        plan = kind.at(cohort)
         ours = price(
             plan.event(), plan.relation, delta, runs=0
         ).epsilon  # as the table: ideal noise
@@ -130,13 +128,13 @@ def cells(users: int) -> Iterator[Cell]:
             at_settings=on_grid(plan, delta, COARSE_GRID),
             setting=f"grid 1e-3; 1e-5 gives {on_grid(plan, delta, 1e-5):.4f}" if far else "",
         )
-    separation, most = cyclic_participation(base.virtual_clients, clients, ROUNDS)
+    separation, most = even_turns(base.virtual_clients, clients, ROUNDS)
     epochs = math.ceil(ROUNDS / separation)
-    turns = {"clients": clients, "separation": separation}
-    tree = at_equal_utility(
-        correlated_plan(base, "tree_aggregation", most=most, restart_every=separation, **turns),
-        NOISE,
-    )
+    restarts = {
+        "restart_every": separation,
+        "matrix_sensitivity": tree_sensitivity.sensitivity(ROUNDS, separation, most, separation),
+    }
+    tree = TreeAggregation.at(cohort).replaced(**restarts).at_equal_utility(NOISE)
     fewer = f"{epochs} participations, where turns give nobody more than {most}"
     yield Cell(
         users=users,
@@ -153,9 +151,9 @@ def cells(users: int) -> Iterator[Cell]:
     yield Cell(
         users=users,
         mechanism="BLT, 2C",
-        ours=toeplitz(base, two, clients, separation, most, delta),
+        ours=exact(base, two, clients, separation, most, delta),
         published=banded,
-        at_settings=toeplitz(base, theirs, clients, separation, epochs, delta),
+        at_settings=exact(base, theirs, clients, separation, epochs, delta),
         setting="; ".join(differs),
     )
 
@@ -176,7 +174,7 @@ def restarted(noise: float, leaves: int, trees: int, delta: float) -> float:
 def parameters(separation: int, most: int, buffers: int) -> BltParameters:
     """BLT noise of least mean error, by jax-privacy."""
     logging.set_verbosity(logging.ERROR)  # It warns where a buffer is left unused.
-    return blt.optimise(ROUNDS, separation, most, buffers)
+    return toeplitz.optimise(ROUNDS, separation, most, buffers)
 
 
 def frugal(
@@ -187,13 +185,13 @@ def frugal(
     errors = []
     for chosen in (one, two):
         plan = _blt_plan(base, chosen, clients, separation, most)
-        errors.append(prefix_variance(plan) * plan.sensitivity_over(ROUNDS) ** 2)
+        errors.append(plan.prefix_variance() * plan.sensitivity_over(ROUNDS) ** 2)
     if errors[0] > WORTH_A_BUFFER * errors[1]:
         return two, False
     return one, errors[0] > 1.001 * errors[1]
 
 
-def toeplitz(  # noqa: PLR0917 - the numbers of one cell
+def exact(  # noqa: PLR0917 - the numbers of one cell
     base: MechanismPlan,
     chosen: BltParameters,
     clients: int,
@@ -202,7 +200,7 @@ def toeplitz(  # noqa: PLR0917 - the numbers of one cell
     delta: float,
 ) -> float:
     """Exact epsilon of one Gaussian mechanism at twice the clip."""
-    plan = at_equal_utility(_blt_plan(base, chosen, clients, separation, most), NOISE)
+    plan = _blt_plan(base, chosen, clients, separation, most).at_equal_utility(NOISE)
     gaussian = plan.event()
     assert isinstance(gaussian, dpe.GaussianDpEvent)
     return dpa.get_epsilon_gaussian(gaussian.noise_multiplier, delta)
@@ -210,14 +208,20 @@ def toeplitz(  # noqa: PLR0917 - the numbers of one cell
 
 def _blt_plan(
     base: MechanismPlan, chosen: BltParameters, clients: int, separation: int, most: int
-) -> MechanismPlan:
-    return correlated_plan(
-        base,
-        "blt",
-        clients=clients,
-        separation=separation,
-        most=most,
-        blt_parameters=chosen,
+) -> Blt:
+    column = toeplitz.coefficients(*chosen, ROUNDS)
+    return Blt(
+        rounds=ROUNDS,
+        noise_multiplier=NOISE,
+        virtual_clients=base.virtual_clients,
+        groupings=1,
+        clients_per_round=clients,
+        min_separation=separation,
+        max_participations=most,
+        buffers=len(chosen[0]),
+        blt_decay=chosen[0],
+        blt_scale=chosen[1],
+        matrix_sensitivity=toeplitz.sensitivity(column, separation, most),
     )
 
 

@@ -18,7 +18,7 @@ from fedemb.errors import StorageError
 from fedemb.keys import open_key_store, partition_key, secret_manager
 from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
-from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run

@@ -231,7 +231,7 @@ def weighted_by_examples(system: System) -> System:
     return dataclasses.replace(system, contribute=contribute)
 
 
-class _ExactSize(sampling.GroupPoissonSampler):
+class _ExactSize(sampling.Sampler):
     def sample(self, round_index, index):
         rng = np.random.default_rng(round_index)
         count = round(self.plan.normaliser)
@@ -239,7 +239,7 @@ class _ExactSize(sampling.GroupPoissonSampler):
         return [sampling.VirtualClient(0, int(g), index.members(0, int(g))) for g in chosen]
 
 
-class _ShuffledEpochs(sampling.GroupPoissonSampler):
+class _ShuffledEpochs(sampling.Sampler):
     def sample(self, round_index, index):
         count = round(self.plan.normaliser)
         epoch, turn = divmod(round_index * count, index.virtual_clients)
@@ -284,10 +284,10 @@ def naive_sensitivity(system: System) -> System:
 
 
 def quantile_bit_not_charged(system: System) -> System:
-    plan = dataclasses.replace(system.plan, adaptive_clip=adaptive(count_noise_multiplier=0.6))
+    plan = system.plan.replaced(adaptive_clip=adaptive(count_noise_multiplier=0.6))
 
     def document(plan):
-        free = dataclasses.replace(plan, adaptive_clip=None)
+        free = plan.replaced(adaptive_clip=None)
         guarantee = price(free.event(), free.relation, 1e-6)
         return real_document(plan) | {
             "event": event_to_json(free.event()),

@@ -14,7 +14,6 @@ from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
 
 from fedemb.privacy.mechanisms import noise
-from fedemb.privacy.mechanisms.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 SIZE = 1_000_000
@@ -124,7 +123,7 @@ def dispersion_p_value(counts: np.ndarray, trials: int, probability: float) -> f
 def test_coins_come_up_with_the_planned_frequency(q):
     """Chi-square over virtual clients and over rounds, each at 1e-4."""
     plan = make_plan(sampling_probability=q, rounds=2000, virtual_clients=50)
-    sampler, world = build_sampler(plan, ROOT), World([], 50)
+    sampler, world = plan.sampler(ROOT), World([], 50)
     rounds = [sampler.sample(r, world) for r in range(2000)]
     per_round = np.array([len(clients) for clients in rounds])
     per_client = np.bincount([c.group for clients in rounds for c in clients], minlength=50)
@@ -147,7 +146,7 @@ def test_coins_come_up_with_the_planned_frequency(q):
 def test_coins_of_different_rounds_and_clients_are_independent():
     """Pairwise correlations below 6 / sqrt(rounds)."""
     plan = make_plan(sampling_probability=0.5, rounds=4000, virtual_clients=30)
-    sampler, world = build_sampler(plan, ROOT), World([], 30)
+    sampler, world = plan.sampler(ROOT), World([], 30)
     table = np.zeros((4000, 30))
     for r in range(4000):
         table[r, [c.group for c in sampler.sample(r, world)]] = 1
@@ -160,7 +159,7 @@ def test_coins_of_different_rounds_and_clients_are_independent():
 def test_users_of_user_poisson_are_sampled_and_placed_evenly():
     """Chance and group of each user, chi-square at 1e-4."""
     plan = make_plan("user_poisson", rounds=1500)
-    sampler, world = build_sampler(plan, ROOT), World(range(60), 40)
+    sampler, world = plan.sampler(ROOT), World(range(60), 40)
     counts, places = np.zeros(60), np.zeros(4)
     for r in range(1500):
         for client in sampler.sample(r, world):

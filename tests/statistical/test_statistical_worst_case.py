@@ -15,7 +15,6 @@ from scipy.stats import norm
 
 from fedemb.privacy.accounting.accounting import delta_at
 from fedemb.privacy.mechanisms.noise import coins, gaussian
-from fedemb.privacy.mechanisms.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 
@@ -61,7 +60,7 @@ def test_the_real_sampler_gives_the_target_this_chance():
     """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
     plan = make_plan(rounds=4000, sampling_probability=Q)
     world = World(range(30), 40)
-    sampler = build_sampler(plan, ROOT)
+    sampler = plan.sampler(ROOT)
     target = world.group_of(7, 0)
     hits = sum(
         any(client.group == target for client in sampler.sample(r, world)) for r in range(4000)

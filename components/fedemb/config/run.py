@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
-from fedemb.config.mechanism import TRACKS_PARTICIPATION, MechanismConfig
+from fedemb.config.mechanism import AnyMechanism
 from fedemb.config.policy import (
     AuditConfig,
     EvaluationConfig,
@@ -53,7 +53,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     training: TrainingConfig = TrainingConfig()
-    mechanism: MechanismConfig
+    mechanism: AnyMechanism
     """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
     policy: PolicyConfig
     tuning: TuningConfig = TuningConfig()
@@ -64,28 +64,14 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        policy, mechanism = self.policy, self.mechanism
+        policy = self.policy
         if policy.delta >= 1 / policy.users_lower_bound:
             raise ValueError(
                 f"policy.delta={policy.delta:g} must be below 1/users_lower_bound="
                 f"{1 / policy.users_lower_bound:g}; lower delta (customary: users_lower_bound**-1.1"
                 f" = {policy.users_lower_bound**-1.1:.2g})"
             )
-        if self.partition.groupings > 1 and mechanism.kind in TRACKS_PARTICIPATION:
-            raise ValueError(
-                f"mechanism.kind={mechanism.kind} tracks participation, so partition.groupings must"
-                f" be 1, got {self.partition.groupings}; a user would change virtual client"
-            )
-        clients = getattr(mechanism, "clients_per_round", None)
-        if (
-            clients
-            and mechanism.kind in TRACKS_PARTICIPATION
-            and clients > self.partition.virtual_clients
-        ):
-            raise ValueError(
-                f"mechanism.clients_per_round={clients} exceeds partition.virtual_clients="
-                f"{self.partition.virtual_clients}; lower it"
-            )
+        self.mechanism.check_run(self)
         if self.pretraining.source is not None and _overlap(
             self.data.source, self.pretraining.source
         ):

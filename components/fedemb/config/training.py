@@ -157,7 +157,7 @@ class TrainingConfig(Section):
 
     algorithm: Literal["dp_fedemb", "dp_fedavg", "centralized"] = "dp_fedemb"
     """`dp_fedavg` shares its head (and clips and noises it); `centralized` is a
-    baseline: it needs `purpose: simulation`, mechanism `not_private` and `rounds: 1`."""
+    baseline: it needs `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0

@@ -49,6 +49,9 @@ def list_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 SIGNATURE = closed(key_id=NAME, algorithm={"const": "ed25519"}, value=NAME)
 EPSILON = or_null({"type": "number", "minimum": 0})
+UNIT: dict[str, Any] = {"enum": ["user", "image"]}
+COMPARISONS = list_of(closed(name=NAME, words=TEXT, relation=NAME, epsilon=EPSILON))
+"""The same noise under another sampler, see `prices.figures`."""
 GUARANTEE = closed(
     epsilon=EPSILON,
     delta=DELTA,
@@ -56,7 +59,7 @@ GUARANTEE = closed(
     accountant=TEXT,
     rounds=or_null(COUNT),
     sampler_delta=NUMBER,
-    unit={"const": "user"},
+    unit=UNIT,
     sentence=TEXT,
 )
 """`PrivacyGuarantee.to_json()`."""

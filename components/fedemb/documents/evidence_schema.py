@@ -12,6 +12,7 @@ from typing import Any
 
 from fedemb.documents.document_schema import (
     ANY_OBJECT,
+    COMPARISONS,
     COUNT,
     DELTA,
     EPSILON,
@@ -67,13 +68,14 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "plan": {
         "config_sha": SHA,
         "purpose": {"enum": ["release", "simulation"]},
-        "plan": ANY_OBJECT,  # `MechanismPlan.from_json` is closed, and compared
+        "plan": ANY_OBJECT,  # `registry.plan_from_json` is closed, and compared
         "event": ANY_OBJECT,  # compared with the event of the plan
         "relation": NAME,
         "guarantee": GUARANTEE,
         "epsilon_conservative_2c": EPSILON,
         "epsilon_rdp": EPSILON,
         "zcdp_rho": EPSILON,
+        "comparisons": COMPARISONS,
         "users_lower_bound": COUNT,
         "curve": list_of(_PAIR),
         "projections": list_of(

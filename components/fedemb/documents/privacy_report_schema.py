@@ -10,6 +10,7 @@ from typing import Any
 
 from fedemb.documents.document_schema import (
     ANY_OBJECT,
+    COMPARISONS,
     COUNT,
     DELTA,
     EPSILON,
@@ -21,6 +22,7 @@ from fedemb.documents.document_schema import (
     SHAS,
     SIGNATURE,
     TEXT,
+    UNIT,
     checker,
     closed,
     first_problem,
@@ -48,7 +50,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         ),
     ),
     "unit": closed(
-        unit={"const": "user"},
+        unit=UNIT,
         identifiers=TEXT,
         multi_owner=TEXT,
         population_lower_bound=COUNT,
@@ -59,6 +61,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         name=TEXT,
         plan_sha=SHA,
         sampler=TEXT,
+        proof=TEXT,
         sampling_probability=or_null(NUMBER),
         virtual_clients=COUNT,
         groupings=COUNT,
@@ -90,6 +93,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
         delta=DELTA,
         epsilon_conservative_2c=EPSILON,
         epsilon_rdp=EPSILON,
+        zcdp_rho=EPSILON,
+        comparisons=COMPARISONS,
         curve=list_of({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
         not_claimed=TEXT,
     ),

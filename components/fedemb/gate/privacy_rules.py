@@ -10,18 +10,12 @@ from fedemb.keys.trust import verify_document
 from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.reports.privacy_report import block_table, epsilon_rdp, priced
+from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
+from fedemb.reports.privacy_report import block_table
 
 RDP_TOLERANCE = 0.02
 """PLD may be above RDP by this share, for its discretisation; more is a bug."""
-RELATIONS = {
-    "group_poisson_gaussian": "REPLACE_ONE",
-    "user_poisson": "ADD_OR_REMOVE_ONE",
-    "fixed_size": "ADD_OR_REMOVE_ONE",
-    "tree_aggregation": "ADD_OR_REMOVE_ONE",
-    "blt": "ADD_OR_REMOVE_ONE",
-}
-"""Sampler and relation pairs with a proof; the event itself is recomputed from the plan."""
 
 
 def ledger(case: Case) -> Iterator[Reason]:
@@ -81,11 +75,11 @@ def reservation(case: Case) -> Iterator[Reason]:
 def mechanism(case: Case) -> Iterator[Reason]:
     """The mechanism is one with a proof, its event that of the plan, and an accountant valid."""
     plan = case.plan
-    if RELATIONS.get(plan.kind) != plan.relation.name:
+    if not (plan.private and plan.proof):
         yield Reason(
             "no_proof",
-            f"mechanism {plan.kind} under {plan.relation.name} has no proven user-level guarantee",
-            "choose another mechanism; group_poisson_gaussian is the default",
+            f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
+            f"choose another mechanism; {next(iter(MECHANISMS))} is the default",
         )
     event = event_to_json(plan.event())
     stored = case.report["accounting"]["event"]
@@ -106,7 +100,7 @@ def mechanism(case: Case) -> Iterator[Reason]:
 def epsilon(case: Case) -> Iterator[Reason]:
     """Epsilon and delta, recomputed, fit the policy."""
     plan, policy, terms = case.plan, case.evidence.config.policy, case.ledger.terms
-    guarantee = priced(plan.event(), plan.relation, policy.delta)
+    guarantee = guarantee_of(plan, policy.delta)
     epsilon, claimed = guarantee.epsilon, case.report["accounting"]["epsilon"]
     if not (0 < epsilon < math.inf):
         yield Reason(

@@ -10,28 +10,25 @@ Fields: dp.md 7, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from typing import Any, Literal
+from typing import Any
 
 from dp_accounting import NeighboringRelation
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import canonical_json, json_digest
+from fedemb.documents.artifacts import json_digest
 from fedemb.documents.evidence import Evidence
 from fedemb.errors import LedgerError
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.state import Attempt, LedgerState
 from fedemb.privacy.accounting import accounting, loss_grid
-from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, SAMPLERS, TRUST
+from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
+from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, TRUST
 
 SCHEMA = "fedemb/privacy_report/1"
-CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))
-"""Deltas of the curve, the policy's own apart."""
 
 
 def build_report(
@@ -60,7 +57,7 @@ def build_report(
             f"run {reservation.run_id!r} is {attempt.status} in the ledger, expected committed; "
             "let the training finish"
         )
-    guarantee = priced(plan.event(), plan.relation, config.policy.delta)
+    guarantee = guarantee_of(plan, config.policy.delta)
     return {
         "schema": SCHEMA,
         "purpose": config.purpose,
@@ -120,40 +117,6 @@ def build_report(
     }
 
 
-def priced(event: Any, relation: NeighboringRelation, delta: float) -> PrivacyGuarantee:
-    """`accounting.price`, remembered: the same event is priced by several rules."""
-    return _priced(canonical_json(event_to_json(event)), relation, delta, "auto")
-
-
-def epsilon_rdp(plan: MechanismPlan, delta: float) -> float | None:
-    """Epsilon by RDP where it is valid for the event; None elsewhere."""
-    if not accounting.supports(plan.event(), plan.relation, "rdp"):
-        return None
-    event = canonical_json(event_to_json(plan.event()))
-    return _finite(_priced(event, plan.relation, delta, "rdp").epsilon)
-
-
-@functools.lru_cache(maxsize=256)
-def _priced(
-    event: bytes,
-    relation: NeighboringRelation,
-    delta: float,
-    accountant: Literal["auto", "pld", "rdp"],
-) -> PrivacyGuarantee:
-    return accounting.price(event_from_json(json.loads(event)), relation, delta, accountant)
-
-
-@functools.lru_cache(maxsize=64)
-def _curve(event: bytes, relation: NeighboringRelation, delta: float) -> list[list[float]]:
-    deltas = sorted({*CURVE_DELTAS, delta}, reverse=True)
-    points = accounting.curve(event_from_json(json.loads(event)), relation, deltas)
-    return [[at, epsilon] for at, epsilon in points if math.isfinite(epsilon)]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
     """Attempts reserved at a record or before that, and as of the head, weigh on their blocks."""
     return sum(
@@ -182,20 +145,12 @@ def _setting(
 def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict[str, Any]:
     adaptive = plan.adaptive_clip
     commit: dict[str, Any] = dict(attempt.commit.body) if attempt.commit else {}
-    matrix = None
-    if plan.tracks_participation:
-        matrix = {
-            "sensitivity": plan.matrix_sensitivity,
-            "min_separation": plan.min_separation,
-            "max_participations": plan.max_participations,
-            "buffers": len(plan.blt_decay) if plan.blt_decay else None,
-            "restart_every": plan.restart_every,
-        }
     return {
         "name": plan.kind,
         "plan_sha": plan.digest,
-        "sampler": SAMPLERS[plan.kind],
-        "sampling_probability": plan.sampling_probability,
+        "sampler": plan.sampler_words,
+        "proof": plan.proof,
+        "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,
         "grouping_rule": "keyed hash of the user id, fixed for the policy's life",
@@ -204,7 +159,7 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict
         "clip": {
             "kind": "one global L2 clip per virtual client",
             "l2_norm_clip": plan.l2_norm_clip,
-            "adaptive": vars(adaptive).copy() if adaptive else None,
+            "adaptive": adaptive.model_dump() if adaptive else None,
         },
         "noise_multiplier": plan.noise_multiplier,
         "noise": {
@@ -215,13 +170,11 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict
             "secure": plan.private and key_injected is False,
         },
         "normaliser": {"rule": "a public constant", "value": plan.normaliser},
-        "matrix": matrix,
+        "matrix": plan.matrix(),
     }
 
 
 def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, Any]:
-    event = canonical_json(event_to_json(plan.event()))
-    conservative = priced(plan.conservative_event(), plan.conservative_relation, guarantee.delta)
     return {
         "library": "dp-accounting",
         "version": accounting.library_version(),
@@ -229,11 +182,10 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, A
         "discretisation": loss_grid.discretisation(plan.event()),
         "event": event_to_json(plan.event()),
         "rounds_priced": plan.rounds,
-        "epsilon": _finite(guarantee.epsilon),
+        "epsilon": finite(guarantee.epsilon),
         "delta": guarantee.delta,
-        "epsilon_conservative_2c": _finite(conservative.epsilon),
-        "epsilon_rdp": epsilon_rdp(plan, guarantee.delta),
-        "curve": _curve(event, plan.relation, guarantee.delta) if plan.private else [],
+        **figures(plan, guarantee.delta),
+        "curve": privacy_curve(plan, guarantee.delta),
         "not_claimed": "the figure for adding or removing a whole virtual client (naive C)",
     }
 
@@ -260,7 +212,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
     terms = ledger.terms
     blocks = _blocks(ledger, head_sequence)
     table = [
-        {"block": block, "epsilon": _finite(spent.epsilon), "runs": runs}
+        {"block": block, "epsilon": finite(spent.epsilon), "runs": runs}
         for block, (spent, runs) in blocks.items()
         if block in reservation.blocks
     ]
@@ -269,7 +221,7 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
         "policy_id": ledger.policy_id,
         "blocks": table,
         "block_table_sha": json_digest(table),
-        "max_block_epsilon": _finite(worst),
+        "max_block_epsilon": finite(worst),
         "delta": terms.delta,
         "cap": terms.epsilon_cap,
         "filter": {

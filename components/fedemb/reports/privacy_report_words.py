@@ -36,14 +36,6 @@ LIMITATIONS = [
     "sees that, and it is not covered.",
     "Other policies over the same users add up; this report knows its own ledger only.",
 ]
-SAMPLERS = {
-    "group_poisson_gaussian": "each virtual client independently with the sampling probability",
-    "user_poisson": "each user independently, then hashed into virtual clients",
-    "fixed_size": "a fixed number of user slots without replacement",
-    "tree_aggregation": "every virtual client in a fixed order, participation bounded",
-    "blt": "every virtual client in a fixed order, participation bounded",
-    "not_private": "each virtual client independently with the sampling probability",
-}
 
 
 def all_runs(report: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import encode_record
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.provenance import privacy_code_digest
 from fedemb.steps.reserve_budget import reserve
 
@@ -115,7 +116,7 @@ def test_accountants_that_disagree_are_denied(run, monkeypatch):
 
 
 def test_unproven_pair_of_sampler_and_relation_is_denied(run, monkeypatch):
-    monkeypatch.setitem(privacy_rules.RELATIONS, "group_poisson_gaussian", "ADD_OR_REMOVE_ONE")
+    monkeypatch.setattr(GroupPoissonGaussian, "proof", "")
     assert "no_proof" in codes(verdict_of(run))
 
 

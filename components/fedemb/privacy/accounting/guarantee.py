@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dp_accounting import NeighboringRelation
 
 from fedemb.errors import ArtifactError
 
-RELATIONS: dict[NeighboringRelation, str] = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "one user is added or removed",
-    NeighboringRelation.REPLACE_ONE: (
-        "one user is added or removed, or changes all their data (one virtual client's update is "
-        "replaced)"
-    ),
-    NeighboringRelation.REPLACE_SPECIAL: "one user's data is blanked out",
-}
-"""What may differ between the two data sets, in words."""
+Unit = Literal["user", "image"]
+"""Whose presence the guarantee hides."""
+UNITS: dict[Unit, str] = {"user": "one user with everything they own", "image": "one image"}
+"""The unit, as a reader sees it."""
+
+
+def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
+    """What may differ between the two data sets, in words."""
+    if relation is NeighboringRelation.REPLACE_SPECIAL:
+        return f"one {unit}'s data is blanked out"
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return f"one {unit} is added or removed"
+    changes = "changes all their data" if unit == "user" else "becomes another image"
+    return f"one {unit} is added or removed, or {changes} (one virtual client's update is replaced)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyGuarantee:
-    """(epsilon, delta)-differential privacy of one user, and how it was computed."""
+    """(epsilon, delta)-differential privacy of one unit, and how it was computed."""
 
     epsilon: float
     """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
@@ -44,17 +49,17 @@ class PrivacyGuarantee:
     """Training rounds priced, if the event says."""
     sampler_delta: float = 0.0
     """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
-    unit: str = "user"
+    unit: Unit = "user"
     """Whose data is protected."""
 
     def __str__(self) -> str:
         """The guarantee as one sentence."""
         over = f" over {self.rounds} rounds" if self.rounds else ""
         if math.isinf(self.epsilon):
-            return f"no differential privacy for a {self.unit}{over}: epsilon is infinite"
+            return f"no differential privacy for {UNITS[self.unit]}{over}: epsilon is infinite"
         return (
-            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit} with "
-            f"everything they own, if {RELATIONS[self.relation]}{over}; "
+            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for {UNITS[self.unit]}, "
+            f"if {neighbours(self.relation, self.unit)}{over}; "
             f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
             f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "
             "computational, as noise and coins come from ChaCha20"
@@ -86,10 +91,12 @@ class PrivacyGuarantee:
             fields["relation"] = NeighboringRelation[fields["relation"]]
             fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]
             guarantee = cls(**fields)
+            if guarantee.unit not in UNITS:
+                raise KeyError(f"unit {guarantee.unit!r}")
         except (KeyError, TypeError) as error:
             raise ArtifactError(
                 f"this guarantee lacks or adds a field ({error}); it was not written by us"
             ) from error
         if str(guarantee) != sentence:
-            raise ArtifactError("the guarantee's sentence and its numbers differ; price it anew")
+            raise ArtifactError("the guarantee's sentence and its numbers differ; price it again")
         return guarantee

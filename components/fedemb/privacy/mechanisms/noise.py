@@ -29,8 +29,6 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-GRID_BITS = 32
-"""Updates and noise live on multiples of clip / 2^GRID_BITS."""
 TOTAL_VARIATION_PER_NORMAL = 2.0**-91
 """Mass of the uniform below 2^-92 (coarser than the grid) and of the missing tail, generously."""
 MAX_NORMALS = 2**40

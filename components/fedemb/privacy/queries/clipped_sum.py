@@ -30,8 +30,9 @@ from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
     quantile_estimator_query,
 )
 
+from fedemb.config import AdaptiveClipConfig  # noqa: E402
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale  # noqa: E402
-from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan  # noqa: E402
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
 from fedemb.privacy.mechanisms.noise import Integers  # noqa: E402
 
 Record = tuple[tf.Tensor, ...]
@@ -145,7 +146,7 @@ class AdaptiveClippedSumQuery(ClippedSumQuery):
     One joint Gaussian event prices sum and count (dp.md 2.6).
     """
 
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClip):
+    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
         super().__init__(plan, noise)
         self._quantile = _KeyedQuantile(plan, noise, settings)
 
@@ -191,7 +192,7 @@ class AdaptiveClippedSumQuery(ClippedSumQuery):
 class _KeyedQuantile(quantile_estimator_query.QuantileEstimatorQuery):
     """tensorflow-privacy's estimator with its noise replaced and a public denominator."""
 
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClip):
+    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
         self._plan, self._noise, self._settings = plan, noise, settings
         super().__init__(
             initial_estimate=plan.l2_norm_clip,

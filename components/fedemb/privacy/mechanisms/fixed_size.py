@@ -1,0 +1,124 @@
+"""The paper's sampler: a fixed number of users without replacement, cut into virtual clients."""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
+from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers, times
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+class FixedSizeConfig(NoisedConfig):
+    """The paper's sampler: a fixed number of users without replacement, in groups; priced at 2C."""
+
+    kind: Literal["fixed_size"] = "fixed_size"
+    clients_per_round: PositiveInt
+    """Groups (K) per round; the normaliser."""
+    users_per_client: PositiveInt
+    """Users (M) per group."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+
+class FixedSize(FixedSizeConfig, MechanismPlan):
+    """K * M users without replacement, cut into K groups of M; a user moves a group by up to 2C."""
+
+    section = FixedSizeConfig
+    proof = "a user is drawn with chance K M / n and changes one group by at most 2C (dp.md 2.1)"
+    sampler_words = "a fixed number of user slots without replacement"
+    compared = True
+    label = "fixed size"
+    look: ClassVar[tuple[str, Any]] = ("#8c6d1f", ":")
+
+    sampling_probability: Probability
+    """Chance of a user in a round: K M / users_lower_bound."""
+    users_lower_bound: PositiveInt
+    """The sampler draws from at least this many slots."""
+
+    @override
+    @classmethod
+    def derived(cls, section: FixedSizeConfig, numbers: PublicNumbers) -> dict[str, Any]:
+        drawn = section.clients_per_round * section.users_per_client
+        return {
+            "sampling_probability": drawn / numbers.users_lower_bound,
+            "users_lower_bound": numbers.users_lower_bound,
+        }
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "clients_per_round": cohort.clients_per_round,
+            "users_per_client": cohort.users_per_client,
+        }
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.clients_per_round)
+
+    @property
+    @override
+    def most_contributions(self) -> int:
+        return self.clients_per_round
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_slots
+
+        return sample_slots(
+            self.clients_per_round,
+            self.users_per_client,
+            self.users_lower_bound,
+            round_key,
+            index,
+        )
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.PoissonSampledDpEvent(
+            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
+        )
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {
+            "sampling_probability": self.sampling_probability * (compute / population),
+            "clients_per_round": times(self.clients_per_round, compute),
+            "users_lower_bound": times(self.users_lower_bound, population),
+        }
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. In every round {self.clients_per_round} virtual clients of "
+            f"{self.users_per_client} users are drawn without replacement, as in the paper. A user "
+            "swaps with another one of the same virtual client, whose update then changes by up to "
+            "twice the clip: hence 2C."
+        )
+
+    @property
+    @override
+    def participants(self) -> str:
+        return (
+            f"{self.clients_per_round:.4g} virtual clients a round, made of users drawn with "
+            f"probability {self.sampling_probability:.4g}"
+        )

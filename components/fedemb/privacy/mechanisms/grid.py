@@ -1,0 +1,44 @@
+"""The integer grid that updates and noise live on, and the room a 64-bit word leaves on it."""
+
+from __future__ import annotations
+
+import math
+
+from fedemb.errors import ConfigError
+
+GRID_BITS = 32
+"""Updates and noise live on multiples of clip / 2^GRID_BITS."""
+MOST_GRID_BITS = 48
+"""The finest grid; only for a mechanism without noise, whose sums need no room for it."""
+MAX_SUM_BITS = 61
+"""Sums of clipped integers, and noise, stay below 2^61 in a signed 64-bit word."""
+MOST_UNITS = 2**28
+"""Units of a store that are sampled alone, at most: so many fit into one sum."""
+NOISE_REACH = 14.0
+"""Standard deviations no normal of `noise.gaussian` passes."""
+CORRELATED_ROOM_BITS = 6
+"""Correlated noise adds up draws of many rounds; this much more room is left for it."""
+
+
+def check_room(grid_bits: int, contributions: int, noise: float, *, correlated: bool) -> None:
+    """Refuses sums or noise that could leave the 64-bit word.
+
+    Args:
+      grid_bits: of the plan.
+      contributions: clipped vectors in one sum, at most.
+      noise: the largest standard deviation of noise on that grid / clip.
+      correlated: whether noise adds up draws of many rounds.
+
+    Raises:
+      ConfigError: either could overflow.
+    """
+    noise_bits = grid_bits + math.log2(max(noise, 1) * NOISE_REACH)
+    if correlated:
+        noise_bits += CORRELATED_ROOM_BITS
+    sum_bits = grid_bits + math.log2(contributions)
+    if not max(noise_bits, sum_bits) < MAX_SUM_BITS:
+        raise ConfigError(
+            f"sums of {contributions} contributions with a noise multiplier of {noise:g} (the "
+            "larger of noise_multiplier and adaptive_clip.count_noise_multiplier) could overflow "
+            "64-bit integers; lower either"
+        )

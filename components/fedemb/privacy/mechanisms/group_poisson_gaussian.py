@@ -1,0 +1,101 @@
+"""The default mechanism: whole virtual clients are sampled, independently of each other."""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from typing_extensions import override
+
+from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
+from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+class GroupPoissonGaussianConfig(NoisedConfig):
+    """Default: whole virtual clients are sampled independently; sensitivity as in dp.md 2.2."""
+
+    kind: Literal["group_poisson_gaussian"] = "group_poisson_gaussian"
+    sampling_probability: Probability
+    """Chance (q) of each virtual client in each round."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+
+class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
+    """Each virtual client takes part with probability q, whoever is in it; sensitivity C."""
+
+    section = GroupPoissonGaussianConfig
+    relation_name = "REPLACE_ONE"
+    proof = "the theorem on sampling whole virtual clients (dp.md 2.2)"
+    sampler_words = "each virtual client independently with the sampling probability"
+    compared = True
+    label = "group poisson gaussian"
+    look: ClassVar[tuple[str, Any]] = ("#17627d", "-")
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "sampling_probability": cohort.clients_per_round / cohort.groups,
+        }
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return self.sampling_probability * self.virtual_clients
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_groups
+
+        return sample_groups(self, self.sampling_probability, round_key, round_index, index)
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.PoissonSampledDpEvent(
+            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier)
+        )
+
+    @override
+    def conservative_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        gaussian = dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
+        sampled = dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
+        return dpe.SelfComposedDpEvent(sampled, self.rounds)
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {"sampling_probability": self.sampling_probability * (compute / population)}
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. Users are hashed once into {self.virtual_clients} virtual clients. In every "
+            f"round a secret coin with chance {self.sampling_probability:.4g} is tossed for each "
+            "virtual client, filled or empty, and the whole of it takes part or none. About "
+            f"{self.normaliser:.4g} take part; how many did is never published."
+        )
+
+    @property
+    @override
+    def adjacency(self) -> str:
+        return (
+            "Adjacency. Two data sets that differ by one user being there or not, or by everything "
+            "that user owns. Either way one virtual client's update is replaced by another, which "
+            "is what REPLACE_ONE stands for here: no user is swapped for another."
+        )

@@ -1,0 +1,94 @@
+"""No noise: a baseline that says so everywhere."""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import override
+
+from fedemb.config.mechanism import MechanismConfig
+from fedemb.config.section import Probability
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.grid import MAX_SUM_BITS, MOST_GRID_BITS
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+class NotPrivateConfig(MechanismConfig):
+    """No noise: a baseline that can never pass the gate."""
+
+    private = False
+
+    kind: Literal["not_private"] = "not_private"
+    sampling_probability: Probability
+    """Chance of each virtual client in each round."""
+
+
+class NotPrivate(NotPrivateConfig, MechanismPlan):
+    """Samples as the default mechanism does, and adds nothing."""
+
+    section = NotPrivateConfig
+    sampler_words = "each virtual client independently with the sampling probability"
+    label = "not private"
+
+    @override
+    @classmethod
+    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
+        # No noise to hide a coarse grid: take all the bits that sums leave.
+        room = MAX_SUM_BITS - math.ceil(math.log2(numbers.virtual_clients + 1))
+        return {"grid_bits": min(MOST_GRID_BITS, room)}
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        return {"sampling_probability": cohort.clients_per_round / cohort.groups}
+
+    @override
+    def check(self) -> None:
+        if self.noise_multiplier != 0:
+            raise ConfigError(f"{self.kind} has no noise; name a mechanism that has")
+        super().check()
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return self.sampling_probability * self.virtual_clients
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_groups
+
+        return sample_groups(self, self.sampling_probability, round_key, round_index, index)
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.NonPrivateDpEvent()
+
+    @override
+    def event_of(self, rounds: int) -> dpe.DpEvent:
+        return self.round_event
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {"sampling_probability": self.sampling_probability * (compute / population)}
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. Each of {self.virtual_clients} virtual clients with chance "
+            f"{self.sampling_probability:.4g}. No noise: this run has no guarantee and no gate "
+            "will pass it."
+        )

@@ -1,0 +1,134 @@
+"""DP-SGD's mechanism: every unit has a coin of its own and contributes one clipped vector.
+
+De et al. (arXiv 2204.13650) and Abadi et al. (arXiv 1607.00133). A unit is what the policy says:
+one user with everything they own, or one image.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
+from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.grid import MOST_UNITS
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+class PoissonGaussianConfig(NoisedConfig):
+    """DP-SGD: units are sampled alone, one clipped vector each; sensitivity C."""
+
+    kind: Literal["poisson_gaussian"] = "poisson_gaussian"
+    sampling_probability: Probability
+    """Chance (q) of each unit in each round; 1 takes all of them (full batch)."""
+    units_per_round: PositiveInt
+    """Expected units per round (B), a public constant: what the noised sum is divided by."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+
+class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
+    """Each unit takes part with probability q, alone, and adds one vector of norm at most C.
+
+    Coins are independent of data and of each other, and no unit's integers depend on another unit.
+    So a round on two data sets that differ by one unit is N(0) against (1 - q) N(0) + q N(c) with
+    |c| <= C, shifted by what the others add: the Poisson-sampled Gaussian under ADD_OR_REMOVE_ONE.
+    With q = 1 nothing is sampled, and the rounds compose to one Gaussian.
+    """
+
+    section = PoissonGaussianConfig
+    proof = "a unit is sampled alone and adds one vector of norm at most C (dpsgd.md 5.1)"
+    sampler_words = "each unit independently with the sampling probability"
+    label = "poisson gaussian"
+    look: ClassVar[tuple[str, Any]] = ("#a03060", "-")
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
+            "units_per_round": cohort.clients_per_round,
+        }
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.units_per_round)
+
+    @property
+    @override
+    def most_contributions(self) -> int:
+        return MOST_UNITS
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_units
+
+        return sample_units(self.sampling_probability, round_key, index)
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        gaussian = dpe.GaussianDpEvent(self.joint_noise_multiplier)
+        if self.sampling_probability == 1:
+            return gaussian
+        return dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
+
+    @override
+    def conservative_event(self) -> None:
+        """None: no unit shares its contribution with another."""
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {
+            "sampling_probability": self.sampling_probability * (compute / population),
+            "units_per_round": times(self.units_per_round, compute),
+        }
+
+    @property
+    @override
+    def explanation(self) -> str:
+        if self.sampling_probability == 1:
+            return (
+                f"Sampler. None: every {self.unit} takes part in every round (full batch), so no "
+                "sampling hides anybody and the noise does all of the work."
+            )
+        return (
+            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
+            f"tossed for each {self.unit}, alone. About {self.units_per_round} take part; how many "
+            "did is never published. A shuffled pass over the data is another mechanism, and this "
+            "price does not hold for it."
+        )
+
+    @property
+    @override
+    def adjacency(self) -> str:
+        also = " with everything they own" if self.unit == "user" else ""
+        return (
+            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
+            "one clipped vector more or less in the sum of each round whose coin says so."
+        )
+
+    @property
+    @override
+    def participants(self) -> str:
+        if self.sampling_probability == 1:
+            return f"every {self.unit} in every round (full batch)"
+        return (
+            f"about {self.units_per_round:,} {self.unit}s a round (probability "
+            f"{self.sampling_probability:.4g})"
+        )

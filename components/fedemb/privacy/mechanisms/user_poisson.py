@@ -1,0 +1,109 @@
+"""Users are sampled, then grouped: the honest price of grouping after sampling."""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
+from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+class UserPoissonConfig(NoisedConfig):
+    """Users are sampled, then assigned to clients_per_round groups; priced at 2C."""
+
+    kind: Literal["user_poisson"] = "user_poisson"
+    sampling_probability: Probability
+    """Chance (q) of each user in each round."""
+    clients_per_round: PositiveInt
+    """Groups (K) the sampled users are hashed into; the normaliser."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+
+class UserPoisson(UserPoissonConfig, MechanismPlan):
+    """Each user takes part with probability q, then falls into one of K groups.
+
+    Nothing hides the group a user falls into: its update moves by up to 2 clips.
+    """
+
+    section = UserPoissonConfig
+    proof = "a user changes the update of one group by at most 2C (dp.md 2.1)"
+    sampler_words = "each user independently, then hashed into virtual clients"
+    compared = True
+    label = "user poisson"
+    look: ClassVar[tuple[str, Any]] = ("#b4541a", "--")
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        drawn = cohort.clients_per_round * cohort.users_per_client
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "clients_per_round": cohort.clients_per_round,
+            "sampling_probability": min(1.0, drawn / cohort.population),
+        }
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.clients_per_round)
+
+    @property
+    @override
+    def most_contributions(self) -> int:
+        return self.clients_per_round
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_users_into_groups
+
+        return sample_users_into_groups(
+            self.clients_per_round, self.sampling_probability, round_key, index
+        )
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.PoissonSampledDpEvent(
+            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
+        )
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {
+            "sampling_probability": self.sampling_probability * (compute / population),
+            "clients_per_round": times(self.clients_per_round, compute),
+        }
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
+            f"tossed for each user, and the chosen ones fall into {self.clients_per_round} virtual "
+            "clients. A chosen user changes the update of a virtual client that is there anyway, "
+            "by up to twice the clip: hence 2C."
+        )
+
+    @property
+    @override
+    def participants(self) -> str:
+        return (
+            f"{self.clients_per_round:.4g} virtual clients a round, made of users drawn with "
+            f"probability {self.sampling_probability:.4g}"
+        )

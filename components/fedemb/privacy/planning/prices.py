@@ -1,0 +1,113 @@
+"""All prices of a plan: the guarantee and the figures that stand beside it, remembered.
+
+Plan, report and gate ask here, so that a figure is computed in one way. The same event is priced by
+several rules of the gate; what was priced once is not priced again.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+from dp_accounting import NeighboringRelation
+from dp_accounting.dp_event import DpEvent
+
+from fedemb.documents.artifacts import canonical_json
+from fedemb.privacy.accounting import accounting
+from fedemb.privacy.accounting.accounting import AccountantName
+from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee, Unit
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))
+"""Deltas of the privacy curve, the policy's own apart."""
+
+
+def guarantee_of(
+    plan: MechanismPlan, delta: float, accountant: AccountantName = "auto"
+) -> PrivacyGuarantee:
+    """What a run of the plan guarantees; raises as `accounting.price`."""
+    event = canonical_json(event_to_json(plan.event()))
+    return _priced(event, plan.relation, delta, accountant, rounds=plan.rounds, unit=plan.unit)
+
+
+def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
+    """Epsilon by the other readings; null where there is none.
+
+    Returns:
+      `epsilon_conservative_2c`, `epsilon_rdp`, `zcdp_rho`, and `comparisons`: the same noise under
+      another sampler, as name, words, relation and epsilon.
+    """
+    if not plan.private:
+        names = ("epsilon_conservative_2c", "epsilon_rdp", "zcdp_rho")
+        return {**dict.fromkeys(names), "comparisons": []}
+    doubled = plan.conservative_event()
+    added = NeighboringRelation.ADD_OR_REMOVE_ONE
+    return {
+        "epsilon_conservative_2c": None
+        if doubled is None
+        else finite(epsilon_of(doubled, added, delta)),
+        "epsilon_rdp": epsilon_rdp(plan, delta),
+        "zcdp_rho": plan.zcdp_rho,
+        "comparisons": [
+            {
+                "name": other.name,
+                "words": other.words,
+                "relation": other.relation.name,
+                "epsilon": finite(epsilon_of(other.event, other.relation, delta)),
+            }
+            for other in plan.comparisons()
+        ],
+    }
+
+
+def epsilon_rdp(plan: MechanismPlan, delta: float) -> float | None:
+    """Epsilon by RDP where it is valid for the event; None elsewhere."""
+    if not accounting.supports(plan.event(), plan.relation, "rdp"):
+        return None
+    return finite(guarantee_of(plan, delta, "rdp").epsilon)
+
+
+def privacy_curve(plan: MechanismPlan, delta: float) -> list[list[float]]:
+    """(delta, epsilon) pairs, largest delta first; infinite ones left out, empty without noise."""
+    if not plan.private:
+        return []
+    return _curve(canonical_json(event_to_json(plan.event())), plan.relation, delta)
+
+
+def epsilon_of(event: DpEvent, relation: NeighboringRelation, delta: float) -> float:
+    """Epsilon of any event, remembered."""
+    return _priced(canonical_json(event_to_json(event)), relation, delta, "auto").epsilon
+
+
+def finite(value: float) -> float | None:
+    """The number, or null for JSON where it is infinite."""
+    return value if math.isfinite(value) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _priced(
+    event: bytes,
+    relation: NeighboringRelation,
+    delta: float,
+    accountant: AccountantName,
+    *,
+    rounds: int | None = None,
+    unit: Unit = "user",
+) -> PrivacyGuarantee:
+    return accounting.price(
+        event_from_json(json.loads(event)), relation, delta, accountant, rounds=rounds, unit=unit
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _curve(event: bytes, relation: NeighboringRelation, delta: float) -> list[list[float]]:
+    deltas = sorted({*CURVE_DELTAS, delta}, reverse=True)
+    points = accounting.curve(event_from_json(json.loads(event)), relation, deltas)
+    return [[at, epsilon] for at, epsilon in points if math.isfinite(epsilon)]

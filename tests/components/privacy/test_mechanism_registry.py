@@ -1,0 +1,139 @@
+"""One mechanism, one class: what it takes to add one, and that nobody else tells of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Literal
+
+import honest_run
+import pytest
+import training_run
+from dp_accounting import dp_event as dpe
+from privacy_worlds import ROOT, World
+from typer.testing import CliRunner
+
+from fedemb.config import RunConfig
+from fedemb.config.mechanism import NoisedConfig
+from fedemb.errors import ArtifactError, GateDenied
+from fedemb.pipelines.cli.main import app
+from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
+from fedemb.steps.gate_release import gate
+from tests.conftest import REPOSITORY
+
+
+class EveryoneConfig(NoisedConfig):
+    """Every virtual client in every round."""
+
+    kind: Literal["everyone"] = "everyone"
+
+
+class Everyone(EveryoneConfig, MechanismPlan):
+    """No sampling, fresh noise: a user moves one virtual client by 2C in every round."""
+
+    section = EveryoneConfig
+    proof = "a user moves one update by at most 2C, in every round"
+    sampler_words = "every virtual client in every round"
+    label = "everyone"
+    compared = True
+
+    @classmethod
+    def section_at(cls, cohort, **options):
+        return {"noise_multiplier": cohort.noise_multiplier}
+
+    @property
+    def normaliser(self):
+        return float(self.virtual_clients)
+
+    def sample(self, round_key, round_index, index):
+        from fedemb.privacy.mechanisms.sampling import sample_groups
+
+        return sample_groups(self, 1.0, round_key, round_index, index)
+
+    @property
+    def round_event(self):
+        return dpe.GaussianDpEvent(self.noise_multiplier / 2)
+
+    @property
+    def explanation(self):
+        return "Sampler. Everyone takes part in every round."
+
+
+TOY = {"kind": "everyone", "rounds": 3, "noise_multiplier": 60.0}
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    """The entry of the registry, which is all that a new module needs beside itself."""
+    monkeypatch.setitem(MECHANISMS, "everyone", Everyone)
+
+
+def test_a_new_mechanism_is_planned_and_explained_by_the_command_line(tmp_path):
+    arguments = ["plan", "--mechanism", "everyone", "--population", "20000", "--rounds", "3"]
+    arguments += ["--clients-per-round", "10", "--noise-multiplier", "60", "--json", "--explain"]
+    arguments += ["--extrapolate", "--figure", str(tmp_path / "f.svg")]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "plan.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    ours = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=625, groupings=1)
+    assert found["epsilon"] == price(ours.event(), ours.relation, found["delta"]).epsilon
+    assert "Sampler. Everyone takes part in every round." in found["explanation"]
+    curves = {point["mechanism"] for point in found["extrapolation"]["population"]}
+    assert {"everyone", "group_poisson_gaussian"} <= curves
+    assert b"everyone" in (tmp_path / "f.svg").read_bytes()
+    plan = plan_from_json(json.loads((tmp_path / "plan.json").read_text())["plan"])
+    assert plan == ours
+    described = CliRunner().invoke(app, ["config", "describe", "mechanism"]).output
+    assert "mechanism[everyone].noise_multiplier" in described
+
+
+def test_a_new_mechanism_goes_from_the_ledger_to_the_gate(tmp_path):
+    run = honest_run.start(tmp_path / "run", mechanism=TOY).until_gate()
+    assert run.ledger().state.attempts  # reserved and charged
+    report = json.loads(run.report.read_text())
+    assert report["mechanism"]["sampler"] == "every virtual client in every round"
+    assert report["mechanism"]["proof"] == Everyone.proof
+    verdict = gate.run(run.context())
+    assert verdict["allow"], verdict["reasons"]
+
+
+def test_the_gate_denies_a_mechanism_without_a_proof(tmp_path, monkeypatch):
+    monkeypatch.setattr(Everyone, "proof", "")
+    run = honest_run.start(tmp_path / "run", mechanism=TOY).until_gate()
+    with pytest.raises(GateDenied, match="no proven guarantee"):
+        gate.run(run.context())
+
+
+def test_a_new_mechanism_trains(tmp_path):
+    ready = training_run.prepare(tmp_path, training_run.config(mechanism=TOY))
+    model = ready.train()
+    assert model["rounds_run"] == 3
+    lines = [json.loads(x) for x in (tmp_path / "model" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["clients_planned"] for line in lines] == [12.0] * 3
+    assert lines[0]["event"] == {"type": "gaussian", "noise_multiplier": 30.0}
+    clients = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=12, groupings=1)
+    assert len(clients.sampler(ROOT).sample(0, World(range(100), 12))) == 12
+
+
+def test_a_kind_that_is_not_registered_is_refused(monkeypatch):
+    plan = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=12, groupings=1).to_json()
+    assert plan_from_json(plan).kind == "everyone"
+    monkeypatch.delitem(MECHANISMS, "everyone")
+    with pytest.raises(ArtifactError, match="'everyone', known are"):
+        plan_from_json(plan)
+    with pytest.raises(ValueError, match="mechanism"):
+        RunConfig.model_validate({**training_run.config().model_dump(), "mechanism": TOY})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MECHANISMS if kind != "everyone"])
+def test_a_mechanism_is_told_in_three_product_files_at_most(kind):
+    """By its name as a text or a module: the module, the registry, the table of public names."""
+    word = re.compile(rf"[\"'.`]{kind}\b(?!\()")
+    files = [
+        path
+        for folder in ("components", "pipelines")
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        if word.search(path.read_text())
+    ]
+    assert len(files) <= 3, [str(Path(path).relative_to(REPOSITORY)) for path in files]
