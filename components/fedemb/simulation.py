@@ -31,7 +31,11 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan import guarantee, plan
 
 RUN_ID = "simulation"
-_UNCOVERED = {"dp_fedavg": "the list of all classes, which its head needs, is not covered; "}
+UNCOVERED = {
+    "dp_fedemb": "",
+    "dp_fedavg": "the list of all classes, which its head needs, is not covered; ",
+}
+"""Algorithms that can be simulated, and what they take from private data without noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +198,10 @@ class Simulation(Section):
         from fedemb.privacy.queries import build_mechanism
 
         training, model = self.training, self.model
-        if training.algorithm == "centralized":
+        if training.algorithm not in UNCOVERED:
             raise ConfigError(
-                "training.algorithm=centralized has no rounds to simulate; call train_centralized"
+                f"training.algorithm={training.algorithm} has no simulation; take one of "
+                f"{', '.join(UNCOVERED)}, or call train_centralized for the baseline without rounds"
             )
         check_images(np.asarray(images), model.image_size, model.channels)
         key = secrets.token_bytes(32) if root_key is None else root_key
@@ -251,5 +256,5 @@ class Simulation(Section):
             plan=planned,
             delta=population**-1.1 if self.delta is None else self.delta,
             key_injected=root_key is not None,
-            uncovered=_UNCOVERED.get(training.algorithm, ""),
+            uncovered=UNCOVERED[training.algorithm],
         )

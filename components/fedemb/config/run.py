@@ -118,4 +118,4 @@ class RunConfig(Section):
                     child = node[parent] = {}
                 node = child
             node[leaf] = value
-        return RunConfig.model_validate(tree)
+        return type(self).model_validate(tree)
