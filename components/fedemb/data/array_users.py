@@ -18,6 +18,14 @@ class ArrayUsers:
     A user's virtual clients depend on the key and on their own id alone, as in a pipeline, so that
     a user more or less changes no other user's (docs/privacy/sensitivity.md).
 
+    >>> images = np.zeros((4, 8, 8, 1), np.uint8)
+    >>> people = ArrayUsers(
+    ...     images, np.array([5, 5, 6, 7]), np.array(["ada", "ada", "ben", "cleo"]),
+    ...     virtual_clients=1, groupings=1, key=bytes(32))
+    >>> _, labels = people.examples(people.members(grouping=0, group=0), max_examples=3)
+    >>> sorted(labels.tolist())  # everyone's first image before anyone's second
+    [5, 6, 7]
+
     Args:
       images: uint8 `[images, size, size, channels]`.
       labels: `[images]` whole numbers, any values.

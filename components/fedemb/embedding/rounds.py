@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float32, Int64
 
 from fedemb.config import LocalTrainingConfig, ServerConfig
 from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
@@ -79,7 +80,7 @@ def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random
     return np.random.SeedSequence([seed, round_index, grouping, group])
 
 
-def client_seed(seed: int, round_index: int, grouping: int, group: int) -> np.ndarray:
+def client_seed(seed: int, round_index: int, grouping: int, group: int) -> Int64[np.ndarray, "2"]:
     """The same as two numbers, int64 `[2]`."""
     return seed_of(seed, round_index, grouping, group).generate_state(2).astype(np.int64)
 
@@ -107,7 +108,7 @@ def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, work
     return [share(part) for part in parts]
 
 
-def assign_weights(variables: Sequence[Any], weights: np.ndarray) -> None:
+def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"]) -> None:
     """Writes flat weights into Keras variables, in order; what is left over (a head) is dropped."""
     start = 0
     for variable in variables:
@@ -160,7 +161,7 @@ class ParallelRounds(ABC):
         )
 
     @abstractmethod
-    def initial_weights(self) -> np.ndarray:
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
         """Values of the trained variables, float32 `[dim]`."""
 
     @abstractmethod
@@ -194,7 +195,10 @@ class ParallelRounds(ABC):
             yield self._pack(waiting, round_index)
 
     def __call__(
-        self, weights: np.ndarray, clients: Iterable[ClientExamples], round_index: int
+        self,
+        weights: Float32[np.ndarray, " dim"],
+        clients: Iterable[ClientExamples],
+        round_index: int,
     ) -> RoundSums:
         """Computes the clipped sum of one round.
 
@@ -205,7 +209,7 @@ class ParallelRounds(ABC):
         """
         return self.run(weights, self.slabs(clients, round_index))
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
         """The same from packed slabs, for callers that pack ahead of time."""
         import tensorflow as tf
 
@@ -226,7 +230,9 @@ class ParallelRounds(ABC):
         empty = np.zeros((0, len(STATISTICS)), np.float32)
         return RoundSums(total, np.concatenate([empty, *statistics]))
 
-    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+    def advance(
+        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
+    ) -> ServerState:
         """The server's step on the noised mean of a round of this kind."""
         plan = self.mechanism.plan
         return server_step(
@@ -307,7 +313,7 @@ class RoundFunction(ParallelRounds):
             devices=dealt(devices, workers),
         )
 
-    def initial_weights(self) -> np.ndarray:
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
         """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
         parts = [v.numpy().ravel() for v in self.objective.variables]
         if self.objective.shared_head_rows:

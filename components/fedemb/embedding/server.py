@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float32
 
 from fedemb.config import ServerConfig
 
@@ -52,7 +53,7 @@ def decays(config: ServerConfig) -> tuple[float, ...]:
     return (config.ema_decay, *config.other_ema_decays)
 
 
-def initial_state(config: ServerConfig, weights: np.ndarray) -> ServerState:
+def initial_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
     """State before round 0."""
     zeros = np.zeros_like(weights)
     second = zeros[:0] if config.optimizer == "sgd" else zeros
@@ -63,13 +64,18 @@ def initial_state(config: ServerConfig, weights: np.ndarray) -> ServerState:
 def server_step(
     config: ServerConfig,
     state: ServerState,
-    mean: np.ndarray,
+    mean: Float32[np.ndarray, " dim"],
     *,
     rounds: int,
     l2_norm_clip: float = 1.0,
     sizes: Sequence[int] = (),
 ) -> ServerState:
     """Applies one noised mean update.
+
+    >>> config = ServerConfig(learning_rate=0.5, momentum=0.0)
+    >>> before = initial_state(config, np.zeros(2, np.float32))
+    >>> server_step(config, before, np.array([1, -2], np.float32), rounds=10).weights
+    array([ 0.5, -1. ], dtype=float32)
 
     Args:
       config: optimizer, schedule, averaging.
@@ -121,7 +127,9 @@ def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> 
     return np.concatenate(parts).astype(np.float32)
 
 
-def released_weights(config: ServerConfig, state: ServerState, average: int = 0) -> np.ndarray:
+def released_weights(
+    config: ServerConfig, state: ServerState, average: int = 0
+) -> Float32[np.ndarray, " dim"]:
     """Exponential average of the weights after each round, without bias to the start.
 
     Args:

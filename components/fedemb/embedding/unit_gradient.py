@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float32
 
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD, without_head
@@ -99,7 +100,7 @@ class UnitGradientFunction(ParallelRounds):
             devices=dealt(devices, workers),
         )
 
-    def initial_weights(self) -> np.ndarray:
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
         """Values of the trained variables, float32 `[dim]`."""
         return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
@@ -130,14 +131,14 @@ class UnitGradientFunction(ParallelRounds):
                 share.moves[place] = draw_moves(config, seed)
         return share
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
         """See `ParallelRounds`; before the first slab the layout is shown not to matter."""
         if not self._exact:
             self.require_exact(weights)
             self._exact = True
         return super().run(weights, slabs)
 
-    def require_exact(self, weights: np.ndarray) -> None:
+    def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
         """Refuses to train where a record's bits depend on its place or its neighbours.
 
         Generated images take the place of units: in order, reversed, and half of them at a time
