@@ -19,7 +19,9 @@ class PlantedBugRecord:
         self.planted = {number for mark in marks for number in mark.args}
         missing = set(range(1, KNOWN_BUGS + 1)) - self.planted
         if missing:
-            raise pytest.UsageError(f"no test plants the bugs {sorted(missing)} of dp.md 6")
+            raise pytest.UsageError(
+                f"no test plants the bugs {sorted(missing)} of docs/privacy/planted_bugs.md"
+            )
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:

@@ -1,8 +1,8 @@
 """A membership attack on an embedding model by verification scores, and what it achieves.
 
 The score of a user is how much closer their own images lie to each other than to other users
-(dp.md 4, L3 (2); Li et al. 2203.02077): a model that remembers a user has pulled their images
-together. Pure functions on arrays; numpy only.
+(docs/privacy/audit.md#the-attack-of-a-run; Li et al. 2203.02077): a model that remembers a user has
+pulled their images together. Pure functions on arrays; numpy only.
 """
 
 from __future__ import annotations

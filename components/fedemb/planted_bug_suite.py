@@ -1,4 +1,6 @@
-"""The record of the planted-bug suite: that tests of this code find the bugs of dp.md 6.
+"""The record of the planted-bug suite: that tests of this code find the known bugs.
+
+They are listed in docs/privacy/planted_bugs.md.
 
 A test that guards privacy is worth something only if it turns red on the bug it guards against. The
 suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record: for
@@ -21,7 +23,7 @@ from fedemb.errors import ArtifactError
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 KNOWN_BUGS = 20
-"""Of dp.md 6; the suite plants each at least once."""
+"""Of docs/privacy/planted_bugs.md; the suite plants each at least once."""
 
 
 def read_record() -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""dp.md 1.2: what each mechanism costs where running sums of updates are equally noisy.
+"""What each mechanism costs where running sums of updates are equally noisy.
+
+The table of docs/privacy/accounting.md#equal-utility.
 
     python -m tests.benchmarks.equal_utility      four populations, four mechanisms, two minutes
 
 T = 1000 rounds, delta = n^-1.1; noise as independent noise of multiplier 2 would leave it in the
 running sums, in root mean square over rounds. Every cell is priced twice: as the product does, and
-with the settings of dp.md, found by search and confirmed here to every digit it prints:
+with the settings of the published table, found by search and confirmed here to every digit it
+prints:
 
 * losses on a grid of 1e-3 (the product's is 1e-4; both are pessimistic, so the finer is the truer),
 * as many trees, and participations of a user, as epochs of `users // users_per_round` rounds fit
@@ -12,8 +15,8 @@ with the settings of dp.md, found by search and confirmed here to every digit it
 * a second BLT buffer only where it lowers the squared error by more than 2 % (the product's default
   is 2 buffers, which is never worse).
 
-A cell fails if dp.md's figure does not come out at its settings, or if ours is more than 0.5 % off
-and none of these, nor dp.md's two printed digits, explains it.
+A cell fails if the table's figure does not come out at its settings, or if ours is more than 0.5 %
+off and none of these, nor the table's two printed digits, explains it.
 """
 
 from __future__ import annotations
@@ -49,10 +52,10 @@ PUBLISHED = {
     1_000_000: (512, "1.19", "1.87", "9.70", "2.35"),
     10_000_000: (2048, "0.505", "0.91", "4.56", "1.46"),
 }
-"""Users: clients per round, then epsilon of the four mechanisms as dp.md prints it."""
+"""Users: clients per round, then epsilon of the four mechanisms as the table prints it."""
 COARSE_GRID = 1e-3
 WORTH_A_BUFFER = 1.02
-"""Squared error / squared error with one buffer more, from which dp.md took that buffer."""
+"""Squared error / squared error with one buffer more, from which the table took that buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +66,20 @@ class Cell:
     mechanism: str
     ours: float
     published: str
-    """As dp.md prints it."""
+    """As the table prints it."""
     at_settings: float
-    """Ours with the settings of dp.md."""
+    """Ours with the settings of the table."""
     setting: str
     """What differs, in words; empty where the settings are the same."""
 
     @property
     def deviation(self) -> float:
-        """Of ours from dp.md's, relative."""
+        """Of ours from the table's, relative."""
         return self.ours / float(self.published) - 1
 
     @property
     def reproduced(self) -> bool:
-        """Whether dp.md's settings give dp.md's figure to its last digit."""
+        """Whether the table's settings give the table's figure to its last digit."""
         return _rounds_to(self.at_settings, self.published)
 
     @property
@@ -85,7 +88,7 @@ class Cell:
         if abs(self.deviation) <= TOLERANCE:
             return ""
         if _rounds_to(self.ours, self.published):
-            return "dp.md prints so few digits; ours rounds to them"
+            return "the table prints so few digits; ours rounds to them"
         return self.setting
 
     @property
@@ -233,8 +236,8 @@ def table() -> Iterator[Cell]:
 
 def show(rows: Iterator[Cell]) -> bool:
     """Prints cells as they come; returns whether all stand."""
-    heads = f"{'ours':>10}{'dp.md':>9}{'off by':>9}{'at its settings':>17}"
-    sys.stdout.write(f"{'equal utility (dp.md 1.2), n and mechanism':46}{heads}\n")
+    heads = f"{'ours':>10}{'table':>9}{'off by':>9}{'at its settings':>17}"
+    sys.stdout.write(f"{'equal utility, n and mechanism':46}{heads}\n")
     agree = True
     for cell in rows:
         mark = "" if cell.ok else "  NOT EXPLAINED"

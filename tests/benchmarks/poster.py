@@ -7,7 +7,8 @@ DigiFace poster (Xu et al., CVPR 2023): N = 1e7, delta = 1e-7, T = 800, 2048 x 6
 figures for DP-FedAvg and DP-FedEmb are reproduced as published (fixed size, replace-one, RDP,
 sensitivity C); for clients that hold several users that is not a valid claim. Beside them stands
 what our mechanisms would honestly claim for the same noise. A row fails if it is more than 0.5 %
-off. The last part is the table of equal utility of dp.md 1.2, see `equal_utility`.
+off. The last part is the table of equal utility of docs/privacy/accounting.md#equal-utility, see
+`equal_utility`.
 """
 
 from __future__ import annotations

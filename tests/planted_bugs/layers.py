@@ -1,4 +1,4 @@
-"""The test layers of dp.md 4 and 6, as functions that name what is wrong; no news is good news.
+"""The test layers of docs/privacy/planted_bugs.md, as functions that return what is wrong.
 
 Each takes a `System`: the real parts of a round, any of which a fault replaces.
 """

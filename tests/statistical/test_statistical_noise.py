@@ -99,7 +99,10 @@ def in_process(root: bytes, mode: str) -> str:
 
 @pytest.mark.slow
 def test_processes_differ_by_their_key_and_by_nothing_else():
-    """dp.md 1.5: XLA gives every process the same stream. Ours follows the key, jit on or off."""
+    """XLA gives every process the same stream; ours follows the key, jit on or off.
+
+    See docs/privacy/noise.md#why-no-framework-draws-the-noise.
+    """
     fresh = hashlib.sha256(b"another reservation").digest()
     one, same, other = (in_process(root, "plain") for root in (ROOT, ROOT, fresh))
     assert one == same

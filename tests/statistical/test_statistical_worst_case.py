@@ -1,4 +1,6 @@
-"""Monte Carlo on worst-case data: the accountant's delta is attained, and not passed (dp.md 2.2).
+"""Monte Carlo on worst-case data: the accountant's delta is attained, and not passed.
+
+The pair is that of docs/privacy/theorem.md#statement.
 
 One dimension; all other users push nothing, the target flips its virtual client from -C to +C. The
 likelihood-ratio test between the two worlds is the best attack there is, so its advantage at

@@ -3,7 +3,7 @@
 The key is the policy's partition key (`keys/`), so without it one cannot tell which users share a
 virtual client, are held out, or fill a block; and a user is placed alike in every run.
 Nothing depends on order, counts or other users: that is what makes removing a user change one
-virtual client per grouping and nothing else (dp.md 2.1, rule A).
+virtual client per grouping and nothing else (docs/privacy/sensitivity.md#rule-a).
 """
 
 from __future__ import annotations

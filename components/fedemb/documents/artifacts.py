@@ -83,7 +83,10 @@ def sha256_hex(data: bytes) -> str:
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value. For public values only: see dp.md, commitments."""
+    """SHA-256 of the canonical JSON of a value.
+
+    For public values only; private ones get keyed commitments (docs/design.md#the-way-of-the-data).
+    """
     return sha256_hex(canonical_json(value))
 
 

@@ -184,7 +184,8 @@ def _second_pass(data: Labelled, targets: Sequence[int], cut: int, shift: int) -
 def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCounts:
     """Counts all pairs and selects the threshold of each false accept rate exactly.
 
-    The threshold is the (floor(rate * negatives) + 1)-th largest negative score (paper.md (d)).
+    The threshold is the (floor(rate * negatives) + 1)-th largest negative score
+    (docs/method.md#metric).
 
     Args:
       data: embeddings and labels; at least one negative pair.

@@ -5,7 +5,7 @@ written so that NaN and absence deny, and an unexpected error inside a rule is a
 There is no override; a waiver is a signed record of the policy owner, for one model and one of the
 few rules that are not arithmetic.
 
-Specification: dp.md 7 (deny when), 2.1 (relations), 2.7 (accountants).
+Specification: docs/gate.md#what-it-asks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What has been spent: composition over the runs that touched a user block.
 
-Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical
-runs in advance, and PLD composes as many of them as were reserved; all parameters are fixed before
-the first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
+Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical runs
+in advance, and PLD composes as many of them as were reserved; all parameters are fixed before the
+first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
 models, so the sum of their Renyi divergences at one order, fixed in advance, is kept below the
-value that converts to the cap (Feldman and Zrnic 2021, Renyi filters; dp.md 3.2). Picking the best
-order afterwards, or a PLD filter, would not be valid.
+value that converts to the cap (Feldman and Zrnic 2021, Renyi filters;
+docs/privacy/accounting.md#over-several-runs). Picking the best order afterwards, or a PLD filter,
+would not be valid.
 
 A planned policy may allow unplanned runs. Which of the two ways a block then goes can depend
 on earlier outputs, so each way is priced at half of delta: the outcomes of the two ways are

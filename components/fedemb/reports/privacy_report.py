@@ -4,8 +4,8 @@ account_privacy builds and signs it; the gate, the release and `fedemb verify` b
 the same evidence and compare field by field. So no number in it is ever trusted, and a field that
 was nudged, dropped or added shows, whoever signed it.
 
-Fields: dp.md 7, names spelled out. Sources: Ponomareva et al., How to DP-fy ML, 5.3.3; NIST SP
-800-226.
+Fields: docs/gate.md#what-it-asks, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
+5.3.3; NIST SP 800-226.
 """
 
 from __future__ import annotations

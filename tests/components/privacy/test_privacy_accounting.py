@@ -209,7 +209,7 @@ def test_no_privacy_is_infinite_and_says_so():
 
 
 def test_worked_example():
-    """dp.md 2.3: n = 1e5, 2048 users a round, T = 1000."""
+    """docs/privacy/accounting.md#worked-example: n = 1e5, 2048 users a round, T = 1000."""
     delta = 1e5**-1.1
     for sigma, ours, by_renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
         event = group_event(0.02048, sigma, 1000)

@@ -139,7 +139,7 @@ def test_participation_must_be_possible(kind):
 
 
 def test_events_follow_the_rule_table():
-    """dp.md 2.1, one line each."""
+    """docs/privacy/sensitivity.md#what-one-user-can-change, one line each."""
     group, users, fixed = (
         make_plan(kind) for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size")
     )
@@ -180,7 +180,7 @@ def test_normaliser_is_a_public_constant():
 
 
 def test_adaptive_clip_is_one_joint_event():
-    """dp.md 2.6: sigma = 2, count noise 20 clients."""
+    """docs/privacy/sensitivity.md#adaptive-clip: sigma = 2, count noise 20 clients."""
     settings = adaptive(count_noise_multiplier=20.0)
     group = make_plan(noise_multiplier=2.0, adaptive_clip=settings)
     assert group.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)

@@ -111,7 +111,10 @@ def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
 
 
 def test_same_inputs_same_noise_and_any_difference_independent_noise():
-    """SIV (dp.md 5): replays average to nothing new, other data cancels nothing."""
+    """Replays average to nothing new, other data cancels nothing.
+
+    See docs/privacy/noise.md#keys-of-a-round.
+    """
     plan, dim = make_plan(), 4000
     zero = (tf.zeros([dim], tf.int64),)
     one = (tf.tensor_scatter_nd_add(zero[0], [[7]], tf.constant([1], tf.int64)),)

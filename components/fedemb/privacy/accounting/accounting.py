@@ -1,6 +1,6 @@
 """Event and relation in, epsilon out; a pair that no accountant covers raises, never falls back.
 
-Dispatch table (dp.md 2.7), each entry tried out:
+Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entry tried out:
 
 | event                               | PLD                    | RDP                    |
 |-------------------------------------|------------------------|------------------------|
@@ -15,7 +15,7 @@ Dispatch table (dp.md 2.7), each entry tried out:
 
 ONE and SPECIAL stand for REPLACE_ONE and REPLACE_SPECIAL; * is our quadrature in `renyi`.
 dp-accounting's RDP of a Gaussian under REPLACE_ONE is the add-or-remove value, half of what it
-should be, hence the gap in that cell (dp.md 0.5).
+should be, hence the gap in that cell (docs/privacy/accounting.md#traps-of-the-libraries).
 """
 
 # The numeric libraries ship no types; our own signatures are checked.

@@ -1,7 +1,8 @@
 """Renyi divergence of the group-Poisson pair, which no library offers.
 
-Pair (dp.md 2.2), in units of the clip: (1-q) N(0, s^2) + q N(+1, s^2) against the mirror image
-(1-q) N(0, s^2) + q N(-1, s^2). It is symmetric under x -> -x, so both directions agree.
+Pair (docs/privacy/theorem.md#statement), in units of the clip: (1-q) N(0, s^2) + q N(+1, s^2)
+against the mirror image (1-q) N(0, s^2) + q N(-1, s^2). It is symmetric under x -> -x, so both
+directions agree.
 """
 
 from __future__ import annotations

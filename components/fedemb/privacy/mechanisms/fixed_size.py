@@ -37,7 +37,7 @@ class FixedSize(FixedSizeConfig, MechanismPlan):
     """K * M users without replacement, cut into K groups of M; a user moves a group by up to 2C."""
 
     section = FixedSizeConfig
-    proof = "a user is drawn with chance K M / n and changes one group by at most 2C (dp.md 2.1)"
+    proof = "a user is drawn with chance K M / n and changes one group by at most 2C"
     sampler_words = "a fixed number of user slots without replacement"
     compared = True
     label = "fixed size"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GroupPoissonGaussianConfig(NoisedConfig):
-    """Default: whole virtual clients are sampled independently; sensitivity as in dp.md 2.2."""
+    """Default: whole virtual clients are sampled independently, docs/privacy/theorem.md."""
 
     kind: Literal["group_poisson_gaussian"] = "group_poisson_gaussian"
     sampling_probability: Probability
@@ -35,7 +35,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
 
     section = GroupPoissonGaussianConfig
     relation_name = "REPLACE_ONE"
-    proof = "the theorem on sampling whole virtual clients (dp.md 2.2)"
+    proof = "the theorem on sampling whole virtual clients"
     sampler_words = "each virtual client independently with the sampling probability"
     compared = True
     label = "group poisson gaussian"

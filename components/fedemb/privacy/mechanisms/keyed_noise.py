@@ -2,7 +2,8 @@
 
 One object per attempt. `begin` fixes the round's tag from every integer that will be noised in it,
 `add` then draws the noise of one of them. A replayed round gives identical output, so there is
-nothing to average; other data gives independent noise, so there is nothing to subtract (dp.md 5).
+nothing to average; other data gives independent noise, so there is nothing to subtract
+(docs/privacy/noise.md#keys-of-a-round).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class MechanismPlan(MechanismConfig):
     relation_name: ClassVar[str] = "ADD_OR_REMOVE_ONE"
     """Relation the events are meant under; it covers adding or removing one unit."""
     proof: ClassVar[str] = ""
-    """Where it is proved that the event prices one unit; without a proof the gate denies."""
+    """Why the event prices one unit (docs/privacy/sensitivity.md); without it the gate denies."""
     sampler_words: ClassVar[str]
     """Who takes part in a round, for the report."""
     options: ClassVar[tuple[str, ...]] = ()
@@ -291,7 +291,8 @@ class MechanismPlan(MechanismConfig):
         """Noise multiplier of update and, if the clip is adaptive, quantile bit together."""
         if self.adaptive_clip is None:
             return self.noise_multiplier
-        # The bit is +-1/2, so its multiplier is count noise / (1/2) (dp.md 2.6).
+        # The bit is +-1/2, so its multiplier is count noise / (1/2)
+        # (docs/privacy/sensitivity.md#adaptive-clip).
         bit = 2 * self.adaptive_clip.count_noise_multiplier
         return (self.noise_multiplier**-2 + bit**-2) ** -0.5
 
@@ -347,7 +348,7 @@ class MechanismPlan(MechanismConfig):
         """The paper's extrapolation: more users, or more compute, at the same noise on the mean.
 
         Both at once leave the sampling probability as it is, so utility should stay while epsilon
-        falls (Xu et al., arXiv 2211.10844, section 4; dp.md 8).
+        falls (Xu et al., arXiv 2211.10844, section 4; docs/privacy/recipes.md#projections).
 
         Args:
           population: users and virtual clients, times this.
@@ -369,7 +370,10 @@ class MechanismPlan(MechanismConfig):
         return {}
 
     def at_equal_utility(self, independent_noise: float) -> Self:
-        """The plan with running sums of updates as noisy as under independent noise (dp.md 1.2)."""
+        """The plan whose running sums of updates are as noisy as under independent noise.
+
+        See docs/privacy/accounting.md#equal-utility.
+        """
         return self.replaced(noise_multiplier=independent_noise)
 
     # ---- in words -----------------------------------------------------------------------------

@@ -5,10 +5,11 @@ for the angle. The size is cut into blocks of fixed length, each with a nonce of
 the result depends on key and size alone and not on how many threads computed it.
 
 Why 128 bits: 53-bit uniforms end at 8.57 standard deviations, a total variation of 1.1e-6 over 24 M
-parameters and 800 rounds (dp.md 5). Here the tail ends at 13.3, and the uniform is coarser than the
-integer grid only below 2^-92, which bounds the distance from true normals rounded to the grid by
-`TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation: the last-bit rounding of
-float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of 2^-32 clips.
+parameters and 800 rounds (docs/privacy/noise.md#normals). Here the tail ends at 13.3, and
+the uniform is coarser than the integer grid only below 2^-92, which bounds the distance from true
+normals rounded to the grid by `TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation:
+the last-bit rounding of float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of
+2^-32 clips.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
     """
 
     section = PoissonGaussianConfig
-    proof = "a unit is sampled alone and adds one vector of norm at most C (dpsgd.md 5.1)"
+    proof = "a unit is sampled alone and adds one vector of norm at most C"
     sampler_words = "each unit independently with the sampling probability"
     label = "poisson gaussian"
     look: ClassVar[tuple[str, Any]] = ("#a03060", "-")

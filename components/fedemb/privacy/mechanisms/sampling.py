@@ -1,7 +1,8 @@
 """Who takes part in a round: drawn from secret coins, the same for every data set.
 
 Every sampler looks at public constants and coins first and at the users last, so that adding or
-removing one user changes what one virtual client holds, and nothing else (dp.md 2.1).
+removing one user changes what one virtual client holds, and nothing else
+(docs/privacy/sensitivity.md#what-one-user-can-change).
 """
 
 from __future__ import annotations

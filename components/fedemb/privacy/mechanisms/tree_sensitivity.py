@@ -28,7 +28,7 @@ def sensitivity(
 
     Between trees the separation is not used, which can only make the result larger.
 
-    >>> round(sensitivity(800, 77, 11) ** 2)  # the poster's run, dp.md and oracles
+    >>> round(sensitivity(800, 77, 11) ** 2)  # the poster's run, docs/method.md#published-figures
     177
 
     Args:

@@ -60,7 +60,7 @@ class TurnsPlan(TurnsConfig, MechanismPlan):
 
     options = ("min_separation", "max_participations")
     sampler_words = "every virtual client in a fixed order, participation bounded"
-    proof = "the sensitivity of the noise's matrix under bounded participation, at 2C (dp.md 2.1)"
+    proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
 
     matrix_sensitivity: float | None = None
     """Norm by which one user's clipped updates enter the correlated noise, per unit of change."""
@@ -162,7 +162,9 @@ class TurnsPlan(TurnsConfig, MechanismPlan):
 
     @override
     def at_equal_utility(self, independent_noise: float) -> MechanismPlan:
-        """The plan with running sums of updates as noisy as under independent noise (dp.md 1.2).
+        """The plan whose running sums of updates are as noisy as under independent noise.
+
+        See docs/privacy/accounting.md#equal-utility.
 
         What a server step sees over a run is the sum of all rounds so far; its root-mean-square
         noise, averaged over rounds, is made equal.

@@ -40,7 +40,7 @@ class UserPoisson(UserPoissonConfig, MechanismPlan):
     """
 
     section = UserPoissonConfig
-    proof = "a user changes the update of one group by at most 2C (dp.md 2.1)"
+    proof = "a user changes the update of one group by at most 2C"
     sampler_words = "each user independently, then hashed into virtual clients"
     compared = True
     label = "user poisson"

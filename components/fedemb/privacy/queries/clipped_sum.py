@@ -143,7 +143,7 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 class AdaptiveClippedSumQuery(ClippedSumQuery):
     """Also counts, under noise, how many records lie below the clip, and moves the next clip.
 
-    One joint Gaussian event prices sum and count (dp.md 2.6).
+    One joint Gaussian event prices sum and count (docs/privacy/sensitivity.md#adaptive-clip).
     """
 
     def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
