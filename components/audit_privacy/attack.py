@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.documents.audit import finding
+from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
 
@@ -34,16 +36,13 @@ class AttackResult:
     @property
     def finding(self) -> str:
         """`leak`, `reversed` (members score lower, significantly) or `nothing`."""
-        if self.auroc.low > 0.5:
-            return "leak"
-        return "reversed" if self.auroc.high < 0.5 else "nothing"
+        return finding(Interval.model_validate(self.auroc.to_json()))
 
     def to_json(self) -> dict[str, Any]:
-        """`auroc`, `tpr_at_fpr` and `finding` of the audit report."""
+        """`Attacked` of the audit report."""
         return {
             "auroc": self.auroc.to_json(),
             "tpr_at_fpr": {f"{rate:g}": e.to_json() for rate, e in self.tpr_at_fpr.items()},
-            "finding": self.finding,
         }
 
 

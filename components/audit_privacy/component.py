@@ -10,12 +10,15 @@ from fedemb.step import Rights, step
     image="trainer",
     resources="embed",
     outputs={"audit_report": Public, "audit_page": Public},
-    rights=Rights(private={"users": "read", "evaluation": "read", "audit": "write"}),
+    rights=Rights(
+        private={"users": "read", "evaluation": "read", "audit": "write"}, signing=("audit",)
+    ),
 )
 def audit_privacy(
     config: str,
     run_id: str,
     private_root: str,
+    keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],

@@ -17,6 +17,7 @@ from fedemb.step import Rights, step
     },
     rights=Rights(
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
+        signing=("evaluate",),
         releases="read",
     ),
 )
@@ -24,6 +25,7 @@ def evaluate_embeddings(
     config: str,
     run_id: str,
     private_root: str,
+    keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],
@@ -40,7 +42,7 @@ def evaluate_embeddings(
         report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
-        if report["measured"]:
+        if report["evaluated"]:
             curve = report["roc"]
             roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])
         utility_report.metadata["model_sha"] = report["model_sha"]

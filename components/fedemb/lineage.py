@@ -216,7 +216,7 @@ def steps_of(
         "evaluation_identities": commitments.get("evaluation"),
     }
     manifest = {"users_manifest": evidence.users.sha}
-    pretrained = {"pretrained": evidence.model.body.get("initial_weights_sha")}
+    pretrained = {"pretrained": evidence.model.body.initial_weights_sha}
     model = {"model": files.get("backbone.keras"), "rounds": files.get("rounds.jsonl")}
     audit, utility = {"audit_report": evidence.audit.sha}, {"utility_report": evidence.utility.sha}
     report, verdict = {"privacy_report": report_sha}, {"verdict": verdict_sha}
@@ -283,8 +283,8 @@ def write_run(
         released=released,
     )
     reserved = evidence.reservation.body
-    code_sha = None if denied else reserved["code_sha"]
-    write(path, reserved["run_id"], steps, config_sha=evidence.config_sha, code_sha=code_sha)
+    code_sha = None if denied else reserved.code_sha
+    write(path, reserved.run_id, steps, config_sha=evidence.config_sha, code_sha=code_sha)
     return steps
 
 

@@ -19,6 +19,7 @@ from fedemb.step import Rights, step
             "deletion_marks": "read",
         },
         input=("private", "public"),
+        signing=("partition",),
         keys="read",
     ),
 )

@@ -3,11 +3,16 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import step
+from fedemb.step import Rights, step
 
 
-@step(image="cpu", private=False, outputs={"privacy_plan": Public})
-def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
+@step(
+    image="cpu",
+    private=False,
+    outputs={"privacy_plan": Public},
+    rights=Rights(signing=("plan",)),
+)
+def plan_privacy(config: str, keys: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from fedemb.step import step_process
     from fedemb.steps.plan_privacy.plan import run
@@ -16,6 +21,5 @@ def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
         plan = run(context)
         guarantee = plan["guarantee"]
         privacy_plan.metadata.update(
-            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")},
-            plan_sha=plan["plan_sha"],
+            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")}
         )

@@ -10,16 +10,18 @@ import logging
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import json_digest, write_json
+from fedemb.documents.artifacts import config_digest
+from fedemb.documents.plan import PrivacyPlan
+from fedemb.keys.signatures import Signer, write_signed
 from fedemb.privacy.accounting.accounting import library_version
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
+from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
 
-SCHEMA = "fedemb/privacy_plan/1"
 _log = logging.getLogger(__name__)
 
 
@@ -35,21 +37,20 @@ def run(context: StepContext) -> dict[str, Any]:
       UnsupportedAccounting: no accountant is valid for it.
     """
     body = document(context.config)
-    write_json(context.artifacts.privacy_plan, SCHEMA, body)
-    _log.info("planned: %s", body["guarantee"]["sentence"])
-    return {"schema": SCHEMA, **body}
+    for warning in warnings(context.config):
+        _log.warning("%s", warning)
+    _log.info("planned: %s", guarantee_sentence(body.guarantee))
+    signer = Signer.newest(context.keys, "plan")
+    return write_signed(context.artifacts.privacy_plan, body, signer).json
 
 
-def document(config: RunConfig) -> dict[str, Any]:
+def document(config: RunConfig) -> PrivacyPlan:
     """The body of the plan, unwritten; see `run`."""
     plan = plan_mechanism(config)
     policy = config.policy
-    warnings = delta_warnings(policy.delta, policy.users_lower_bound)
-    for warning in warnings:
-        _log.warning("%s", warning)
     guarantee = guarantee_of(plan, policy.delta)
-    body: dict[str, Any] = {
-        "config_sha": json_digest(config.model_dump(mode="json")),
+    fields: dict[str, Any] = {
+        "config_sha": config_digest(config),
         "purpose": config.purpose,
         "plan": plan.to_json(),
         "event": event_to_json(plan.event()),
@@ -61,15 +62,15 @@ def document(config: RunConfig) -> dict[str, Any]:
         "projections": [
             projection.to_json() for projection in _projections(plan, config, policy.delta)
         ],
-        "warnings": warnings,
+        "warnings": ["delta_above_customary"] if warnings(config) else [],
         "accounting_library": f"dp-accounting {library_version()}",
     }
-    return {**body, "plan_sha": json_digest(body)}
+    return PrivacyPlan.of_fields(fields)
 
 
-def delta_warnings(delta: float, users_lower_bound: int) -> list[str]:
+def warnings(config: RunConfig) -> list[str]:
     """What to say about a delta that is allowed but above the customary bound."""
-    customary = users_lower_bound**-1.1
+    delta, customary = config.policy.delta, config.policy.users_lower_bound**-1.1
     if delta <= customary:
         return []
     return [

@@ -12,13 +12,13 @@ from fedemb.step import Rights, step
     cached=True,
     resources="pretrain",
     outputs={"pretrained": Public},
-    rights=Rights(input=("public",)),
+    rights=Rights(input=("public",), signing=("pretrain",)),
 )
-def pretrain_public(public_start: str, pretrained: dsl.Output[dsl.Model]):
+def pretrain_public(public_start: str, keys: str, pretrained: dsl.Output[dsl.Model]):
     """Trains the backbone on public images, imports one, or draws initial weights."""
     from fedemb.step import step_process
     from fedemb.steps.pretrain_public.pretrain import run
 
     with step_process("pretrain_public", locals()) as context:
-        card = run(context.public_start, context.artifacts.pretrained)
-        pretrained.metadata.update(weights_sha=card["weights_sha"], licence=card["licence"])
+        card = run(context.public_start, context.artifacts.pretrained, context.keys)
+        pretrained.metadata.update(weights_sha=card["weights_sha"])

@@ -66,11 +66,12 @@ def run(
       Refused: the policy has other terms, or asks for an audit that does not exist; the
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
+      SignatureInvalid: the plan is not signed by plan_privacy.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
-    plan, _ = read_plan(context.artifacts.privacy_plan, config)
+    plan, document = read_plan(context.artifacts.privacy_plan, config)
     if config.policy.audit_level == "full" and config.purpose == "release":
         raise Refused(
             "policy.audit_level=full asks for an audit this version does not have, so nothing "
@@ -80,6 +81,7 @@ def run(
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
+    ledger.chain.trust.check(document, at=found.reserve.sequence if found else None)
     if config.purpose == "release" and (found is None or found.void is not None):
         _check_before_charge(config, ledger, run_id, suite)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)

@@ -161,30 +161,32 @@ def _report(
     figure: Path | None,
     users_per_client: int | None,
 ) -> None:
-    from fedemb.documents.run_artifacts import RunArtifacts
+    from fedemb.documents.document import write
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
     from fedemb.privacy.mechanisms.registry import plan_from_json
     from fedemb.privacy.planning.prices import finite
-    from fedemb.step_context import StepContext
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
-    from fedemb.steps.plan_privacy.plan import run
+    from fedemb.steps.plan_privacy.plan import document, warnings
 
-    document = run(StepContext(RunArtifacts(privacy_plan=output), config=config))
-    mechanism = plan_from_json(document["plan"])
-    guarantee = PrivacyGuarantee.from_json(document["guarantee"])
+    plan = write(output, document(config)).json  # for people: no step takes what nobody signed
+    mechanism = plan_from_json(plan["plan"])
+    guarantee = PrivacyGuarantee.from_json(plan["guarantee"])
     fields: dict[str, Any] = {
         "mechanism": mechanism.kind,
         "epsilon": finite(guarantee.epsilon),
         "delta": guarantee.delta,
         "accountant": guarantee.accountant,
         "relation": guarantee.relation.name,
-        "epsilon_conservative_2c": document["epsilon_conservative_2c"],
-        "epsilon_rdp": document["epsilon_rdp"],
-        "zcdp_rho": document["zcdp_rho"],
-        "comparisons": document["comparisons"],
+        "epsilon_conservative_2c": plan["epsilon_conservative_2c"],
+        "epsilon_rdp": plan["epsilon_rdp"],
+        "zcdp_rho": plan["zcdp_rho"],
+        "comparisons": [
+            {**found, "words": other.words}
+            for found, other in zip(plan["comparisons"], mechanism.comparisons(), strict=True)
+        ],
         "unit": mechanism.unit,
         "noise_multiplier": mechanism.noise_multiplier,
         "sampling_probability": mechanism.chance,
@@ -193,10 +195,10 @@ def _report(
         "virtual_clients": mechanism.virtual_clients,
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
-        "projections": document["projections"],
-        "warnings": document["warnings"],
+        "projections": plan["projections"],
+        "warnings": warnings(config),
         "plan": str(output),
-        "plan_sha": document["plan_sha"],
+        "plan_sha": mechanism.digest,
     }
     if trials is not None:
         search = price_tuning(mechanism, guarantee.delta, trials, law)

@@ -136,6 +136,7 @@ def submit(
     """Start one run of a compiled pipeline on a cluster."""
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package, run_arguments
+    from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
 
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
@@ -143,7 +144,7 @@ def submit(
     check_package(package)
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
-    typer.echo(f"planned: {document(loaded)['guarantee']['sentence']}")
+    typer.echo(f"planned: {guarantee_sentence(document(loaded).guarantee)}")
     if kubeflow is None:
         return
     run_id = kubeflow.submit(

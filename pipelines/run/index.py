@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
+from fedemb.documents.audit import AuditReport
+from fedemb.documents.document import read
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
 from fedemb.pipelines.steps import pipeline_of
+from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index, significant
 from fedemb.storage import open_store
 
@@ -116,11 +119,13 @@ def _step(
 
 def _report(name: str, run: RunDirectory) -> dict[str, str]:
     """Link and what is behind it; the page's head has said guarantee and utility already."""
-    document = run.document(name) or {}
+    path = run.output(name)
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
         "utility_report": "Verification and retrieval on identities that never trained.",
-        "audit_report": document.get("sentence", ""),
+        "audit_report": audit_sentence(read(path, AuditReport).body)
+        if path is not None and name == "audit_report"
+        else "",
     }
     return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 

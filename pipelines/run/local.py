@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemb.config import RunConfig
+from fedemb.documents.document import read
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.reports.privacy_report_words import all_runs
+from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
 from fedemb.reports.report import WAY_BACK
+from fedemb.reports.utility_words import utility_sentence
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
@@ -209,7 +212,7 @@ def _guarantee(run: RunDirectory) -> str:
     report = run.document("privacy_report")
     plan = run.document("privacy_plan")
     if report is not None and run.config().purpose == "release":
-        words = (report["guarantee"]["sentence"], all_runs(report))
+        words = (guarantee_sentence(report["guarantee"]), all_runs(report))
         return "; ".join(text for text in words if text)
     if plan is None:
         return "none (nothing was planned)"
@@ -219,7 +222,7 @@ def _guarantee(run: RunDirectory) -> str:
             for item in plan["projections"]
         )
         return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
-    return "none (training did not finish); planned: " + plan["guarantee"]["sentence"]
+    return "none (training did not finish); planned: " + guarantee_sentence(plan["guarantee"])
 
 
 def _stated(epsilon: float | None) -> str:
@@ -227,8 +230,8 @@ def _stated(epsilon: float | None) -> str:
 
 
 def _utility(run: RunDirectory) -> str:
-    report = run.document("utility_report")
-    return "not measured" if report is None else report["sentence"]
+    path = run.output("utility_report")
+    return "not measured" if path is None else utility_sentence(read(path, UtilityReport).body)
 
 
 def _release(run: RunDirectory, outcome: Outcome) -> str:

@@ -3,7 +3,12 @@
 import pytest
 from evaluation_run import config, shared_run
 
+from fedemb.documents.audit import AuditReport
+from fedemb.documents.document import read
+from fedemb.documents.utility import UtilityReport
+from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index
+from fedemb.reports.utility_words import utility_sentence
 
 pytestmark = pytest.mark.browser
 
@@ -49,11 +54,11 @@ def build_index(folder, _):
     return "weekly-2026-11-21"
 
 
-def measured(step, folder, settings):
+def measured(step, folder, settings, document, words):
     finished = shared_run(lambda name: folder / name)
-    sentence = step(finished.context(settings, folder))["sentence"]
+    step(finished.context(settings, folder))
     (folder / "report.html").rename(folder / "page.html")
-    return sentence
+    return words(read(folder / "report.json", document).body)
 
 
 def build_utility(folder, _):
@@ -67,19 +72,19 @@ def build_utility(folder, _):
             "evaluation.previous_release": str(start),
         }
     )
-    return measured(run, folder, settings)
+    return measured(run, folder, settings, UtilityReport, utility_sentence)
 
 
 def build_audit(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config(purpose="simulation"))
+    return measured(run, folder, config(purpose="simulation"), AuditReport, audit_sentence)
 
 
 def build_audit_of_release(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config())
+    return measured(run, folder, config(), AuditReport, audit_sentence)
 
 
 def build_privacy_report(folder, _):

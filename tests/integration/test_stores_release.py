@@ -8,10 +8,11 @@ from pathlib import Path
 import honest_run
 import pytest
 
+from fedemb.documents.document import encode
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
-from fedemb.steps.release_model import release
+from fedemb.steps.release_model import release, verify
 from fedemb.storage import join, open_store
 
 
@@ -43,7 +44,7 @@ def _release(run, releases, document="release.json"):
 
 def _problems(run, uri):
     with honest_run.stand_in_for_serving():
-        return release.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
+        return verify.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
 
 
 def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, releases):
@@ -55,13 +56,13 @@ def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, release
     assert len(run.ledger().state.attempts["monday", 1].releases) == 1
 
 
-@pytest.mark.parametrize("where", ["s3://evil/bundle", "{releases}/glyphs/1.0/0123456789abcdef"])
-def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, where):
+@pytest.mark.parametrize("tree", ["../evil", "glyphs/1.0/0123456789abcdef"])
+def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, tree):
     card = json.loads((run.model / "model.json").read_text())
     shas = {"model_sha": card["weights_sha"], "bundle_sha": "b" * 64, "report_sha": "a" * 64}
-    known = {"schema": "fedemb/release/1", "name": "glyphs", "version": "1.0", **shas}
-    marker = {**known, "run_id": "monday", "attempt": 1, "uri": where.format(releases=releases)}
-    open_store(releases).write("glyphs/1.0.json", json.dumps(marker).encode())
+    known = {"schema": "fedemb/release_marker/1", "name": "glyphs", "version": "1.0", **shas}
+    marker = {**known, "run_id": "monday", "attempt": 1, "tree": tree}
+    open_store(releases).write("glyphs/1.0.json", encode(marker))
     with pytest.raises(Refused, match="remove the marker"):
         _release(run, releases)
     assert run.ledger().state.attempts["monday", 1].releases == []

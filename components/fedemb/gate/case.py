@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -41,24 +41,27 @@ class Case:
     """Everything a rule may look at; what is derived is checked again at each look."""
 
     evidence: Evidence
-    report: Mapping[str, Any]
+    signed: Written[PrivacyReport]
     ledger: Ledger
     now: datetime
     same_environment: bool = True
     """False when a bundle is verified later: library and code may be newer ones."""
 
     @property
+    def report(self) -> PrivacyReport:
+        """The privacy report."""
+        return self.signed.body
+
+    @property
     def plan(self) -> MechanismPlan:
         """The mechanism, as compared with the configuration."""
         evidence = self.evidence
-        return check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
+        return check_plan(evidence.plan.body, evidence.config, evidence.config_sha)
 
     @property
     def reservation(self) -> Reservation:
         """The reservation document."""
-        fields = ("schema", "signature")
-        body = {k: v for k, v in self.evidence.reservation.body.items() if k not in fields}
-        return Reservation.from_json(body)
+        return Reservation.of_document(self.evidence.reservation.body)
 
     @property
     def attempt(self) -> Attempt:
@@ -68,7 +71,4 @@ class Case:
     @property
     def head(self) -> int:
         """Last ledger record the report takes into account."""
-        sequence = self.report["cumulative"]["ledger_sequence"]
-        if type(sequence) is not int:
-            raise ValueError("ledger_sequence is no number")
-        return sequence
+        return self.report.cumulative.ledger_sequence

@@ -10,11 +10,12 @@ Specification: docs/gate.md#what-it-asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
+from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, sentence_of
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate.case import RERUN, Case, Reason, Verdict
@@ -25,6 +26,7 @@ WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
 
 RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("report_unsigned", artifacts.report_signature),
+    ("document_unsigned", artifacts.signatures),
     ("ledger_broken", privacy.ledger),
     ("reservation_invalid", privacy.reservation),
     ("not_what_was_reserved", artifacts.bindings),
@@ -45,7 +47,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
 
 def decide(
     evidence: Evidence,
-    report: Mapping[str, Any],
+    report: Written[PrivacyReport],
     ledger: Ledger,
     *,
     now: datetime | None = None,
@@ -81,7 +83,7 @@ def decide(
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
     """Codes that the policy owner waived for this model, by a signed record the report states."""
     try:
-        model = case.evidence.model.body["weights_sha"]
+        model = case.evidence.model.body.weights_sha
         signed = {
             record.body["code"]
             for record in case.ledger.state.waivers

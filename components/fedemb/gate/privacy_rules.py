@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from fedemb.gate.case import RERUN, Case, Reason
-from fedemb.keys.trust import verify_document
 from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
@@ -20,8 +19,8 @@ RDP_TOLERANCE = 0.02
 
 def ledger(case: Case) -> Iterator[Reason]:
     """The ledger is whole, knows the head the report names, and no block is over its cap."""
-    report, terms, head = case.report["cumulative"], case.ledger.terms, case.head
-    anchor = Anchor(head, str(report["ledger_head"]), "the privacy report")
+    report, terms, head = case.report.cumulative, case.ledger.terms, case.head
+    anchor = Anchor(head, report.ledger_head, "the privacy report")
     case.ledger.verify([anchor])
     commit = case.attempt.commit
     if commit is not None and not head >= commit.sequence:
@@ -49,8 +48,7 @@ def ledger(case: Case) -> Iterator[Reason]:
 
 def reservation(case: Case) -> Iterator[Reason]:
     """The reservation is signed, stands in the ledger, is committed and for release."""
-    body, sequence = case.evidence.reservation.body, case.reservation.sequence
-    verify_document(body, case.ledger.chain.trust, "ledger", at=sequence)
+    case.ledger.chain.trust.check(case.evidence.reservation, at=case.reservation.sequence)
     attempt, config = case.attempt, case.evidence.config
     if attempt.void or attempt.bind is None or attempt.commit is None:
         yield Reason(
@@ -82,9 +80,8 @@ def mechanism(case: Case) -> Iterator[Reason]:
             f"choose another mechanism; {next(iter(MECHANISMS))} is the default",
         )
     event = event_to_json(plan.event())
-    stored = case.report["accounting"]["event"]
-    planned = case.evidence.plan.body["event"]
-    if event != stored or event != dict(case.reservation.event) or event != planned:
+    documents = (case.report.accounting, case.reservation, case.evidence.plan.body)
+    if any(document.event != event for document in documents):
         yield Reason(
             "event_differs",
             "the event of plan, report or reservation is not the one recomputed from the plan",
@@ -101,14 +98,14 @@ def epsilon(case: Case) -> Iterator[Reason]:
     """Epsilon and delta, recomputed, fit the policy."""
     plan, policy, terms = case.plan, case.evidence.config.policy, case.ledger.terms
     guarantee = guarantee_of(plan, policy.delta)
-    epsilon, claimed = guarantee.epsilon, case.report["accounting"]["epsilon"]
+    epsilon, claimed = guarantee.epsilon, case.report.accounting.epsilon
     if not (0 < epsilon < math.inf):
         yield Reason(
             "no_privacy",
             f"epsilon is {epsilon}, so there is no guarantee",
             "choose a mechanism with noise",
         )
-    if not (isinstance(claimed, float) and abs(claimed - epsilon) <= 0.01 * epsilon):
+    if not (claimed is not None and abs(claimed - epsilon) <= 0.01 * epsilon):
         yield Reason(
             "epsilon_differs",
             f"the report says epsilon={claimed}, recomputed is {epsilon:.6g}",
@@ -147,7 +144,7 @@ def epsilon(case: Case) -> Iterator[Reason]:
 
 def tuning(case: Case) -> Iterator[Reason]:
     """Private runs that were looked at to choose hyperparameters stand in the ledger."""
-    trials, found = case.evidence.config.tuning.trials, case.report["tuning"]["other_runs_before"]
+    trials, found = case.evidence.config.tuning.trials, case.report.tuning.other_runs_before
     if not trials <= found:
         yield Reason(
             "tuning_not_charged",

@@ -1,8 +1,8 @@
 """The privacy report as a pure function of the evidence and the ledger.
 
 account_privacy builds and signs it; the gate, the release and `fedemb verify` build it again from
-the same evidence and compare field by field. So no number in it is ever trusted, and a field that
-was nudged, dropped or added shows, whoever signed it.
+the same evidence and compare field by field. So no number in it is taken from its writer, and a
+field that was nudged, dropped or added shows, whoever signed it.
 
 Fields: docs/gate.md#what-it-asks, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
 5.3.3; NIST SP 800-226.
@@ -18,6 +18,7 @@ from dp_accounting import NeighboringRelation
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import LedgerError
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.state import Attempt, LedgerState
@@ -28,13 +29,11 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
 from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, TRUST
 
-SCHEMA = "fedemb/privacy_report/1"
-
 
 def build_report(
     evidence: Evidence, plan: MechanismPlan, ledger: Ledger, *, time: str, head_sequence: int
-) -> dict[str, Any]:
-    """Builds the unsigned report.
+) -> PrivacyReport:
+    """Builds the report.
 
     Args:
       evidence: documents of the run.
@@ -49,8 +48,7 @@ def build_report(
       UnsupportedAccounting: the mechanism cannot be priced.
     """
     config, model = evidence.config, evidence.model.body
-    body, apart = evidence.reservation.body, ("schema", "signature")
-    reservation = Reservation.from_json({key: body[key] for key in body if key not in apart})
+    reservation = Reservation.of_document(evidence.reservation.body)
     attempt = ledger.attempt(reservation)
     if attempt.bind is None or attempt.commit is None:
         raise LedgerError(
@@ -58,47 +56,49 @@ def build_report(
             "let the training finish"
         )
     guarantee = guarantee_of(plan, config.policy.delta)
-    return {
-        "schema": SCHEMA,
+    fields: dict[str, Any] = {
         "purpose": config.purpose,
         "run_id": reservation.run_id,
         "attempt": reservation.attempt,
         "time": time,
-        "model_sha": model.get("weights_sha"),
+        "model_sha": model.weights_sha,
         "guarantee": guarantee.to_json(),
         "setting": _setting(config, ledger, reservation, head_sequence),
         "unit": {
             "unit": "user",
-            "identifiers": ledger.terms.identifiers,
-            "multi_owner": "not covered",
+            "multi_owner": "not_covered",
             "population_lower_bound": config.policy.users_lower_bound,
-            "exclusions": ["held-out evaluation users"],
+            "exclusions": ["evaluation_users"],
         },
         "adjacency": {
             "relation": "add_or_remove_one_user",
             "accounting_relation": plan.relation.name,
             "covers_change_own_data": plan.relation is NeighboringRelation.REPLACE_ONE,
         },
-        "mechanism": _mechanism(plan, attempt, model["key_injected"]),
+        "mechanism": _mechanism(plan, attempt, model.key_injected),
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": {
-            **config.tuning.model_dump(mode="json"),
+            "data": config.tuning.data,
+            "trials": config.tuning.trials,
             "other_runs_before": len(
                 ledger.state.committed_runs(before=reservation.sequence) - {reservation.run_id}
             ),
         },
-        "evaluation": {"data": "held-out users", "charged": False},
+        "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
-        "assumptions": ASSUMPTIONS,
-        "limitations": LIMITATIONS,
+        "assumptions": list(ASSUMPTIONS),
+        "limitations": list(LIMITATIONS),
         "approvals": [
-            {**record.body, "sequence": record.sequence, "actor": record.actor}
+            {
+                "code": record.body["code"],
+                "model_sha": record.body["model_sha"],
+                "sequence": record.sequence,
+            }
             for record in ledger.state.waivers
-            if record.sequence <= head_sequence
-            and record.body["model_sha"] == model.get("weights_sha")
+            if record.sequence <= head_sequence and record.body["model_sha"] == model.weights_sha
         ],
         "provenance": {
             "config_sha": reservation.config_sha,
@@ -115,6 +115,7 @@ def build_report(
             "utility_document": evidence.utility.sha,
         },
     }
+    return PrivacyReport.of_fields(fields)
 
 
 def _charged_until(ledger: Ledger, sequence: int, head_sequence: int) -> int:
@@ -131,8 +132,8 @@ def _setting(
     plan = ledger.terms.series
     return {
         "model": "central",
-        "trust": TRUST,
-        "releases": "final model only",
+        "trust": list(TRUST),
+        "releases": "final_model_only",
         "recurring": {
             "policy_id": reservation.policy_id,
             "run_index": _charged_until(ledger, reservation.sequence, head_sequence),
@@ -148,28 +149,26 @@ def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict
     return {
         "name": plan.kind,
         "plan_sha": plan.digest,
-        "sampler": plan.sampler_words,
-        "proof": plan.proof,
         "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,
-        "grouping_rule": "keyed hash of the user id, fixed for the policy's life",
+        "grouping_rule": "keyed_hash_of_user_id",
         "rounds_planned": plan.rounds,
         "rounds_run": commit.get("rounds_started"),
         "clip": {
-            "kind": "one global L2 clip per virtual client",
+            "kind": "global_l2_per_virtual_client",
             "l2_norm_clip": plan.l2_norm_clip,
             "adaptive": adaptive.model_dump() if adaptive else None,
         },
         "noise_multiplier": plan.noise_multiplier,
         "noise": {
-            "family": "Gaussian" if plan.private else "none",
-            "generator": "ChaCha20, Box-Muller in float64",
-            "key": "256 bits of entropy per attempt, bound to all inputs and to the exact sums",
+            "family": "gaussian" if plan.private else "none",
+            "generator": "chacha20_box_muller_float64",
+            "key": "256_bits_per_attempt_bound_to_inputs_and_sums",
             "grid_bits": plan.grid_bits,
             "secure": plan.private and key_injected is False,
         },
-        "normaliser": {"rule": "a public constant", "value": plan.normaliser},
+        "normaliser": {"rule": "public_constant", "value": plan.normaliser},
         "matrix": plan.matrix(),
     }
 
@@ -186,7 +185,6 @@ def _accounting(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> dict[str, A
         "delta": guarantee.delta,
         **figures(plan, guarantee.delta),
         "curve": privacy_curve(plan, guarantee.delta),
-        "not_claimed": "the figure for adding or removing a whole virtual client (naive C)",
     }
 
 
@@ -236,26 +234,30 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
 
 def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
     kind = config.pretraining.kind
-    overlap = {
-        "none": "no public images",
-        "import": "unchecked: the images of an imported backbone are unknown",
-    }
+    overlap = {"none": "no_public_images", "import": "unchecked"}
     return {
         "kind": kind,
-        "licence": config.pretraining.licence,
-        "provenance": config.pretraining.provenance,
-        "initial_weights_sha": evidence.model.body.get("initial_weights_sha"),
-        "overlaps_private": overlap.get(kind, "dropped image by image by partition_users"),
+        "initial_weights_sha": evidence.model.body.initial_weights_sha,
+        "overlaps_private": overlap.get(kind, "dropped_by_partition_users"),
     }
 
 
 def _audit(evidence: Evidence) -> dict[str, Any]:
-    audit = evidence.audit.body
-    names = ("level", "attack", "model_sha", "code_sha", "figures", "auroc", "lower_bound")
-    found = {name: audit[name] for name in (*names, "sentence", "planted_bug_suite")}
-    return {**found, "self_test_passed": audit["self_test"]["passed"]}
+    return evidence.audit.body.model_dump(
+        include={
+            "level",
+            "attack",
+            "model_sha",
+            "code_sha",
+            "figures",
+            "lower_bound",
+            "self_test",
+            "planted_bug_suite",
+        }
+    )
 
 
 def _utility(evidence: Evidence) -> dict[str, Any]:
-    names = ("model_sha", "recall_at_far", "embedding_space_id", "sentence")
-    return {name: evidence.utility.body.get(name) for name in names}
+    return evidence.utility.body.model_dump(
+        include={"model_sha", "recall_at_far", "embedding_space_id"}
+    )

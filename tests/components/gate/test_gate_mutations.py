@@ -11,13 +11,18 @@ import json
 import logging
 import math
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import honest_run
 import pytest
+from pydantic import ValidationError
 
-from fedemb.documents.artifacts import json_digest, write_bytes
-from fedemb.documents.evidence import read_document, read_evidence, read_rounds
+from fedemb.documents.artifacts import canonical_json, write_bytes
+from fedemb.documents.document import encode, parse, read, written
+from fedemb.documents.evidence import read_evidence, read_rounds
+from fedemb.documents.model import RoundLine
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, sign_document
@@ -88,25 +93,38 @@ def mutate(document):
 
 def test_every_mutation_of_a_resigned_report_is_denied(good_run):
     evidence = read_evidence(good_run.config, good_run.artifacts)
-    report = dict(read_document(good_run.report, "report").body)
+    good = read(good_run.report, PrivacyReport)
     ledger = good_run.ledger()
     signer = Signer.load_or_create(good_run.keys, "report")
-    assert decide(evidence, report, ledger).allow
-    tried, allowed = 0, []
-    for path, changed in mutate(report):
+    assert decide(evidence, good, ledger).allow
+    tried, judged, allowed = 0, 0, []
+    for path, changed in mutate(good.json):
         tried += 1
-        if decide(evidence, sign_document(changed, signer), ledger).allow:
+        try:
+            report = parse(encode(sign_document(changed, signer)), PrivacyReport, "report.json")
+        except ArtifactError:  # of another form: the gate reads nothing else
+            continue
+        judged += 1
+        if decide(evidence, report, ledger).allow:
             allowed.append(path)
     logging.getLogger(__name__).warning(
-        f"{tried} mutations of a report signed again tried, {len(allowed)} allowed"
+        f"{tried} mutations of a report signed again tried, {judged} of the form of a report, "
+        f"{len(allowed)} allowed"
     )
     assert not allowed
     assert tried > 700, f"{tried} mutations of the report tried"
+    assert judged > 200, f"{judged} mutations judged by the rules"
 
 
 def _write(path, document):
     text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False)
     write_bytes(path, text.encode() + b"\n")
+
+
+def _write_rounds(run, lines):
+    """Lines as a trainer might write them, of the form or not."""
+    data = b"".join(canonical_json(line) + b"\n" for line in lines)
+    write_bytes(run.model / "rounds.jsonl", data)
 
 
 def _refused(run) -> bool:
@@ -132,13 +150,29 @@ def test_every_mutation_of_every_document_is_denied(run, name):
     _check_documents(run, name, every=1)
 
 
+ROLES = {
+    "plan": "plan",
+    "reservation": "ledger",
+    "users": "partition",
+    "audit": "audit",
+    "utility": "evaluate",
+    "model": "trainer",
+    "report": "report",
+}
+
+
+def _resigned(run, name, document):
+    """A document under its step's own key: only what it says may give it away."""
+    return sign_document(document, Signer.newest(run.keys, ROLES[name]))
+
+
 def _check_documents(run, name, every):
     path = run.model / "model.json" if name == "model" else getattr(run, name)
     original = path.read_bytes()
     tried, allowed = 0, []
     for position, (field, changed) in enumerate(mutate(json.loads(original))):
         if position % every == 0:
-            _write(path, changed)
+            _write(path, _resigned(run, name, changed))
             tried += 1
             if not _refused(run):
                 allowed.append(field)
@@ -161,14 +195,14 @@ def _allowed_when_priced_again(run, ledger, **bent) -> bool:
     try:
         evidence = read_evidence(run.config, run.artifacts)
         evidence = dataclasses.replace(evidence, **bent)
-        plan = check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
+        plan = check_plan(evidence.plan.body, evidence.config, evidence.config_sha)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         head = ledger.head.sequence
         report = build_report(evidence, plan, ledger, time=now, head_sequence=head)
     except FedEmbError:
         return False
     signer = Signer.load_or_create(run.keys, "report")
-    return decide(evidence, sign_document(report, signer), ledger).allow
+    return decide(evidence, written(report, signer.sign(report.content())), ledger).allow
 
 
 def _objects(value, path=()):
@@ -181,14 +215,6 @@ def _objects(value, path=()):
             node = node[key]
         if isinstance(node, dict):
             yield child
-
-
-def _save(path, name, document):
-    if name == "plan":  # its digest of itself proves nothing
-        body = {key: value for key, value in document.items() if key not in ("schema", "plan_sha")}
-        if "plan_sha" in document:
-            document = {**document, "plan_sha": json_digest(body)}
-    _write(path, document)
 
 
 @pytest.mark.parametrize("name", EVIDENCE)
@@ -207,7 +233,7 @@ def test_field_more_or_less_in_any_object_is_denied_however_honestly_priced(run,
     ]
     allowed = []
     for field, value in changes:
-        _save(path, name, put(document, field, value))
+        _write(path, _resigned(run, name, put(document, field, value)))
         if _allowed_when_priced_again(run, ledger):
             allowed.append(field)
     logging.getLogger(__name__).warning(
@@ -231,9 +257,11 @@ def test_every_mutation_of_every_round_line_is_denied(run):
         for field, changed in changes:
             tried += 1
             rounds = (*lines[:index], changed, *lines[index + 1 :])
-            if _allowed_when_priced_again(run, ledger, rounds=rounds):
-                logged.append((field, changed))
-            run.write_rounds(rounds)
+            with suppress(ValidationError):
+                typed = tuple(RoundLine.model_validate(item) for item in rounds)
+                if _allowed_when_priced_again(run, ledger, rounds=typed):
+                    logged.append((field, changed))
+            _write_rounds(run, rounds)
             if _allowed_when_priced_again(run, ledger):
                 bent.append(field)
             path.write_bytes(original)
@@ -274,15 +302,17 @@ def test_round_log_says_nothing_beside_its_content(run, bend):
 def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monkeypatch):
     """A trainer that logs how many took part instead of the event, and says so under its name."""
     run = honest_run.start(tmp_path)
-    write = run.write_rounds
 
     def talkative(lines):
         events = [{k: v for k, v in line.items() if k != "event"} for line in lines]
-        write([{**line, "realised_clients": 17} for line in events])
+        _write_rounds(run, [{**line, "realised_clients": 17} for line in events])
 
     monkeypatch.setattr(run, "write_rounds", talkative)
-    run.until_gate()
-    with pytest.raises(GateDenied, match="public line of its round"):
+    for act in ("plan", "reserve", "partition", "train", "measure"):
+        getattr(run, f"do_{act}")()
+    with pytest.raises(ArtifactError, match="public line of its round"):
+        run.do_account()
+    with pytest.raises(GateDenied):
         run.do_gate()
     card = json.loads((run.model / "model.json").read_text())
     _write(run.model / "model.json", {**card, "mean_norm_before_noise": 0.25})
@@ -324,15 +354,16 @@ def test_numbers_that_are_none_are_denied(run, text):
 
 def test_nan_in_any_number_of_the_report_denies(good_run):
     evidence = read_evidence(good_run.config, good_run.artifacts)
-    report = dict(read_document(good_run.report, "report").body)
-    ledger = good_run.ledger()
-    numbers = 0
+    good = read(good_run.report, PrivacyReport)
+    report, numbers = good.json, 0
+    assert decide(evidence, good, good_run.ledger()).allow
     for path in leaves(report):
         node = report
         for key in path:
             node = node[key]
         if isinstance(node, float):
             numbers += 1
-            bent = put(report, path, math.nan)
-            assert not decide(evidence, bent, ledger).allow
+            text = json.dumps(put(report, path, math.nan), sort_keys=True, indent=1) + "\n"
+            with pytest.raises(ArtifactError):
+                parse(text.encode(), PrivacyReport, "report.json")
     assert numbers > 20

@@ -556,7 +556,7 @@ def test_reader_cannot_write(kit):
 def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    forged = dataclasses.replace(reservation, blocks=("all/0", "all/1"))
+    forged = reservation.model_copy(update={"blocks": ["all/0", "all/1"]})
     with pytest.raises(LedgerError, match="something else"):
         kit_.bind(ledger, forged)
     with pytest.raises(LedgerError, match="rewritten"):

@@ -6,7 +6,8 @@ import honest_run
 import pytest
 
 from fedemb import lineage
-from fedemb.documents.artifacts import file_digest, write_json
+from fedemb.documents.artifacts import file_digest, write_bytes
+from fedemb.documents.document import encode
 from fedemb.errors import GateDenied, SignatureInvalid
 from fedemb.ledger import Ledger
 
@@ -15,8 +16,7 @@ FORGED = "f" * 64
 
 
 def _change(path, **changes):
-    body = {**json.loads(path.read_text()), **changes}
-    write_json(path, body.pop("schema"), body)
+    write_bytes(path, encode({**json.loads(path.read_text()), **changes}))
 
 
 def _versions(events):
@@ -35,8 +35,7 @@ def _jobs(receiver):
 def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
-    audit = json.loads(run.audit.read_text()) | {"level": "full"}
-    write_json(run.audit, audit.pop("schema"), audit)
+    _change(run.audit, level="full")
     with pytest.raises(GateDenied):
         run.do_gate()
     steps = lineage.read_steps(run.root)
@@ -58,7 +57,7 @@ def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_pat
     elif forged == "reservation":
         _change(run.reservation, code_sha=FORGED, config_sha=FORGED)
     else:
-        _change(run.plan, plan_sha=FORGED)
+        _change(run.plan, config_sha=FORGED)
     receiver = receiving()
     with pytest.raises(GateDenied):
         run.do_gate()

@@ -25,8 +25,11 @@ from partition_run import (
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
-from fedemb.documents.artifacts import config_digest, read_json, write_json
+from fedemb.documents.artifacts import config_digest
+from fedemb.documents.document import read, write
+from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.prepare import Preparer
@@ -309,8 +312,25 @@ def context_of(config: Any, root: Path) -> StepContext:
 
 
 def reservation_for(path: Path, config: Any, **changes: Any) -> None:
-    body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
-    write_json(path, "fedemb/reservation/1", body)
+    sha = "0" * 64
+    body = {
+        **dict.fromkeys(("record_sha", "plan_sha", "code_sha"), sha),
+        "policy_id": config.policy.policy_id,
+        "run_id": "run-1",
+        "attempt": 1,
+        "sequence": 1,
+        "purpose": "release",
+        "blocks": ["all/0"],
+        "blocks_requested": ["all/0"],
+        "event": {},
+        "relation": "REPLACE_ONE",
+        "delta": 1e-5,
+        "rounds": 2,
+        "config_sha": config_digest(config),
+        "input": "rows.parquet",
+        **changes,
+    }
+    write(path, ReservationDocument.of_fields(body))
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
@@ -325,7 +345,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     bound = fingerprint_input(config.data.source.uri, key, "run-1")
     reservation_for(tmp_path / "reservation.json", config, input=bound)
     manifest = run(context_of(config, tmp_path))
-    assert read_json(tmp_path / "manifest.json", "fedemb/users/1") == manifest
+    assert read(tmp_path / "manifest.json", UsersManifest).json == manifest
     assert set(manifest) == {
         *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
         *("blocks", "image_size", "channels", "commitments"),

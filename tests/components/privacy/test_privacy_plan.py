@@ -21,8 +21,9 @@ from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.planning.projection import project
+from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
-from fedemb.steps.plan_privacy.plan import document, run
+from fedemb.steps.plan_privacy.plan import document, run, warnings
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:
@@ -301,16 +302,16 @@ def test_step_writes_a_plan_whose_parts_agree(tmp_path):
     assert guarantee.epsilon < written["epsilon_conservative_2c"]
     assert [config.policy.delta, guarantee.epsilon] in written["curve"]
     (projection,) = written["projections"]
-    assert projection["label"].startswith("projection, not a guarantee")
     assert (projection["simulated_at"], projection["population"]) == (30_000, 300_000)
     assert projection["delta"] < 1 / 300_000
     assert projection["epsilon"] < guarantee.epsilon
-    assert document(config)["plan_sha"] == written["plan_sha"]
+    assert document(config).content() == written
 
 
 def test_delta_above_the_customary_bound_is_warned_about():
-    assert document(run_config(GROUP, delta=3e-5))["warnings"]
-    assert not document(run_config(GROUP, delta=1e-5))["warnings"]
+    assert document(run_config(GROUP, delta=3e-5)).warnings == ["delta_above_customary"]
+    assert "above the customary" in warnings(run_config(GROUP, delta=3e-5))[0]
+    assert not document(run_config(GROUP, delta=1e-5)).warnings
     with pytest.raises(ValueError, match="users_lower_bound"):
         run_config(GROUP, delta=1e-4)
 
@@ -319,9 +320,9 @@ def test_not_private_is_planned_without_a_guarantee():
     written = document(
         run_config({"kind": "not_private", "rounds": 5, "sampling_probability": 0.1})
     )
-    assert written["guarantee"]["epsilon"] is None
-    assert "no differential privacy" in written["guarantee"]["sentence"]
-    assert written["projections"] == []
+    assert written.guarantee.epsilon is None
+    assert "no differential privacy" in guarantee_sentence(written.guarantee)
+    assert written.projections == []
 
 
 def test_projection_keeps_the_noise_on_the_mean():

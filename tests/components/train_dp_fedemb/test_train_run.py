@@ -11,11 +11,12 @@ import pytest
 
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.documents.artifacts import file_digest
-from fedemb.documents.evidence import read_document, read_rounds
+from fedemb.documents.document import read
+from fedemb.documents.evidence import read_rounds
+from fedemb.documents.model import ModelCard
 from fedemb.embedding import RoundFunction, load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
 from fedemb.gate.artifact_rules import public_line
-from fedemb.gate.differences import differences
 from fedemb.ledger import read_reservation
 from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
@@ -177,7 +178,7 @@ def _raise_killed(*_):
 
 
 def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
-    monkeypatch.setattr(train, "write_json", _raise_killed)
+    monkeypatch.setattr(train, "write_signed", _raise_killed)
     with pytest.raises(Killed):
         ready.train()
     monkeypatch.undo()
@@ -223,12 +224,13 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         from fedemb.steps.pretrain_public import pretrain
 
         folder = ready.root / "pretrained"
-        pretrain.run(changed.public_start().model_copy(update={"seed": 99}), folder)
+        start = changed.public_start().model_copy(update={"seed": 99})
+        pretrain.run(start, folder, ready.context().keys)
     elif what == "code":
         monkeypatch.setattr(train, "code_digest", lambda _config: "f" * 64)
     else:
         changed = config(**{"training.seed": 5})
-    with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again"):
+    with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again|pretrain_public again"):
         ready.train(changed)
 
 
@@ -297,10 +299,9 @@ def test_what_the_trainer_writes_is_what_the_gate_wants(finished):
 def _of_the_gates_form(run):
     plan, _ = read_plan(run.context().artifacts.privacy_plan, run.config)
     rounds = read_rounds(run.root / "model" / "rounds.jsonl")
-    read_document(run.root / "model" / "model.json", "model")
+    read(run.root / "model" / "model.json", ModelCard)
     for index, entry in enumerate(rounds):
-        wanted = {**public_line(plan, index), "output_sha": entry["output_sha"]}
-        assert differences(wanted, dict(entry), tolerance=0.0) == []
+        assert entry == public_line(plan, index, entry.output_sha)
     assert len(rounds) == plan.rounds
 
 

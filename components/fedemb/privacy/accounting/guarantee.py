@@ -75,19 +75,17 @@ class PrivacyGuarantee:
             "rounds": self.rounds,
             "sampler_delta": self.sampler_delta,
             "unit": self.unit,
-            "sentence": str(self),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
-        """Reads what `to_json` wrote, and refuses a sentence that says something else.
+        """Reads what `to_json` wrote.
 
         Raises:
-          ArtifactError: a field is missing, unknown or contradicts the sentence.
+          ArtifactError: a field is missing or unknown.
         """
         fields = dict(value)
         try:
-            sentence = fields.pop("sentence")
             fields["relation"] = NeighboringRelation[fields["relation"]]
             fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]
             guarantee = cls(**fields)
@@ -97,6 +95,4 @@ class PrivacyGuarantee:
             raise ArtifactError(
                 f"this guarantee lacks or adds a field ({error}); it was not written by us"
             ) from error
-        if str(guarantee) != sentence:
-            raise ArtifactError("the guarantee's sentence and its numbers differ; price it again")
         return guarantee

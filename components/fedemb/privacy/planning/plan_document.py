@@ -7,18 +7,17 @@ epsilon from the document.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import config_digest, json_digest, read_json
-from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.documents.artifacts import config_digest
+from fedemb.documents.document import Written, read
+from fedemb.documents.plan import PrivacyPlan
+from fedemb.errors import PlanMismatch
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json, public_numbers
 
-SCHEMA = "fedemb/privacy_plan/1"
 
-
-def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, dict[str, Any]]:
+def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[PrivacyPlan]]:
     """Reads the plan of a configuration.
 
     Args:
@@ -29,14 +28,14 @@ def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, dict[str, A
       The mechanism plan, and the document.
 
     Raises:
-      ArtifactError: not a plan of this version.
+      ArtifactError: not a plan that can be read.
       PlanMismatch: the plan is that of another configuration.
     """
-    document = read_json(path, SCHEMA)
-    return check_plan(document, config, config_digest(config)), document
+    document = read(path, PrivacyPlan)
+    return check_plan(document.body, config, config_digest(config)), document
 
 
-def check_plan(document: dict[str, Any], config: RunConfig, config_sha: str) -> MechanismPlan:
+def check_plan(document: PrivacyPlan, config: RunConfig, config_sha: str) -> MechanismPlan:
     """Returns the mechanism of a plan document after comparing it with the configuration.
 
     Args:
@@ -45,22 +44,14 @@ def check_plan(document: dict[str, Any], config: RunConfig, config_sha: str) -> 
       config_sha: digest of the configuration as it was written, perhaps by an older version.
 
     Raises:
-      ArtifactError: not a plan of this version.
+      ArtifactError: its mechanism is not one of this version.
       PlanMismatch: the plan is that of another configuration.
     """
-    try:
-        stored, plan_sha = document["plan"], document["plan_sha"]
-        found = document["config_sha"]
-    except KeyError as error:
-        raise ArtifactError(f"the privacy plan lacks {error}; run plan_privacy again") from error
-    if found != config_sha:
+    if document.config_sha != config_sha:
         raise PlanMismatch(
             "the privacy plan was made for another configuration; run plan_privacy again"
         )
-    plan = plan_from_json(stored)
-    body = {key: value for key, value in document.items() if key not in ("schema", "plan_sha")}
-    if json_digest(body) != plan_sha:
-        raise PlanMismatch("the privacy plan is not what its digest says; run plan_privacy again")
+    plan = plan_from_json(document.plan)
     if plan.kind != config.mechanism.kind:
         raise PlanMismatch(
             f"the privacy plan is of mechanism {plan.kind}, the configuration asks for "

@@ -42,7 +42,7 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
 
     Returns:
       `epsilon_conservative_2c`, `epsilon_rdp`, `zcdp_rho`, and `comparisons`: the same noise under
-      another sampler, as name, words, relation and epsilon.
+      another sampler, as name, relation and epsilon.
     """
     if not plan.private:
         names = ("epsilon_conservative_2c", "epsilon_rdp", "zcdp_rho")
@@ -58,7 +58,6 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
         "comparisons": [
             {
                 "name": other.name,
-                "words": other.words,
                 "relation": other.relation.name,
                 "epsilon": finite(epsilon_of(other.event, other.relation, delta)),
             }

@@ -12,8 +12,6 @@ from typing import Any
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import finite, guarantee_of
 
-LABEL = "projection, not a guarantee: no such run has been made"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
@@ -31,7 +29,6 @@ class Projection:
     epsilon: float
     compute_factor: float
     """Clients per round / clients per round of the plan."""
-    label: str = LABEL
 
     def to_json(self) -> dict[str, Any]:
         """The projection as a JSON object; an infinite epsilon is null."""

@@ -1,0 +1,72 @@
+"""The model card of the trainer, the public start before it, and the public lines of its rounds."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedemb.documents.document import Document, Part
+from fedemb.documents.fields import Count, Json, Name, Sha, Tensor
+
+
+class Pretrained(Document):
+    """`pretrained.json`, written by pretrain_public beside `backbone.keras`."""
+
+    kind: ClassVar[str] = "pretrained"
+    role: ClassVar[str | None] = "pretrain"
+
+    pretraining_kind: Name
+    weights_sha: Sha
+    """Of `backbone.keras`."""
+    model: Json
+    """`ModelConfig`."""
+    images: Count
+    classes: Count
+    final_loss: float | None
+    seed: int
+
+
+class ModelCard(Document):
+    """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
+
+    kind: ClassVar[str] = "model"
+    role: ClassVar[str | None] = "trainer"
+
+    run_id: Name
+    attempt: Count
+    config_sha: Sha
+    plan_sha: Sha
+    code_sha: Sha
+    inputs_sha: Sha
+    initial_weights_sha: Sha
+    weights_sha: Sha
+    key_injected: bool
+    """Whether coins and noise may have come from a key that was handed in."""
+    rounds_run: Count
+    backbone: Name
+    embedding_dim: Count
+    tensors: list[Tensor]
+
+
+class RoundLine(Part):
+    """The public line of a round in `rounds.jsonl`."""
+
+    round: Count
+    clients_planned: float
+    """Public constant the sum was divided by."""
+    output_sha: Sha
+    """Digest of the noised output."""
+    event: Json | None
+    """None: the mechanism tracks participation and is priced as a whole."""
+
+
+class RoundHead(Document):
+    """Head of a round's record in the trainer's working state."""
+
+    kind: ClassVar[str] = "round"
+
+    inputs_sha: Sha
+    public: RoundLine
+    mechanism_state: Json
+    """`Mechanism.state_to_json()` after the round."""
+    mean_sha: Sha
+    """Of the bytes after the head: the noised mean, or none."""

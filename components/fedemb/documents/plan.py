@@ -1,0 +1,57 @@
+"""The privacy plan: the mechanism and its price, before anything runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fedemb.documents.document import Document, Part
+from fedemb.documents.fields import (
+    Comparison,
+    Count,
+    Delta,
+    Epsilon,
+    Guarantee,
+    Json,
+    Name,
+    Point,
+    Purpose,
+    Sha,
+)
+
+
+class Projected(Part):
+    """What the same plan would cost in another population: no guarantee; `Projection.to_json`."""
+
+    simulated_at: Count
+    population: Count
+    virtual_clients: Count
+    clients_per_round: float
+    noise_multiplier: float
+    delta: Delta
+    epsilon: Epsilon
+    compute_factor: float
+
+
+class PrivacyPlan(Document):
+    """Written by plan_privacy; read through `plan_document`, which compares it with the config."""
+
+    kind: ClassVar[str] = "privacy_plan"
+    role: ClassVar[str | None] = "plan"
+
+    config_sha: Sha
+    purpose: Purpose
+    plan: Json
+    """`MechanismPlan.to_json()`."""
+    event: Json
+    relation: Name
+    guarantee: Guarantee
+    epsilon_conservative_2c: Epsilon
+    epsilon_rdp: Epsilon
+    zcdp_rho: Epsilon
+    comparisons: list[Comparison]
+    users_lower_bound: Count
+    curve: list[Point]
+    """(delta, epsilon)."""
+    projections: list[Projected]
+    warnings: list[Literal["delta_above_customary"]]
+    accounting_library: Name

@@ -1,0 +1,35 @@
+"""The reservation as a document: what the ledger charged, for the other steps to carry."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedemb.documents.document import Document
+from fedemb.documents.fields import Address, Count, Delta, Json, Name, Purpose, Sha
+
+
+class ReservationDocument(Document):
+    """Written by reserve_budget, of a ledger record; see `ledger.reservation`."""
+
+    kind: ClassVar[str] = "reservation"
+    role: ClassVar[str | None] = "ledger"
+
+    policy_id: Name
+    run_id: Name
+    attempt: Count
+    sequence: Count
+    """Number of its ledger record."""
+    record_sha: Sha
+    purpose: Purpose
+    blocks: list[Name]
+    """Whose users may be read; those requested that are not full."""
+    blocks_requested: list[Name]
+    event: Json
+    relation: Name
+    delta: Delta
+    rounds: Count
+    plan_sha: Sha
+    config_sha: Sha
+    code_sha: Sha
+    input: Address
+    """Address and version of the input."""

@@ -1,0 +1,33 @@
+"""The users manifest: public constants of a partition and keyed commitments to it, no count."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedemb.documents.document import Document, Part
+from fedemb.documents.fields import Count, Name, Sha
+
+
+class Commitments(Part):
+    """Keyed commitments to what partition_users wrote."""
+
+    users: Sha
+    evaluation: Sha
+
+
+class UsersManifest(Document):
+    """Written by partition_users."""
+
+    kind: ClassVar[str] = "users"
+    role: ClassVar[str | None] = "partition"
+
+    run_id: Name
+    config_sha: Sha
+    reservation_sha: Sha
+    """Of the reservation document."""
+    virtual_clients: Count
+    groupings: Count
+    blocks: list[Name]
+    image_size: Count
+    channels: Count
+    commitments: Commitments

@@ -1,0 +1,169 @@
+"""The utility report: exact figures on people who never trained and whom no guarantee covers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import StringConstraints, model_validator
+
+from fedemb.config import ModelConfig
+from fedemb.documents.artifacts import json_digest
+from fedemb.documents.document import Document, Part
+from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha
+
+SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
+SubgroupName = Annotated[str, StringConstraints(pattern=r"^[\w .()+/-]{1,64}$")]
+
+
+def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
+    """Names the space an embedding lives in: store it beside every embedding.
+
+    Two embeddings are comparable only if their ids are equal.
+    """
+    return "es-" + json_digest({"weights_sha": weights_sha, "model": model.model_dump()})[:20]
+
+
+def rate_name(rate: float) -> str:
+    """The name of a false accept rate in reports: `0.001`."""
+    return f"{rate:g}"
+
+
+class Recall(Interval):
+    """Recall at a false accept rate, and the threshold that gives it."""
+
+    threshold: float
+
+
+class Retrieved(Part):
+    """Every image asks all the others."""
+
+    recall_at: dict[Depth, Interval]
+    mean_average_precision: Interval
+    nearest_neighbour: Interval
+    queries: Count
+
+
+class Figures(Part):
+    """One model, or one model's queries against another's gallery."""
+
+    recall_at_far: dict[Rate, Recall]
+    retrieval: Retrieved
+
+
+class Roc(Part):
+    """One list per axis, of one length."""
+
+    far: list[float]
+    recall: list[float]
+    threshold: list[float]
+
+
+class Compared(Figures):
+    """Another model on the same people, and this model minus that one, paired."""
+
+    roc: Roc
+    difference: dict[Rate, Interval]
+
+
+class Evaluated(Part):
+    """How much was measured."""
+
+    images: Count
+    identities: Count
+    positive_pairs: Count
+    negative_pairs: Count
+
+
+class Subgroup(Part):
+    """People of one subgroup, at a threshold of their own and at the common one."""
+
+    name: SubgroupName
+    images: Count
+    identities: Count
+    recall_at_own_threshold: Interval
+    recall_at_common_threshold: Interval | None
+    false_accept_rate_at_common_threshold: Interval | None
+
+
+class Subgroups(Part):
+    """Worst served first; those too small to be measured are counted."""
+
+    measured: list[Subgroup]
+    too_small: Count
+
+
+class Previous(Part):
+    """New queries against a gallery embedded by the previous release."""
+
+    old_model_sha: Sha
+    old_embedding_space_id: SpaceId | None
+    old: Figures | None
+    new_against_old: Figures | None
+    change: dict[Rate, Interval] | None
+    """New against new, minus old against old. All None: the models are not comparable."""
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the old model takes the same images and gives embeddings of the same length."""
+        return self.old is not None
+
+
+class Bootstrap(Part):
+    """How intervals were drawn."""
+
+    samples: Count
+    unit: Literal["user", "class"]
+
+
+class UtilityReport(Document):
+    """Written by evaluate_embeddings."""
+
+    kind: ClassVar[str] = "utility_report"
+    role: ClassVar[str | None] = "evaluate"
+
+    run_id: Name
+    config_sha: Sha
+    model_sha: Sha
+    embedding_space_id: SpaceId
+    simulation: bool
+    public_kind: Name
+    bootstrap: Bootstrap
+    evaluated: Evaluated | None
+    """None: too few identities were held out, and nothing was measured."""
+    headline_rate: Rate | None
+    """The false accept rate that is named first; None: nothing was measured."""
+    recall_at_far: dict[Rate, Recall]
+    retrieval: Retrieved | None
+    roc: Roc
+    public_backbone: Compared | None
+    untrained: Compared | None
+    centralized: Compared | None
+    utility_drop: dict[Rate, Interval] | None
+    """The centralized model minus this one."""
+    subgroups: Subgroups | None
+    previous_release: Previous | None
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are figures."""
+        return self.evaluated is not None
+
+    @model_validator(mode="after")
+    def _of_one_measurement(self) -> UtilityReport:
+        if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
+            raise ValueError("it is measured in one place and not in another")
+        for other in (self.public_backbone, self.untrained, self.centralized):
+            if other is not None:
+                _paired(self.recall_at_far, other.recall_at_far, other.difference)
+        return self
+
+
+def _paired(
+    ours: dict[str, Recall], theirs: dict[str, Recall], difference: dict[str, Interval]
+) -> None:
+    """A paired difference is the difference of what it pairs, to the digits written."""
+    if not ours.keys() == theirs.keys() == difference.keys():
+        raise ValueError("models are compared at other rates than they were measured at")
+    for rate, found in difference.items():
+        if not abs(ours[rate].value - theirs[rate].value - found.value) < 2e-6:
+            raise ValueError("a difference is not that of the figures")

@@ -1,0 +1,171 @@
+"""Files that are small and unfold without end: looked into by nobody, or within limits."""
+
+import io
+import json
+import resource
+import time
+import zipfile
+
+import h5py
+import honest_run
+import numpy as np
+import pytest
+
+from fedemb.documents.artifacts import LARGEST_JSON, file_digest, strict_json
+from fedemb.documents.model_files import stored_tensors
+from fedemb.errors import ArtifactError
+from fedemb.steps.release_model.verify import verify_bundle
+
+GIGABYTE = 1 << 30
+
+
+def _peak():
+    """Bytes that this process, and any child that ended, ever had at once."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(one).ru_maxrss for one in who) * 1024
+
+
+def _keras(path, weights, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", json.dumps({"compile_config": None}))
+        archive.writestr("model.weights.h5", weights)
+
+
+def _huge_tensor(path, **how):
+    """8 GB of one number, which HDF5 writes as nothing at all."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file.create_dataset("layers/conv2d_0/vars/0", shape=(1 << 31,), dtype="f4", **how)
+    _keras(path, buffer.getvalue())
+
+
+def _zip_bomb(path):
+    _keras(path, bytes(2 * GIGABYTE), zipfile.ZIP_DEFLATED)
+
+
+def _nested_config(path):
+    honest_run.write_model_file(path)
+    with zipfile.ZipFile(path) as archive:
+        weights = archive.read("model.weights.h5")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+        archive.writestr("config.json", "[" * 100_000 + "]" * 100_000)
+        archive.writestr("model.weights.h5", weights)
+
+
+BOMBS = {
+    "tensor of nothing": _huge_tensor,
+    "tensor in chunks": lambda path: _huge_tensor(path, chunks=(1 << 20,)),
+    "packed tensor": lambda path: _huge_tensor(path, chunks=(1 << 20,), compression="gzip"),
+    "packed member": _zip_bomb,
+    "nested settings": _nested_config,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_model_file_that_unfolds_is_refused_small_and_fast(tmp_path, bomb):
+    path = tmp_path / "backbone.keras"
+    BOMBS[bomb](path)
+    assert path.stat().st_size < 8 << 20
+    before, started = _peak(), time.process_time()
+    with pytest.raises(ArtifactError, match=r"backbone\.keras"):
+        stored_tensors(path, file_digest(path))
+    assert _peak() < max(before, 2 * GIGABYTE)
+    assert time.process_time() - started < 30
+
+
+def test_look_inside_is_cut_off_at_its_memory(tmp_path, monkeypatch):
+    """What no rule foresees ends with the process that looked."""
+    from fedemb.documents import model_files
+
+    path = tmp_path / "backbone.keras"
+    honest_run.write_model_file(path)
+    hungry = tmp_path / "hungry.py"
+    hungry.write_text(
+        "import resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({GIGABYTE}, {GIGABYTE}))\n"
+        "bytes(8 << 30)\n"
+    )
+    run = model_files.subprocess.run
+    monkeypatch.setattr(
+        model_files.subprocess,
+        "run",
+        lambda command, **more: run([command[0], str(hungry)], **{**more, "check": False}),
+    )
+    with pytest.raises(ArtifactError, match="no backbone"):
+        stored_tensors(path, "0" * 64)
+
+
+def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
+    """Manifest and signature first: neither a model nor a document of it is parsed."""
+    from fedemb.documents import evidence
+
+    folder, trust = bundle
+    _huge_tensor(folder / "backbone.keras")
+    looked = []
+    monkeypatch.setattr(evidence, "stored_tensors", lambda *words: looked.append(words))
+    (problem,) = verify_bundle(str(folder), trust)
+    assert "backbone.keras is not what the manifest says" in problem
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["backbone.keras"] = file_digest(folder / "backbone.keras")
+    text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
+    (folder / "manifest.json").write_text(text + "\n")
+    (problem,) = verify_bundle(str(folder), trust)
+    assert "signature of the bundle document does not fit" in problem
+    assert not looked
+
+
+@pytest.mark.parametrize("name", ["utility_report.json", "manifest.json", "model.sig"])
+def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
+    folder, trust = bundle
+    with (folder / name).open("wb") as file:
+        file.truncate(LARGEST_JSON + 1)
+    (problem,) = verify_bundle(str(folder), trust)
+    assert f"{name} of the bundle has" in problem
+
+
+def test_link_and_device_in_a_bundle_are_not_followed(bundle):
+    folder, trust = bundle
+    card = folder / "MODEL_CARD.md"
+    card.unlink()
+    card.symlink_to("/dev/zero")
+    (problem,) = verify_bundle(str(folder), trust)
+    assert "link or no file" in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 50_000, "[" * 100 + "]" * 100, '{"a": 1, "a": 2}', "1e999", "NaN"],
+    ids=["lists", "objects", "too deep", "key twice", "too large", "no number"],
+)
+def test_json_that_is_none_is_one_sentence(text):
+    if text == "1e999":  # Python reads infinity: what a document holds is checked by its class
+        assert strict_json(text.encode(), "x") == np.inf
+        return
+    with pytest.raises(ArtifactError, match="not JSON as we write it"):
+        strict_json(text.encode(), "x")
+
+
+def test_no_key_is_on_disk_when_a_release_is_killed_inside_its_signature(
+    allowed, tmp_path, monkeypatch
+):
+    import tempfile
+
+    from model_signing import signing
+
+    run = honest_run.copy_of(allowed, tmp_path / "run")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    left = []
+
+    def killed(*_):
+        left.extend(path.read_bytes() for path in temporary.rglob("*") if path.is_file())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signing.Config, "sign", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.do_release()
+    assert len(left) > 10  # the bundle
+    assert not any(b"PRIVATE KEY" in data for data in left)
