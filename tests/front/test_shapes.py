@@ -6,6 +6,7 @@ from jaxtyping import TypeCheckError
 
 from fedemb.embedding import embed, losses
 from fedemb.evaluation.bootstrap import weighted_mean
+from fedemb.privacy.mechanisms.noise import heads
 
 
 def test_wrong_shapes_and_types_are_refused():
@@ -20,5 +21,8 @@ def test_wrong_shapes_and_types_are_refused():
     assert weighted_mean(np.ones(3), units, weights).value == 1.0
     with pytest.raises(TypeCheckError):
         weighted_mean(np.ones(4), units, weights)
+    assert heads(np.zeros(3, np.uint64), 0.5).all()
+    with pytest.raises(TypeCheckError):
+        heads(np.zeros((3, 1), np.uint64), 0.5)
     with pytest.raises(TypeCheckError):
         embed(None, np.zeros((2, 8, 8, 1), np.float32))

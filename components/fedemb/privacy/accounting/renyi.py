@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float64
 
 Floats = npt.NDArray[np.float64]
 
@@ -19,7 +20,9 @@ _NO_OVERLAP = 1 / 32
 """Noise multiplier below which the mixture's parts lie so far apart that each integrates alone."""
 
 
-def group_pair_rdp(sampling_probability: float, noise_multiplier: float, orders: Floats) -> Floats:
+def group_pair_rdp(
+    sampling_probability: float, noise_multiplier: float, orders: Float64[np.ndarray, " orders"]
+) -> Float64[np.ndarray, " orders"]:
     """Returns the Renyi divergence of one round at each order.
 
     The trapezoid rule on an analytic integrand that vanishes at both ends converges exponentially:

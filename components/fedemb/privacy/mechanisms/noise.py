@@ -23,6 +23,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from jaxtyping import Bool, Float64, Int64, UInt64
 
 from fedemb.keys import derive
 
@@ -42,7 +43,7 @@ _POOL_FROM = 4 * _BLOCK
 _NORMAL, _COIN = 1, 2
 
 
-def gaussian(key: bytes, size: int) -> Floats:
+def gaussian(key: bytes, size: int) -> Float64[np.ndarray, "{size}"]:
     """Returns `[size]` independent standard normals, a function of key and size alone.
 
     Args:
@@ -62,7 +63,9 @@ def gaussian(key: bytes, size: int) -> Floats:
     return out
 
 
-def add_rounded_noise(values: Integers, key: bytes, scale: float) -> Integers:
+def add_rounded_noise(
+    values: Int64[np.ndarray, " dim"], key: bytes, scale: float
+) -> Int64[np.ndarray, " dim"]:
     """Returns integers plus normals of standard deviation `scale`, rounded to whole numbers.
 
     Rounding is post-processing: value + round(noise) = round(value + noise), as value is whole.
@@ -86,7 +89,7 @@ def add_rounded_noise(values: Integers, key: bytes, scale: float) -> Integers:
     return out
 
 
-def coins(key: bytes, size: int) -> Words:
+def coins(key: bytes, size: int) -> UInt64[np.ndarray, "{size}"]:
     """Returns `[size]` uniform 64-bit words; word i is the coin of virtual client (or user) i."""
     return np.frombuffer(_keystream(key, _COIN, 0, 8 * size), dtype="<u8").astype(np.uint64)
 
@@ -96,7 +99,7 @@ def coin_threshold(probability: float) -> int:
     return int(Fraction(probability) * 2**64)
 
 
-def heads(words: Words, probability: float) -> npt.NDArray[np.bool_]:
+def heads(words: UInt64[np.ndarray, " words"], probability: float) -> Bool[np.ndarray, " words"]:
     """Returns which coins come up heads, `[size]`."""
     threshold = coin_threshold(probability)
     if threshold >= 2**64:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from jaxtyping import UInt64
 from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
@@ -239,7 +240,9 @@ class ParticipationLog:
         self.next_round += 1
 
 
-def user_words(key: bytes, user_keys: Words) -> tuple[Words, Words]:
+def user_words(
+    key: bytes, user_keys: UInt64[np.ndarray, " users"]
+) -> tuple[UInt64[np.ndarray, " users"], UInt64[np.ndarray, " users"]]:
     """Two words per user, `[users]` each, from AES-256 of the user's hash: a keyed permutation.
 
     ChaCha20 has no cheap random access by 64-bit name; one block cipher call covers all users.

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Float64
 
 from fedemb.errors import ConfigError
 
@@ -82,20 +83,26 @@ def check(decay: Sequence[float] | None, scale: Sequence[float] | None) -> None:
         )
 
 
-def coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Floats:
+def coefficients(
+    decay: Sequence[float], scale: Sequence[float], rounds: int
+) -> Float64[np.ndarray, "{rounds}"]:
     """First column of C, `[rounds]`."""
     powers = np.power.outer(np.asarray(decay), np.arange(rounds - 1))
     return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
 
-def inverse_coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Floats:
+def inverse_coefficients(
+    decay: Sequence[float], scale: Sequence[float], rounds: int
+) -> Float64[np.ndarray, "{rounds}"]:
     """First column of C^-1, `[rounds]`: the response of the stream to one impulse."""
     stream = NoiseStream(decay, scale, 1)
     impulse = np.eye(rounds, 1)
     return np.concatenate([stream.next(row) for row in impulse])
 
 
-def sensitivity(column: Floats, min_separation: int, max_participations: int) -> float:
+def sensitivity(
+    column: Float64[np.ndarray, " rounds"], min_separation: int, max_participations: int
+) -> float:
     """L2 sensitivity of C X per unit of change, under bounded participation.
 
     For a Toeplitz matrix with non-negative, non-increasing coefficients the worst pattern takes
