@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedemb.privacy.mechanisms.registry import MECHANISMS
@@ -33,13 +33,8 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
       against_population: the plan's clients per round and noise, more users.
       against_compute: one population, clients per round and noise growing together.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(5.2, 6.6), layout="constrained")
-        FigureCanvasSVG(figure)
+    def draw(figure: Any) -> None:
         upper, lower = figure.subplots(2, 1)
         _panel(upper, against_population, "population")
         _panel(lower, against_compute, "clients_per_round")
@@ -59,6 +54,20 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
             figure.legend(
                 *upper.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
             )
+
+    return as_svg(draw, (5.2, 6.6))
+
+
+def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+    """What `draw` puts on a figure of this size in inches, as a stand-alone SVG."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
         buffer = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=metadata)

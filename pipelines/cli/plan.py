@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
 
 
+class UnitName(StrEnum):
+    """Units of privacy."""
+
+    user = "user"
+    image = "image"
+
+
 class TuningLaw(StrEnum):
     """Laws of the number of trials."""
 
@@ -84,10 +91,26 @@ def plan(
     tuning_law: Annotated[
         TuningLaw, typer.Option(help="Law of the number of trials.")
     ] = TuningLaw.logarithmic,
+    unit: Annotated[
+        UnitName, typer.Option(help="Whose presence is hidden: a user with all images, or one.")
+    ] = UnitName.user,
+    images_per_user: Annotated[int, typer.Option(min=1, help="Images of a user, at most.")] = 1,
+    frontier: Annotated[
+        bool,
+        typer.Option(
+            "--frontier", help="Batch, rounds and noise for --target-epsilon, as a table."
+        ),
+    ] = False,
+    simulate_at: Annotated[
+        str | None,
+        typer.Option(help="Also the run at this share of batch and noise, e.g. 1/16 (TAN)."),
+    ] = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Draw epsilon against users and compute.")
     ] = False,
-    figure: Annotated[Path, typer.Option(help="SVG of --extrapolate.")] = Path("extrapolation.svg"),
+    figure: Annotated[Path, typer.Option(help="SVG of --extrapolate or --frontier.")] = Path(
+        "plan.svg"
+    ),
     explain: Annotated[
         bool, typer.Option("--explain", help="Say in plain words what the plan means.")
     ] = False,
@@ -119,10 +142,12 @@ def plan(
         "max_participations": max_participations,
         "restart_every": restart_every,
         "buffers": buffers,
+        "unit": unit.value,
+        "images_per_user": images_per_user,
     }
     one_or_the_other(context, config is not None, numbers)
     if config is None:
-        refuse_ignored(context, planned, extrapolate=extrapolate, search=tuning_trials)
+        refuse_ignored(context, planned, drawn=extrapolate or frontier, search=tuning_trials)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
@@ -147,6 +172,9 @@ def plan(
         trials=tuning_trials,
         law=tuning_law.value,
         figure=figure if extrapolate else None,
+        frontier=figure if frontier else None,
+        simulate_at=simulate_at,
+        target_epsilon=target_epsilon,
         users_per_client=None if config is not None else users_per_client,
     )
 
@@ -159,6 +187,9 @@ def _report(
     trials: float | None,
     law: Any,
     figure: Path | None,
+    frontier: Path | None,
+    simulate_at: str | None,
+    target_epsilon: float | None,
     users_per_client: int | None,
 ) -> None:
     from fedemb.documents.document import write
@@ -207,6 +238,14 @@ def _report(
         fields["explanation"] = explain(mechanism, guarantee)
     if figure is not None:
         fields["extrapolation"] = extrapolate(config, mechanism, figure, users_per_client)
+    if frontier is not None:
+        from fedemb.steps.plan_privacy.frontier import draw_frontier
+
+        fields["frontier"] = draw_frontier(mechanism, guarantee.delta, target_epsilon, frontier)
+    if simulate_at is not None:
+        from fedemb.privacy.planning.frontier import simulation_at
+
+        fields["simulation"] = simulation_at(mechanism, simulate_at)
     if json_:
         typer.echo(json.dumps(fields, indent=1))
         return

@@ -37,7 +37,7 @@ def refuse_ignored(
     context: typer.Context,
     mechanism: type[MechanismPlan],
     *,
-    extrapolate: bool,
+    drawn: bool,
     search: float | None,
 ) -> None:
     """Refuses options that this mechanism or command has no use for."""
@@ -62,7 +62,9 @@ def refuse_ignored(
                 f"{kind} has no noise and no epsilon, so {', '.join(asked)} means nothing; "
                 "drop it or name another --mechanism"
             )
-    if _given(context, "figure") and not extrapolate:
-        raise ConfigError("--figure is where --extrapolate draws; add --extrapolate or drop it")
+    if _given(context, "figure") and not drawn:
+        raise ConfigError(
+            "--figure is where --extrapolate and --frontier draw; add one of them or drop it"
+        )
     if _given(context, "tuning_law") and search is None:
         raise ConfigError("--tuning-law belongs to --tuning-trials; add the mean number of trials")

@@ -47,13 +47,17 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
         rounds=numbers["rounds"],
         virtual_clients=groups,
     )
+    columns = {"user_id": None} if numbers["unit"] == "image" else {}
     options = {name: numbers[name] for name in mechanism.options}
 
     return validate(
         {
             "purpose": "simulation",
-            "data": {"source": {"uri": "builtin"}},
-            "partition": {"virtual_clients": groups},
+            "data": {"source": {"uri": "builtin", "columns": columns}},
+            "partition": {
+                "virtual_clients": groups,
+                "max_images_per_user": numbers["images_per_user"],
+            },
             "mechanism": {
                 "kind": mechanism.kind_name(),
                 "rounds": cohort.rounds,
@@ -63,6 +67,7 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
                 "users_lower_bound": bound,
                 "certify_at": numbers["certify_at"],
                 "delta": delta,
+                "unit": numbers["unit"],
                 "epsilon_cap": _UNCAPPED,
             },
         }

@@ -39,6 +39,12 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         out += ["", paragraph]
     if "extrapolation" in fields:
         out += ["", *_table(fields["extrapolation"])]
+    if "frontier" in fields:
+        out += ["", *_frontier(fields["frontier"])]
+    if "simulation" in fields:
+        found = fields["simulation"]
+        out += ["", f"simulation at {found['share']}: {', '.join(found['settings'])}"]
+        out.append(f"  {found['sentence']}")
     out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields, plan)]]
     return [*out, "", f"wrote {fields['plan']}"]
 
@@ -53,6 +59,18 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "
         "it takes more noise, fewer rounds or far more users (--target-epsilon finds the noise)"
     ]
+
+
+def _frontier(frontier: dict[str, Any]) -> list[str]:
+    out = [f"settings of epsilon {frontier['target_epsilon']:g}, noise as little as it takes:"]
+    out.append(f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}")
+    for point in frontier["points"]:
+        mark = "  full batch" if point["full_batch"] else ""
+        out.append(
+            f"{point['batch']:>10,}{point['rounds']:>10,}{point['noise_multiplier']:>10.4g}"
+            f"{point['noise_per_batch']:>14.3g}{point['epochs']:>10.4g}{mark}"
+        )
+    return [*out, f"wrote {frontier['figure']}"]
 
 
 def _table(extrapolation: dict[str, Any]) -> list[str]:

@@ -27,6 +27,9 @@ class MechanismConfig(Section):
     """Whether noise is correlated over rounds, so that the guarantee rests on how often a virtual
     client takes part."""
 
+    samples_units: ClassVar[bool] = False
+    """Whether each unit has its own coin and contribution, so that a unit may be an image."""
+
     kind: Any
     """Name of the mechanism; each section narrows it to its own."""
     rounds: PositiveInt
@@ -40,6 +43,11 @@ class MechanismConfig(Section):
         Raises:
           ValueError: with the sentence to show.
         """
+        if config.policy.unit == "image" and not self.samples_units:
+            raise ValueError(
+                f"mechanism.kind={self.kind} groups what it samples, so policy.unit=image has no "
+                "price under it; name a mechanism that samples units alone, or unit: user"
+            )
 
 
 class NoisedConfig(MechanismConfig):

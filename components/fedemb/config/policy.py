@@ -14,6 +14,9 @@ class PolicyConfig(Section):
 
     policy_id: Name = "default"
     """Name of the policy in the ledger; caps and keys belong to it."""
+    unit: Literal["user", "image"] = "user"
+    """Whose presence the guarantee hides, for the policy's life: a user with everything they own,
+    or one image. `image` needs `data.source.columns.user_id: null`, and promises owners less."""
     users_lower_bound: Annotated[int, Field(ge=2)]
     """A public number below which the population surely never falls; delta must be safe for it."""
     certify_at: tuple[Annotated[int, Field(ge=2)], ...] = ()

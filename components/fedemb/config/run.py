@@ -71,6 +71,12 @@ class RunConfig(Section):
                 f"{1 / policy.users_lower_bound:g}; lower delta (customary: users_lower_bound**-1.1"
                 f" = {policy.users_lower_bound**-1.1:.2g})"
             )
+        if (policy.unit == "image") != (self.data.source.columns.user_id is None):
+            raise ValueError(
+                f"policy.unit={policy.unit} with data.source.columns.user_id="
+                f"{self.data.source.columns.user_id}: an image is a unit of its own exactly where "
+                "no column names its owner; set user_id: null with unit: image, and neither else"
+            )
         self.mechanism.check_run(self)
         if self.pretraining.source is not None and _overlap(
             self.data.source, self.pretraining.source

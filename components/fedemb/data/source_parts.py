@@ -143,7 +143,7 @@ def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
 
 
 def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
-    known = [source.columns.user_id, *([source.columns.label] if source.columns.label else [])]
+    known = [name for name in (source.columns.user_id, source.columns.label) if name]
     check_columns("an image folder", known, wanted)
     store = open_store(source.uri)
     if store.local_root is not None and not store.local_root.is_dir():

@@ -144,7 +144,9 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
         for start in range(0, len(names), BATCH_ROWS):
             images = names[start : start + BATCH_ROWS]
             classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]
-            everything = {source.columns.user_id: [_unicode(folder)] * len(images)}
+            everything: dict[str, list[str]] = {}
+            if source.columns.user_id:
+                everything[source.columns.user_id] = [_unicode(folder)] * len(images)
             if source.columns.label:
                 everything[source.columns.label] = [_unicode(name) for name in classes]
             readable = [name if name == _unicode(name) else "" for name in images]
@@ -201,6 +203,11 @@ def read_public_images(
       StorageError: it cannot be read.
     """
     column = source.columns.label or source.columns.user_id
+    if column is None:
+        raise InputError(
+            f"nothing tells the classes of {source.uri} apart; name columns.label or "
+            "columns.user_id of the public source"
+        )
     files = image_files(source)
 
     def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:

@@ -60,7 +60,7 @@ class Unit(Part):
 class Adjacency(Part):
     """What two neighbouring data sets differ by."""
 
-    relation: Literal["add_or_remove_one_user"]
+    relation: Literal["add_or_remove_one_user", "add_or_remove_one_image"]
     accounting_relation: Name
     covers_change_own_data: bool
 

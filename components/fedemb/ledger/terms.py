@@ -41,7 +41,8 @@ class UserTerms:
     them would be lost from sight, and people once held out for evaluation would train.
     """
 
-    user_id_column: str
+    user_id_column: str | None
+    """None: every image is a unit of its own."""
     cohort_column: str | None
     """None: all users are of one cohort."""
     blocks_per_cohort: int
@@ -73,6 +74,8 @@ class PolicyTerms:
     renyi_order: float
     audit_level: Literal["monitoring", "full"]
     users: UserTerms
+    unit: Literal["user", "image"] = "user"
+    """Whose presence every guarantee of the policy hides."""
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
     """What happens to a run that is not of the planned series."""
     series: PlannedSeries | None = None
@@ -113,6 +116,7 @@ class PolicyTerms:
             and terms.composition in ("planned", "renyi")
             and terms.unplanned_runs in ("refuse", "renyi")
             and terms.audit_level in ("monitoring", "full")
+            and terms.unit in ("user", "image")
             and (terms.composition == "planned") == (terms.series is not None)
             and terms.users.blocks_per_cohort >= 1
         )
@@ -193,6 +197,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             shared_label_column=source.columns.label if source.label_scope == "global" else None,
             evaluation=partition.evaluation.model_dump(mode="json"),
         ),
+        unit=policy.unit,
         unplanned_runs=policy.unplanned_runs,
         series=series,
     )

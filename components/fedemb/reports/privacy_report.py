@@ -65,13 +65,13 @@ def build_report(
         "guarantee": guarantee.to_json(),
         "setting": _setting(config, ledger, reservation, head_sequence),
         "unit": {
-            "unit": "user",
+            "unit": plan.unit,
             "multi_owner": "not_covered",
             "population_lower_bound": config.policy.users_lower_bound,
             "exclusions": ["evaluation_users"],
         },
         "adjacency": {
-            "relation": "add_or_remove_one_user",
+            "relation": f"add_or_remove_one_{plan.unit}",
             "accounting_relation": plan.relation.name,
             "covers_change_own_data": plan.relation is NeighboringRelation.REPLACE_ONE,
         },

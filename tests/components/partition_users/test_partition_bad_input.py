@@ -22,6 +22,7 @@ from partition_run import (
     write_parquet,
 )
 
+from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
@@ -372,3 +373,29 @@ def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, pre
 
     run_root(f"{prefix}{tmp_path}/private", "run-1")
     assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_an_owner_every_image_is_a_unit_of_its_own() -> None:
+    """Known by its bytes: another order, or an image less, leaves the others who they were."""
+    mechanism = {
+        "kind": "poisson_gaussian",
+        "rounds": 2,
+        "noise_multiplier": 1.0,
+        "sampling_probability": 0.5,
+        "units_per_round": 4,
+    }
+    tree = make_config("x.parquet").model_dump(mode="json")
+    tree["policy"]["unit"], tree["mechanism"] = "image", mechanism
+    tree["data"]["source"]["columns"]["user_id"] = None
+    config = RunConfig.model_validate(tree)
+
+    def units(images):
+        preparer = Preparer(config, Hasher(KEY), None, set().__contains__)
+        prepared = preparer.prepare(Batch(images, {"label": ["a"] * len(images)}))
+        assert all(part[4] + part[5] == 1 for part in prepared.parts.values())
+        return set(prepared.parts)
+
+    images = [picture(n) for n in range(6)]
+    assert len(units(images)) == 6
+    assert units(images[::-1]) == units(images)
+    assert units(images[1:]) < units(images)

@@ -18,7 +18,13 @@ from typing_extensions import override
 from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
 from fedemb.config.section import Probability
 from fedemb.privacy.mechanisms.grid import MOST_UNITS
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.mechanism import (
+    Cohort,
+    Comparison,
+    MechanismPlan,
+    PublicNumbers,
+    times,
+)
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 
 class PoissonGaussianConfig(NoisedConfig):
     """DP-SGD: units are sampled alone, one clipped vector each; sensitivity C."""
+
+    samples_units = True
 
     kind: Literal["poisson_gaussian"] = "poisson_gaussian"
     sampling_probability: Probability
@@ -52,6 +60,14 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
     sampler_words = "each unit independently with the sampling probability"
     label = "poisson gaussian"
     look: ClassVar[tuple[str, Any]] = ("#a03060", "-")
+
+    images_per_unit: PositiveInt = 1
+    """Images of a unit at most, for the price of sampling them one by one."""
+
+    @override
+    @classmethod
+    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
+        return {"images_per_unit": 1 if numbers.unit == "image" else numbers.max_images_per_user}
 
     @override
     @classmethod
@@ -91,6 +107,39 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
     @override
     def conservative_event(self) -> None:
         """None: no unit shares its contribution with another."""
+
+    @override
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Images sampled one by one, at most m of a user, at the same noise on the mean.
+
+        A user then adds between none and m clipped images, as many as coins come up: a mixture of
+        Gaussians (Charles et al., arXiv 2407.07737). m times as many records carry m times the
+        noise.
+        """
+        import numpy as np
+        from dp_accounting import NeighboringRelation
+        from dp_accounting import dp_event as dpe
+        from scipy.stats import binom
+
+        most = self.images_per_unit
+        if self.unit != "user" or most == 1 or self.adaptive_clip is not None:
+            return ()
+        chances = binom.pmf(np.arange(most + 1), most, self.sampling_probability)
+        counts = np.flatnonzero(chances)
+        mixture = dpe.MixtureOfGaussiansDpEvent(
+            self.noise_multiplier * most,
+            [float(count) for count in counts],
+            (chances[counts] / chances.sum()).tolist(),
+        )
+        return (
+            Comparison(
+                name="images_sampled",
+                words=f"epsilon if images were sampled, {most} of a user at most, same noise on "
+                "the mean",
+                event=dpe.SelfComposedDpEvent(mixture, self.rounds),
+                relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            ),
+        )
 
     @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:

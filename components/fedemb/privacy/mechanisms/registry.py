@@ -59,6 +59,7 @@ def public_numbers(config: RunConfig) -> PublicNumbers:
         groupings=config.partition.groupings,
         users_lower_bound=config.policy.users_lower_bound,
         max_images_per_user=config.partition.max_images_per_user,
+        unit=config.policy.unit,
     )
 
 

@@ -42,6 +42,7 @@ class TurnsConfig(NoisedConfig):
 
     @override
     def check_run(self, config: RunConfig) -> None:
+        super().check_run(config)
         partition = config.partition
         if partition.groupings > 1:
             raise ValueError(

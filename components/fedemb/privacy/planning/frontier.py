@@ -1,0 +1,154 @@
+"""The settings that cost the same: batch, rounds and the least noise for a target epsilon.
+
+What a step sees is the noise on the mean, noise / batch; what it costs is epochs. Their trade is
+the planner's question (De et al., arXiv 2204.13650).
+"""
+
+# scipy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, cast
+
+from scipy.optimize import brentq
+
+from fedemb.errors import ConfigError
+from fedemb.privacy.accounting.accounting import upper_bound
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Batches, times that of the plan; the full batch is added."""
+ROUNDS = (0.25, 0.5, 1.0, 2.0)
+"""Rounds, times those of the plan."""
+_LEAST, _MOST = 2.0**-4, 2.0**14
+_PRECISION = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierPoint:
+    """One setting that meets the target."""
+
+    batch: int
+    """Expected contributions a round."""
+    rounds: int
+    noise_multiplier: float
+    noise_per_batch: float
+    """Standard deviation of the noise on the mean / clip."""
+    epochs: float
+    """Passes over the data, expected."""
+    full_batch: bool
+
+
+def frontier(
+    plan: MechanismPlan,
+    delta: float,
+    target_epsilon: float,
+    batches: Sequence[float] = BATCHES,
+    rounds: Sequence[float] = ROUNDS,
+) -> list[FrontierPoint]:
+    """Finds the least noise for each batch and number of rounds; what cannot reach it is left out.
+
+    Noise is found with an upper bound of epsilon that is at most 0.1 % above the exact price.
+
+    Args:
+      plan: the setting in the middle.
+      delta: total failure probability.
+      target_epsilon: what every point costs.
+      batches: times the batch of the plan.
+      rounds: times its rounds.
+
+    Raises:
+      ConfigError: nothing is sampled, so that there is no batch to choose.
+    """
+    if plan.chance is None:
+        raise ConfigError(
+            f"{plan.kind} samples nothing, so there is no batch to choose; name a mechanism that "
+            "samples"
+        )
+    shares = sorted({share for share in batches if plan.chance * share < 1} | {1 / plan.chance})
+    points: list[FrontierPoint] = []
+    for share in shares:
+        full = share == 1 / plan.chance
+        batch = plan.scaled(compute=share)
+        if full:
+            batch = batch.replaced(sampling_probability=1.0)
+        for factor in rounds:
+            candidate = batch.replaced(rounds=max(1, round(plan.rounds * factor)))
+            noise = least_noise(candidate, delta, target_epsilon)
+            if noise is None:
+                continue
+            points.append(
+                FrontierPoint(
+                    batch=round(candidate.normaliser),
+                    rounds=candidate.rounds,
+                    noise_multiplier=noise,
+                    noise_per_batch=noise / candidate.normaliser,
+                    epochs=candidate.rounds * (candidate.chance or 1.0),
+                    full_batch=full,
+                )
+            )
+    return points
+
+
+def least_noise(plan: MechanismPlan, delta: float, target_epsilon: float) -> float | None:
+    """The least noise multiplier that meets the target, to 0.1 %; None if none does."""
+
+    def excess(log_noise: float) -> float:
+        candidate = plan.replaced(noise_multiplier=math.exp(log_noise))
+        epsilon = upper_bound(candidate.event(), candidate.relation, delta)
+        return math.log(min(max(epsilon, 1e-300), 1e300) / target_epsilon)
+
+    low = high = 0.0
+    while excess(high) > 0:
+        low, high = high, high + math.log(2)
+        if high > math.log(_MOST):
+            return None
+    while low == high:
+        low -= math.log(2)
+        if low < math.log(_LEAST):
+            return math.exp(low)
+        if excess(low) <= 0:
+            high = low
+    root = cast("float", brentq(excess, low, high, xtol=_PRECISION / 2))
+    return math.exp(root + _PRECISION / 2)
+
+
+def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
+    """The cheap run that behaves alike: batch and noise at a share, noise on the mean the same.
+
+    Total amount of noise, TAN (Sander, Stock, Sablayrolles, arXiv 2210.03403): what is found there
+    holds for the whole run. It protects far less, so it is for public data alone.
+
+    Args:
+      plan: the whole run.
+      share: as in `1/16`.
+
+    Raises:
+      ConfigError: the share is no number between 0 and 1, or leaves no batch.
+    """
+    try:
+        factor = float(Fraction(share))
+    except (ValueError, ZeroDivisionError):
+        factor = math.nan
+    if not 0 < factor < 1 or plan.normaliser * factor < 1:
+        raise ConfigError(
+            f"--simulate-at {share} must be a share between 0 and 1 that leaves a batch, e.g. 1/16"
+        )
+    small = plan.scaled(compute=factor)
+    fields = plan.section.model_fields
+    ours, theirs = plan.to_json(), small.to_json()
+    changed = [name for name in fields if ours[name] != theirs[name]]
+    return {
+        "share": share,
+        "settings": [
+            "purpose=simulation",
+            *(f"mechanism.{name}={theirs[name]}" for name in changed),
+        ],
+        "noise_per_batch": small.noise_multiplier / small.normaliser,
+        "sentence": "a simulation for public data: same noise on the mean, hardly any guarantee",
+    }
