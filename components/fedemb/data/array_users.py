@@ -40,8 +40,8 @@ class ArrayUsers:
 
     def __init__(
         self,
-        images: UInt8[np.ndarray, "images size size channels"],
-        labels: Int[np.ndarray, " images"],
+        images: np.ndarray,
+        labels: np.ndarray,
         users: np.ndarray,
         *,
         virtual_clients: int,
