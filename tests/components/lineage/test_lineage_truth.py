@@ -79,7 +79,7 @@ def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path
     run = honest_run.start(tmp_path / "run")
     for act in ("plan", "reserve", "partition", "train", "measure"):
         getattr(run, f"do_{act}")()
-    _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
+    run.rewrite(run.users, commitments={"users": FORGED, "evaluation": FORGED})
     run.do_account()
     assert _versions(receiver.events)["users"] == honest_run.COMMITMENTS["users"]
     assert FORGED not in run.lineage.read_text()
