@@ -233,7 +233,11 @@ def _report(
     }
     if trials is not None:
         search = price_tuning(mechanism, guarantee.delta, trials, law)
-        fields["tuning"] = {**search.to_json(), "conditions": conditions(trials, law)}
+        fields["tuning"] = {
+            **search.to_json(),
+            "sentence": str(search),
+            "conditions": conditions(trials, law),
+        }
     if words:
         fields["explanation"] = explain(mechanism, guarantee)
     if figure is not None:
