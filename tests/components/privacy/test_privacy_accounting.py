@@ -360,12 +360,12 @@ def test_guarantee_is_a_sentence_with_everything_in_it():
         assert part in text
 
 
-def test_guarantee_survives_json_and_refuses_a_changed_number():
+def test_guarantee_survives_json_and_refuses_another_field_or_unit():
     guarantee = price(group_event(0.02, 1.0, 100), Relation.REPLACE_ONE, 1e-6)
     value = guarantee.to_json()
     assert PrivacyGuarantee.from_json(value) == guarantee
-    with pytest.raises(ArtifactError, match="sentence"):
-        PrivacyGuarantee.from_json({**value, "epsilon": 0.1})
+    with pytest.raises(ArtifactError, match="unit"):
+        PrivacyGuarantee.from_json({**value, "unit": "nobody"})
     with pytest.raises(ArtifactError, match="field"):
         PrivacyGuarantee.from_json({**value, "waiver": True})
 
