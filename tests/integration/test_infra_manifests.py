@@ -263,8 +263,8 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     digest = hashlib.sha256(b"signing/report").hexdigest()
     assert store._secret_id("signing/report") == f"fedemb-{digest}"
     text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
-    roles = re.search(r"signing_roles = toset\((\[.*?\])\)", text)
-    assert sorted(json.loads(roles.group(1))) == sorted(ROLES)
+    roles = re.search(r"signing_roles = toset\(\[(.*?)\]\)", text, re.S)
+    assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)
 
 
 def test_every_link_of_the_runbook_leads_somewhere():

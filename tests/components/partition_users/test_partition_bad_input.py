@@ -349,19 +349,19 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     assert read(tmp_path / "manifest.json", UsersManifest).json == manifest
     assert set(manifest) == {
         *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
-        *("blocks", "image_size", "channels", "commitments"),
+        *("blocks", "image_size", "channels", "commitments", "signature"),
     }
     for kind in ("users", "evaluation"):
         digest = tree_digest(tmp_path / "private" / "run-1" / kind)
         assert manifest["commitments"][kind] == commit_to(key, digest.encode())
 
 
-@pytest.mark.parametrize("changed", ["run_id", "config_sha"])
-def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str) -> None:
+@pytest.mark.parametrize(("changed", "value"), [("run_id", "another"), ("config_sha", "a" * 64)])
+def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str, value: str) -> None:
     from fedemb.steps.partition_users.partition import run
 
     config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(2)))
-    reservation_for(tmp_path / "reservation.json", config, **{changed: "another"})
+    reservation_for(tmp_path / "reservation.json", config, **{changed: value})
     with pytest.raises(PlanMismatch, match=changed):
         run(context_of(config, tmp_path))
     assert not (tmp_path / "private").exists()

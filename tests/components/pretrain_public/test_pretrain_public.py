@@ -9,6 +9,7 @@ from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStar
 from fedemb.documents.artifacts import file_digest
 from fedemb.embedding import build_backbone, embed, load_backbone, train_centralized
 from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.keys import open_key_store
 from fedemb.steps.pretrain_public.pretrain import run
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
@@ -16,6 +17,10 @@ MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
 
 def _start(pretraining, seed=0):
     return PublicStart(model=MODEL, pretraining=pretraining, seed=seed)
+
+
+def _keys(folder):
+    return open_key_store(str(folder / "keys"))
 
 
 def _blobs(classes=20, images=12, seed=0):
@@ -59,7 +64,7 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
         {"kind": kind, "source": {"uri": parquet}, "epochs": 12, "batch_size": 24,
          "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn"}
     )  # fmt: skip
-    card = run(_start(settings, seed=3), tmp_path)
+    card = run(_start(settings, seed=3), tmp_path, _keys(tmp_path))
     assert (card["images"], card["classes"]) == (240, 20)
     assert card["weights_sha"] == file_digest(tmp_path / "backbone.keras")
     trained = load_backbone(tmp_path / "backbone.keras", MODEL)
@@ -68,7 +73,7 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
 
 def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):
     shas = {
-        run(_start(PretrainingConfig(), seed), tmp_path / str(n))["weights_sha"]
+        run(_start(PretrainingConfig(), seed), tmp_path / str(n), _keys(tmp_path))["weights_sha"]
         for n, seed in enumerate((1, 1, 2))
     }
     assert len(shas) == 2
@@ -79,7 +84,7 @@ def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):
 
 def _import(path, tmp_path):
     settings = PretrainingConfig(kind="import", import_path=str(path))
-    return run(_start(settings), tmp_path / "out")
+    return run(_start(settings), tmp_path / "out", _keys(tmp_path))
 
 
 def test_import_takes_a_backbone_of_known_layers(tmp_path):
