@@ -1,0 +1,194 @@
+"""DP-SGD of a head alone, on features that a frozen backbone computes once.
+
+No gradient is ever formed: the norm of a record follows from features and errors, and the clipped
+sum is one matrix product (`privacy.queries.product_sum`). A round costs two products and the noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedemb.config import ServerConfig, UnitGradientConfig
+from fedemb.embedding.classifier import HEAD
+from fedemb.embedding.rounds import RoundSums
+from fedemb.embedding.server import ServerState, server_step
+from fedemb.errors import ConfigError
+from fedemb.privacy.queries.product_sum import (
+    Features,
+    clipped_product_sum,
+    exact_logits,
+    whole_features,
+)
+
+_CHUNK_BYTES = 8 << 20
+"""Features of one matrix product, as float64: about what a core's cache holds."""
+
+
+class UnitFeatures(NamedTuple):
+    """The features of one unit. Raw."""
+
+    features: Features
+    """`[images, features + 1]`."""
+    labels: np.ndarray
+    """int64 `[images]`."""
+
+
+class FeatureCache:
+    """Computes the features of each unit once, image by image.
+
+    One image goes through the net at a time: then its features cannot depend on others.
+
+    Args:
+      backbone: `keras.Model`, frozen, images to features.
+    """
+
+    def __init__(self, backbone: Any) -> None:
+        import tensorflow as tf
+
+        from fedemb.embedding.preprocessing import preprocess
+
+        self._known: dict[bytes, UnitFeatures] = {}
+        self._compute = tf.function(
+            lambda image: backbone(preprocess(image[None]), training=False)[0],
+            input_signature=[tf.TensorSpec(backbone.input_shape[1:], tf.uint8)],
+        )
+
+    def of(self, key: bytes, images: Any, labels: np.ndarray) -> UnitFeatures:
+        """Features of a unit.
+
+        Args:
+          key: names the unit.
+          images: uint8 `[images, size, size, channels]`, or a function that loads them.
+          labels: int64 `[images]`.
+        """
+        if key not in self._known:
+            computed = np.stack([np.asarray(self._compute(image), np.float32) for image in images])
+            self._known[key] = UnitFeatures(whole_features(computed), labels)
+        return self._known[key]
+
+
+class HeadGradientFunction:
+    """Sums the clipped mean gradients of the head over the units of a round.
+
+    The same face as `ParallelRounds`, for the same loop.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`, with a fixed clip.
+      config: images of a unit, automatic clip.
+
+    Raises:
+      ConfigError: the mechanism moves its clip, or views are asked for.
+    """
+
+    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+        head = classifier.get_layer(HEAD)
+        if getattr(mechanism.plan, "adaptive_clip", None) is not None:
+            raise ConfigError(
+                "model.trainable=head clips in closed form and cannot move its clip; set "
+                "mechanism.adaptive_clip: null, or another trainable group"
+            )
+        if config.views > 1 or config.flip or config.crop_padding:
+            raise ConfigError(
+                "model.trainable=head computes the features of an image once, so there are no views"
+                " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
+            )
+        self.mechanism, self._config = mechanism, config
+        self.variables = [head.kernel, head.bias]
+        self._rows, self._classes = head.kernel.shape[0] + 1, head.kernel.shape[1]
+        self.dim = self._rows * self._classes
+        self.seconds_waited = 0.0
+        per_unit = 8 * self._rows * config.images_per_unit
+        self._chunk = max(1, _CHUNK_BYTES // per_unit)
+
+    def initial_weights(self) -> np.ndarray:
+        """Kernel, then bias, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    def slabs(self, units: Iterable[UnitFeatures], round_index: int) -> Iterator[Any]:
+        """Packs the units of a round, some at a time; those without images contribute nothing."""
+        del round_index  # nothing here is random
+        waiting: list[UnitFeatures] = []
+        for unit in units:
+            if not len(unit.labels):
+                continue
+            waiting.append(unit)
+            if len(waiting) == self._chunk:
+                yield self._pack(waiting)
+                waiting = []
+        if waiting:
+            yield self._pack(waiting)
+
+    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[Features, np.ndarray, np.ndarray]:
+        """Features `[units, images, ...]`, labels and weights of images `[units, images]`."""
+        shape = (len(units), self._config.images_per_unit)
+        mantissas = np.zeros((*shape, self._rows), np.int16)
+        scales = np.ones(shape)
+        labels, weights = np.zeros(shape, np.int64), np.zeros(shape)
+        for place, unit in enumerate(units):
+            count = min(len(unit.labels), shape[1])
+            mantissas[place, :count] = unit.features.mantissas[:count]
+            scales[place, :count] = unit.features.scales[:count]
+            labels[place, :count] = unit.labels[:count]
+            weights[place, :count] = 1.0 / count
+        return Features(mantissas, scales), labels, weights
+
+    def __call__(
+        self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
+    ) -> RoundSums:
+        """The clipped sum of one round, from the head all units start from, float32 `[dim]`."""
+        return self.run(weights, self.slabs(units, round_index))
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
+        """The same from packed units."""
+        import tensorflow as tf
+
+        plan = self.mechanism.plan
+        head = weights.reshape(self._rows, self._classes)
+        total = np.zeros(self.dim, np.int64)
+        rows = [np.zeros((0, 4), np.float32)]
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for features, labels, shares in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            errors, losses = self._errors(head, features, labels, shares)
+            summed, norms = clipped_product_sum(
+                features,
+                errors,
+                l2_norm_clip=self.mechanism.l2_norm_clip,
+                grid_bits=plan.grid_bits,
+                automatic_clip=self._config.automatic_clip,
+            )
+            total += summed
+            counts = np.count_nonzero(shares, axis=1)
+            rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
+            asked = time.perf_counter()
+        return RoundSums((tf.constant(total),), np.concatenate(rows))
+
+    def _errors(
+        self, head: np.ndarray, features: Features, labels: np.ndarray, shares: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Downhill errors `[units, images, classes]` and mean losses `[units]`."""
+        flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
+        logits = exact_logits(flat, head).reshape(*labels.shape, self._classes)
+        logits = logits - logits.max(-1, keepdims=True)
+        powers = np.exp(logits)
+        sums = powers.sum(-1, keepdims=True)
+        wanted = labels[..., None] == np.arange(self._classes)
+        losses = np.log(sums[..., 0]) - (logits * wanted).sum(-1)
+        return (wanted - powers / sums) * shares[..., None], (losses * shares).sum(1)
+
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """The server's step; see `ParallelRounds`."""
+        plan = self.mechanism.plan
+        return server_step(
+            server,
+            state,
+            mean,
+            rounds=plan.rounds,
+            l2_norm_clip=plan.l2_norm_clip,
+            sizes=[self.dim - self._classes, self._classes],
+        )

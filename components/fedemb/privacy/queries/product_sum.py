@@ -1,0 +1,123 @@
+"""Clipped sums of records that are products of two short vectors, without ever forming a record.
+
+The gradient of a linear head is `sum over images of features x error`: a matrix, known by its two
+factors. Both factors are brought to whole numbers of bounded size, so every product and every
+partial sum of them is a whole number below 2^53 and a float64 matrix product computes their sum
+exactly. An exact sum has no order: the bits of a record depend on nothing but the record, on any
+machine, and removing a unit takes exactly its own integers out of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedemb.errors import ConfigError
+
+Doubles = npt.NDArray[np.float64]
+_FEATURE_BITS = 15
+_EXACT_BITS = 53
+_CLIP_SLACK = 2.0**-26
+"""Clipped records end this much inside the ball, so that float64 rounding cannot leave it."""
+
+
+class Features(NamedTuple):
+    """Features of images as whole numbers, a constant 1 behind them for the bias. Raw."""
+
+    mantissas: npt.NDArray[np.int16]
+    """`[..., features + 1]`."""
+    scales: Doubles
+    """`[...]`, a power of two for each image: features are mantissas / scale."""
+
+
+def whole_features(features: npt.NDArray[np.float32]) -> Features:
+    """Rounds features to 15 bits below the largest of each image.
+
+    Args:
+      features: float32 `[images, features]`, finite.
+    """
+    ones = np.ones((len(features), 1))
+    values = np.concatenate([features.astype(np.float64), ones], axis=1)
+    top = np.abs(values).max(axis=1)
+    scales = 2.0 ** np.floor(np.log2((2**_FEATURE_BITS - 1) / top))
+    return Features(np.rint(values * scales[:, None]).astype(np.int16), scales)
+
+
+def exact_logits(features: Features, weights: npt.NDArray[np.float32]) -> Doubles:
+    """Logits of a linear head, each the same bits wherever in a batch its image stands.
+
+    Args:
+      features: of `images` images, `[images, features + 1]`.
+      weights: float32 `[features + 1, classes]`, the bias last; rounded to a grid on which the
+        products sum exactly.
+
+    Returns:
+      float64 `[images, classes]`.
+    """
+    rows = weights.shape[0]
+    bits = _EXACT_BITS - 1 - _FEATURE_BITS - math.ceil(math.log2(rows))
+    largest = float(np.abs(weights).max(initial=0.0))
+    if largest == 0.0 or not np.isfinite(largest):
+        return np.full((len(features.mantissas), weights.shape[1]), largest)
+    grid = 2.0 ** math.floor(math.log2((2**bits - 1) / largest))
+    sums = features.mantissas.astype(np.float64) @ np.rint(weights.astype(np.float64) * grid)
+    return sums / (features.scales[:, None] * grid)
+
+
+def clipped_product_sum(
+    features: Features,
+    errors: Doubles,
+    *,
+    l2_norm_clip: float,
+    grid_bits: int,
+    automatic_clip: float | None = None,
+) -> tuple[npt.NDArray[np.int64], Doubles]:
+    """Sums `sum over images of features x error` of units, each clipped, on the mechanism's grid.
+
+    Formal guarantee: the integer matrix of any unit has norm at most 2^grid_bits; a unit with an
+    error that is not finite contributes zero.
+
+    Args:
+      features: `[units, images, features + 1]`.
+      errors: float64 `[units, images, classes]`, zero for images a unit does not have.
+      l2_norm_clip: the clip.
+      grid_bits: of the mechanism's plan.
+      automatic_clip: floor under the norm; every record is then scaled to just below the clip.
+
+    Returns:
+      int64 `[(features + 1) * classes]`, and the norms before the clip, float64 `[units]`.
+
+    Raises:
+      ConfigError: too many images at once for an exact sum.
+    """
+    units, images, rows = features.mantissas.shape
+    classes = errors.shape[-1]
+    room = _EXACT_BITS - 1 - grid_bits - math.ceil(math.log2(max(1, units * images * images)))
+    if room < 0:
+        raise ConfigError(
+            f"{units} units of {images} images are too many for one exact sum on a grid of "
+            f"{grid_bits} bits; lower training.unit_gradient.microbatch or images_per_unit"
+        )
+    whole = features.mantissas.astype(np.float64)
+    finite = np.isfinite(errors).all(axis=(1, 2))
+    errors = np.where(finite[:, None, None], errors, 0.0)
+    real = errors / features.scales[..., None]  # so that `whole x real` is the record
+    # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact.
+    pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
+    norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
+    lengths = np.sqrt(np.square(whole).sum(-1))
+    # Images may cancel in the record and not in its parts, which must stay whole numbers below
+    # 2^53 too.
+    apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
+    largest = np.maximum(norms, apart) * (1.0 + _CLIP_SLACK)
+    # Truncating the errors of several images may lengthen their sum by this much.
+    slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
+    target = np.maximum(2.0**grid_bits - slack, 0.0)
+    floor = l2_norm_clip if automatic_clip is None else automatic_clip
+    held = np.maximum(floor, largest) if automatic_clip is None else largest + floor
+    truncated = np.trunc(real * (target / held)[:, None, None])
+    summed = whole.reshape(-1, rows).T @ truncated.reshape(-1, classes)
+    return np.rint(summed).astype(np.int64).ravel(), norms

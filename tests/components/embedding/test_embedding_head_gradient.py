@@ -1,0 +1,141 @@
+"""DP-SGD of a head in closed form, against the round that forms every gradient."""
+
+import numpy as np
+import pytest
+
+from fedemb.config import ModelConfig, UnitGradientConfig
+from fedemb.embedding import ClientExamples, build_backbone, trainable_variables
+from fedemb.embedding.classifier import build_classifier, without_head
+from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction
+from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries.product_sum import clipped_product_sum, exact_logits, whole_features
+
+SIZE, CLASSES = 12, 5
+MODEL = ModelConfig(backbone="tanh_cnn", image_size=SIZE, embedding_dim=16)
+CONFIG = UnitGradientConfig(images_per_unit=3, microbatch=16)
+
+
+def _mechanism(clip):
+    plan = MechanismPlan(
+        kind="not_private",
+        rounds=5,
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        virtual_clients=20,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+
+
+def _units(count=6):
+    random = np.random.default_rng(0)
+    return [
+        ClientExamples(
+            0,
+            group,
+            random.integers(0, 256, (1 + group % 4, SIZE, SIZE, 1), np.uint8),
+            random.integers(0, CLASSES, 1 + group % 4),
+        )
+        for group in range(count)
+    ]
+
+
+def _function(clip, config=CONFIG):
+    classifier = build_classifier(build_backbone(MODEL, 1), CLASSES, init="glorot", seed=2)
+    return classifier, HeadGradientFunction(classifier, _mechanism(clip), config)
+
+
+def _features(classifier, units):
+    cache = FeatureCache(without_head(classifier))
+    return [cache.of(bytes([u.group]), u.images, u.labels) for u in units]
+
+
+@pytest.mark.parametrize("clip", [0.5, 10.0], ids=["clipped", "whole"])
+def test_closed_form_equals_the_sum_of_formed_gradients(clip):
+    units = _units()
+    classifier, function = _function(clip)
+    formed = UnitGradientFunction(
+        classifier, _mechanism(clip), CONFIG, variables=trainable_variables(classifier, "head")
+    )
+    weights = function.initial_weights()
+    found = function(weights, _features(classifier, units), 0)
+    expected = formed(weights, units, 0)
+    scale = clip / 2.0**32
+    one, other = (np.asarray(sums.sample_state[0]) * scale for sums in (found, expected))
+    assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+    for column in (0, 1, 3):
+        np.testing.assert_allclose(
+            found.clients[:, column], expected.clients[:, column], rtol=1e-3, atol=1e-6
+        )
+
+
+def test_a_unit_more_moves_its_own_integers_in_and_no_other_bit():
+    classifier, function = _function(0.5)
+    features, weights = _features(classifier, _units(8)), function.initial_weights()
+
+    def total(units):
+        return np.asarray(function(weights, units, 0).sample_state[0])
+
+    whole = total(features)
+    function._chunk = 3  # other products, the same bits
+    for place in (0, 3, 7):
+        alone = total([features[place]])
+        np.testing.assert_array_equal(
+            whole - total(features[:place] + features[place + 1 :]), alone
+        )
+        assert 0 < np.linalg.norm(alone / 2.0**32) <= 1.0
+    np.testing.assert_array_equal(total(features[::-1]), whole)
+
+
+def test_no_record_leaves_the_ball_however_features_and_errors_lie():
+    random = np.random.default_rng(0)
+    for trial in range(50):
+        images = 1 + trial % 3
+        spread = np.exp(random.normal(0, 6, (images, 40)))
+        features = whole_features((random.normal(size=(images, 40)) * spread).astype(np.float32))
+        errors = random.normal(size=(1, images, 4)) * np.exp(random.normal(0, 6))
+        batch = features._replace(mantissas=features.mantissas[None], scales=features.scales[None])
+        for automatic in (None, 1e-3):
+            summed, _ = clipped_product_sum(
+                batch, errors, l2_norm_clip=0.3, grid_bits=32, automatic_clip=automatic
+            )
+            assert np.linalg.norm(summed.astype(np.float64)) <= 2.0**32
+
+
+def test_an_error_that_is_no_number_adds_nothing():
+    features = whole_features(np.ones((2, 3), np.float32))
+    batch = features._replace(
+        mantissas=features.mantissas[:, None], scales=features.scales[:, None]
+    )
+    errors = np.array([[[np.nan, 1.0]], [[0.5, -0.5]]])
+    summed, _ = clipped_product_sum(batch, errors, l2_norm_clip=1.0, grid_bits=32)
+    alone, _ = clipped_product_sum(
+        batch._replace(mantissas=batch.mantissas[1:], scales=batch.scales[1:]),
+        errors[1:],
+        l2_norm_clip=1.0,
+        grid_bits=32,
+    )
+    np.testing.assert_array_equal(summed, alone)
+
+
+def test_logits_have_the_same_bits_alone_and_in_a_batch():
+    random = np.random.default_rng(1)
+    values = random.normal(size=(33, 500)).astype(np.float32)
+    weights = random.normal(size=(501, 10)).astype(np.float32)
+    features = whole_features(values)
+    batch = exact_logits(features, weights)
+    for row in (0, 17, 32):
+        one = features._replace(
+            mantissas=features.mantissas[row : row + 1], scales=features.scales[row : row + 1]
+        )
+        np.testing.assert_array_equal(exact_logits(one, weights)[0], batch[row])
+    np.testing.assert_allclose(batch, values @ weights[:-1] + weights[-1], rtol=1e-3, atol=2e-2)
+
+
+def test_views_of_cached_features_are_refused_with_a_sentence():
+    with pytest.raises(ConfigError, match="there are no views"):
+        _function(1.0, UnitGradientConfig(views=2))
