@@ -74,7 +74,8 @@ def embed_users(
         if len(waiting) >= 8 * config.evaluation.batch_size:
             flush()
     flush()
-    empty = np.zeros((0, config.model.embedding_dim), np.float32)
+    width = len(config.model.classes) or config.model.embedding_dim
+    empty = np.zeros((0, width), np.float32)
     subjects = Subjects(
         np.array(labels, np.int64), np.array(users, np.uint64), np.array(subgroups, str)
     )

@@ -16,8 +16,11 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest, read_json, write_json
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.embedding.classifier import classify
+from fedemb.embedding.inference import embed
 from fedemb.embedding.loading import load_backbone
 from fedemb.errors import ArtifactError
+from fedemb.evaluation.classification import measure_classifiers
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.embed import embed_users
@@ -61,12 +64,15 @@ def run(context: StepContext) -> dict[str, Any]:
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
             backbones["centralized"] = _train_centralized(context)
-        if context.beam_options:
+        classifies = config.task == "classification"
+        if context.beam_options and not classifies:
             from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
 
             subjects, embeddings = embed_users_beam(store, backbones, config, context.beam_options)
         else:
-            subjects, embeddings = embed_users(store, backbones, config)
+            subjects, embeddings = embed_users(
+                store, backbones, config, classify if classifies else embed
+            )
         report: dict[str, Any] = {
             "run_id": run_id,
             "config_sha": config_digest(config),
@@ -80,7 +86,10 @@ def run(context: StepContext) -> dict[str, Any]:
                 "unit": subjects.identity_kind,
             },
         }
-        report |= _measure_all(config, subjects, embeddings)
+        report |= _measure_all(config, subjects, {} if classifies else embeddings)
+        if classifies:
+            report["classification"] = _measure_classes(config, subjects, embeddings)
+            report["measured"] = report["classification"] is not None
         report["previous_release"] = (
             compare_with_previous(config, store, subjects, embeddings["model"])
             if config.evaluation.previous_release and report["measured"]
@@ -126,12 +135,29 @@ def _train_centralized(context: StepContext) -> Any:
     return train_centralized(backbone, images, labels, config.training, epochs=epochs)
 
 
+def _measure_classes(
+    config: RunConfig, subjects: m.Subjects, probabilities: dict[str, np.ndarray]
+) -> dict[str, Any] | None:
+    """The `classification` section; None without a single image."""
+    if not len(subjects.labels):
+        return None
+    names = {"public_backbone": "public_start"}
+    return measure_classifiers(
+        {names.get(name, name): table for name, table in probabilities.items()},
+        subjects.labels,
+        subjects.users,
+        subjects.subgroups,
+        config.model.classes,
+        samples=config.evaluation.bootstrap_samples,
+    )
+
+
 def _measure_all(
     config: RunConfig, subjects: m.Subjects, embeddings: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """The measured part of the report."""
     names = ("public_backbone", "untrained", "centralized")
-    if not subjects.measurable:
+    if not embeddings or not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
         missing = dict.fromkeys((*names, "evaluated", "retrieval", "utility_drop", "subgroups"))
         return {"measured": False, "recall_at_far": {}, "roc": empty, **missing}

@@ -58,7 +58,7 @@ def _roc_chart(report: dict[str, Any]) -> Any:
 
 
 def _tone(report: dict[str, Any]) -> str:
-    if not report["measured"] or not report["public_backbone"]:
+    if not report["public_backbone"]:
         return "plain"
     difference = next(iter(report["public_backbone"]["difference"].values()))
     return "good" if difference["low"] > 0 else "bad" if difference["high"] < 0 else "plain"
@@ -67,7 +67,8 @@ def _tone(report: dict[str, Any]) -> str:
 def write_utility_page(path: Path, report: dict[str, Any]) -> None:
     """Writes `utility_report.html` for a report; the same report gives the same bytes."""
     charts = {}
-    if report["measured"]:
+    compared = bool(report["recall_at_far"])
+    if compared:
         rate = next(iter(report["recall_at_far"]))
         charts = {"recall": _recall_chart(report, rate), "roc": _roc_chart(report)}
     pages.write_page(
@@ -75,6 +76,6 @@ def write_utility_page(path: Path, report: dict[str, Any]) -> None:
         "utility_report.html",
         tone=_tone(report),
         report=report,
-        models=_models(report) if report["measured"] else [],
+        models=_models(report) if compared else [],
         charts=charts,
     )

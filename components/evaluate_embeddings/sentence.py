@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedemb.evaluation.classification import classification_sentence
+
 COVERS = (
     "The privacy guarantee covers training users only. The figures are exact, without noise, on "
     "evaluation users, who never trained and whom it does not cover."
@@ -37,6 +39,8 @@ def _rate(rate: str) -> str:
 
 def utility_sentence(report: dict[str, Any]) -> str:
     """One sentence: headline recall with interval, compared with where training started."""
+    if report.get("classification"):
+        return classification_sentence(report["classification"], report["public_kind"])
     if not report["measured"]:
         return (
             "Utility could not be measured: the held-out users give no pair of images of one "

@@ -39,6 +39,7 @@ LEFT_OUT = {
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",
+    "dropped_unlisted_class": "class that model.classes does not list",
     "dropped_cross_split": "training user with a held-out class, or the reverse",
     "dropped_other_cohort": "cohort not in partition.cohorts",
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",

@@ -18,13 +18,15 @@ def model_card(config: RunConfig, report: dict[str, Any], name: str, version: st
       version: version of the release.
     """
     accounting, cumulative = report["accounting"], report["cumulative"]
+    classes = config.model.classes
+    outputs = "probabilities" if classes else "embeddings"
     header = {
         "name": name,
         "version": version,
         "library_name": "keras",
-        "pipeline_tag": "image-feature-extraction",
+        "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
         "license": config.pretraining.licence,
-        "tags": ["differential-privacy", "user-level", "embedding"],
+        "tags": ["differential-privacy", "user-level", config.task],
         "epsilon": accounting["epsilon"],
         "delta": accounting["delta"],
         "privacy_unit": "user",
@@ -39,7 +41,7 @@ def model_card(config: RunConfig, report: dict[str, Any], name: str, version: st
     lines += [
         f"# {name} {version}",
         "",
-        f"Image embeddings of length {model.embedding_dim} from a `{model.backbone}` backbone, for "
+        f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
         f"{'s' if model.channels > 1 else ''}. Trained with user-level differential privacy.",
         "",
@@ -70,16 +72,14 @@ def model_card(config: RunConfig, report: dict[str, Any], name: str, version: st
         "",
         str(report["utility"]["sentence"]),
         "",
-        "Embeddings of different releases do not compare: the space of this one is "
-        f"`{str(report['utility']['embedding_space_id'])[:16]}`. Embed stored images again after "
-        "an upgrade.",
+        _of_outputs(config, report),
         "",
         "## Use",
         "",
         "```python",
         "import tensorflow as tf",
         'model = tf.saved_model.load("saved_model").signatures["serving_default"]',
-        'embeddings = model(images=tf.constant([open("image.png", "rb").read()]))["embeddings"]',
+        f'{outputs} = model(images=tf.constant([open("image.png", "rb").read()]))["{outputs}"]',
         "```",
         "",
         "## Public start",
@@ -98,3 +98,19 @@ def model_card(config: RunConfig, report: dict[str, Any], name: str, version: st
         "",
     ]
     return "\n".join(lines)
+
+
+def _what(config: RunConfig) -> str:
+    if config.model.classes:
+        return f"Classifier of {len(config.model.classes)} classes on"
+    return f"Image embeddings of length {config.model.embedding_dim} from"
+
+
+def _of_outputs(config: RunConfig, report: dict[str, Any]) -> str:
+    if config.model.classes:
+        return f"Classes, in the order of the outputs: {', '.join(config.model.classes)}."
+    return (
+        "Embeddings of different releases do not compare: the space of this one is "
+        f"`{str(report['utility']['embedding_space_id'])[:16]}`. Embed stored images again after "
+        "an upgrade."
+    )

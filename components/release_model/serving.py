@@ -1,4 +1,4 @@
-"""The model as TensorFlow Serving takes it: encoded images in, unit embeddings out."""
+"""The model as TensorFlow Serving takes it: images in, embeddings or probabilities out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel with one signature `serving_default`.
 
     Input `images`: string `[n]`, PNG or JPEG files. Output `embeddings`: float32 `[n, dim]`, rows
-    of unit length.
+    of unit length; of a classifier `probabilities`: float32 `[n, classes]`, rows that sum to 1.
     """
     import tensorflow as tf
 
@@ -76,7 +76,10 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
                 preprocess(decoded),
                 training=False,
             )
-            return {"embeddings": tf.math.l2_normalize(tf.cast(output, tf.float32), axis=1)}
+            output = tf.cast(output, tf.float32)
+            if model.classes:
+                return {"probabilities": tf.nn.softmax(output)}
+            return {"embeddings": tf.math.l2_normalize(output, axis=1)}
 
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})

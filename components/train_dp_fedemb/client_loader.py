@@ -36,6 +36,12 @@ class ClientLoader:
         self._store, self._config, self._classes = store, config, classes
         self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._room = cache_bytes
+        training = config.training
+        self._most = (
+            training.unit_gradient.images_per_unit
+            if training.algorithm == "dp_sgd"
+            else training.local.max_examples_per_client
+        )
 
     def load(self, client: Any) -> ClientExamples:
         """Loads a `sampling.VirtualClient`; nobody in it gives no examples."""
@@ -55,7 +61,7 @@ class ClientLoader:
         images, labels = load_examples(
             self._store,
             users,
-            max_examples=self._config.training.local.max_examples_per_client,
+            max_examples=self._most,
             image_size=model.image_size,
             channels=model.channels,
         )

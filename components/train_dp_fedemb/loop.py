@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.group_index import GroupIndex
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feed import Feed
+from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction
 from fedemb.embedding.round_loop import run_rounds
 from fedemb.embedding.rounds import RoundFunction
 from fedemb.embedding.server import initial_state
+from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ArtifactError, Interrupted, StorageError
 from fedemb.steps.train_dp_fedemb import checkpoint
 from fedemb.steps.train_dp_fedemb.checkpoint import Progress
@@ -60,16 +63,29 @@ class Trainer:
         self._index = GroupIndex.load(users)
         self._loader = ClientLoader(store, config, classes=classes)
         trained = with_bfloat16(backbone) if training.mixed_precision else backbone
-        self._function = RoundFunction(
-            trained,
-            mechanism,
-            training.local,
-            variables=trainable_variables(trained, config.model.trainable),
-            seed=training.seed,
-            workers=workers,
-            devices=devices,
-            shared_head_rows=0 if classes is None else max(1, len(classes)),
-        )
+        self._load: Callable[[Any], Any] = self._loader.load
+        spread: dict[str, Any] = {
+            "variables": trainable_variables(trained, config.model.trainable),
+            "seed": training.seed,
+            "workers": workers,
+            "devices": devices,
+        }
+        self._function: Any
+        if training.algorithm != "dp_sgd":
+            rows = 0 if classes is None else max(1, len(classes))
+            self._function = RoundFunction(
+                trained, mechanism, training.local, **spread, shared_head_rows=rows
+            )
+        elif config.model.trainable == "head":
+            self._function = HeadGradientFunction(trained, mechanism, training.unit_gradient)
+            cache = FeatureCache(without_head(trained))
+            self._load = lambda unit: cache.of(
+                unit.users.tobytes(), lambda: self._loader.load(unit)
+            )
+        else:
+            self._function = UnitGradientFunction(
+                trained, mechanism, training.unit_gradient, **spread
+            )
 
     def restore(self, store: Store, log: RoundLog) -> Progress:
         """Where the attempt stands: its checkpoint, and the records committed after it.
@@ -123,7 +139,7 @@ class Trainer:
             _LOG.info("resuming after round %d of %d", first, rounds)
         figures = Diagnostics(diagnostics, first)
         started = time.monotonic()
-        feed = Feed(self._function, first=first, index=self._index, load=self._loader.load)
+        feed = Feed(self._function, first=first, index=self._index, load=self._load)
         try:
             with feed, StopRequest() as stop:
                 for done in run_rounds(

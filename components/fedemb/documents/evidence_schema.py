@@ -60,6 +60,25 @@ _ROC = closed(far=list_of(NUMBER), recall=list_of(NUMBER), threshold=list_of(NUM
 _OTHER = or_null(
     closed(recall_at_far=_RECALL, retrieval=_RETRIEVAL, roc=_ROC, difference=_DIFFERENCE)
 )
+_PARTS = closed(
+    shown=list_of(closed(name=NAME, images=COUNT, users=COUNT, **_INTERVAL)), too_small=COUNT
+)
+_CLASSIFICATION = closed(
+    images=COUNT,
+    users=COUNT,
+    models=by_name(
+        "model|public_start|untrained|centralized",
+        closed(
+            top_1=_ESTIMATE,
+            top_5=_ESTIMATE,
+            log_loss=_ESTIMATE,
+            calibration_error=NUMBER,
+            top_1_difference=_ESTIMATE,
+        ),
+    ),
+    classes=_PARTS,
+    groups=_PARTS,
+)
 _FINDING = {"enum": ["leak", "reversed", "nothing", None]}
 _CASE = closed(passed=FLAG)
 _CASE_WITH_FIGURE = closed(passed=FLAG, auroc=NUMBER)
@@ -238,9 +257,15 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+_OPTIONAL = {"utility": {"classification": or_null(_CLASSIFICATION)}}
+"""Fields that only some documents of a kind have."""
+
+
 @functools.cache
 def _checker(kind: str) -> Any:
-    return checker(closed(schema={"const": SCHEMAS[kind]}, **_FIELDS[kind]))
+    schema = closed(schema={"const": SCHEMAS[kind]}, **_FIELDS[kind])
+    schema["properties"] = {**schema["properties"], **_OPTIONAL.get(kind, {})}
+    return checker(schema)
 
 
 def document_problem(kind: str, body: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.embedding.backbones import check_backbone
+from fedemb.embedding.scattering import scattering_layer
 from fedemb.embedding.standardized import register_layers
 from fedemb.errors import ArtifactError
 
@@ -30,6 +31,7 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     import keras
 
     register_layers()
+    scattering_layer()
     try:
         backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
