@@ -32,7 +32,7 @@ def evaluate_embeddings(
     metrics: dsl.Output[dsl.Metrics],
     roc: dsl.Output[dsl.ClassificationMetrics],
 ):
-    """Measures verification and retrieval on identities that never trained."""
+    """Measures the model on identities, or a classifier on users, that never trained."""
     from fedemb.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
@@ -40,7 +40,11 @@ def evaluate_embeddings(
         report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
-        if report["measured"]:
+        classified = report.get("classification")
+        if classified:
+            for name in ("top_1", "top_5"):
+                metrics.log_metric(name, classified["models"]["model"][name]["value"])
+        elif report["measured"]:
             curve = report["roc"]
             roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])
         utility_report.metadata["model_sha"] = report["model_sha"]

@@ -83,7 +83,7 @@ def run(context: StepContext) -> dict[str, Any]:
             "public_kind": config.pretraining.kind,
             "bootstrap": {
                 "samples": config.evaluation.bootstrap_samples,
-                "unit": subjects.identity_kind,
+                "unit": "user" if classifies else subjects.identity_kind,
             },
         }
         report |= _measure_all(config, subjects, {} if classifies else embeddings)

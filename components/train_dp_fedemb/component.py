@@ -29,7 +29,7 @@ def train_dp_fedemb(
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Output[dsl.Model],
 ):
-    """Runs the private rounds; the output is the noised backbone and its public round log."""
+    """Runs the private rounds; the output is the noised model and its public round log."""
     from fedemb.step import step_process
     from fedemb.steps.train_dp_fedemb.train import run
 
