@@ -64,7 +64,7 @@ def reinitialize(backbone: Any, seed: int) -> None:
         streams = np.random.SeedSequence([seed, index]).generate_state(2)
         for stream, part in zip(streams, ("kernel", "depthwise_kernel"), strict=True):
             weight = getattr(layer, part, None)
-            initializer = getattr(layer, f"{part}_initializer", None)
+            initializer: Any = getattr(layer, f"{part}_initializer", None)
             settings = {} if initializer is None else initializer.get_config()
             if weight is None or "seed" not in settings:
                 continue

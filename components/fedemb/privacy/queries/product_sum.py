@@ -102,8 +102,8 @@ def clipped_product_sum(
             f"{grid_bits} bits; lower training.unit_gradient.microbatch or images_per_unit"
         )
     whole = features.mantissas.astype(np.float64)
-    finite = np.isfinite(errors).all(axis=(1, 2))
-    errors = np.where(finite[:, None, None], errors, 0.0)
+    finite = np.all(np.isfinite(errors), axis=(1, 2), keepdims=True)
+    errors = np.where(finite, errors, 0.0)
     real = errors / features.scales[..., None]  # so that `whole x real` is the record
     # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact.
     pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
