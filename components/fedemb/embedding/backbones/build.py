@@ -68,7 +68,8 @@ def reinitialize(backbone: Any, seed: int) -> None:
             settings = {} if initializer is None else initializer.get_config()
             if weight is None or "seed" not in settings:
                 continue
-            fixed = type(initializer).from_config({**settings, "seed": int(stream >> 1)})
+            kind: Any = type(initializer)
+            fixed = kind.from_config({**settings, "seed": int(stream >> 1)})
             weight.assign(fixed(weight.shape, dtype="float32"))
 
 
