@@ -31,11 +31,10 @@ RATE = 0.02
 
 
 def _mechanism(rounds: int = 1000) -> Any:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
     from fedemb.privacy.queries import build_mechanism
 
-    plan = MechanismPlan(
-        kind="group_poisson_gaussian",
+    plan = GroupPoissonGaussian(
         rounds=rounds,
         l2_norm_clip=1.0,
         noise_multiplier=1.0,

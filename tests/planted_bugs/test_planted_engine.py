@@ -17,7 +17,7 @@ from fedemb.embedding.rounds import ClientExamples, seed_of
 from fedemb.embedding.server import initial_state, released_weights
 from fedemb.embedding.unit_gradient import UnitGradientFunction, UnitShare
 from fedemb.embedding.views import apply_moves, draw_moves
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
 SIZE, CLASSES, CLIP, ROUND, SEED = 8, 4, 0.05, 2, 5
@@ -29,8 +29,7 @@ GRID = 2.0**32
 
 
 def _mechanism(clip=CLIP):
-    plan = MechanismPlan(
-        kind="not_private",
+    plan = NotPrivate(
         rounds=10,
         l2_norm_clip=clip,
         noise_multiplier=0.0,

@@ -9,7 +9,7 @@ from fedemb.embedding.classifier import without_head
 from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.queries.product_sum import clipped_product_sum, exact_logits, whole_features
 
@@ -25,8 +25,7 @@ CONFIG = UnitGradientConfig(images_per_unit=3, microbatch=16)
 
 
 def _mechanism(clip):
-    plan = MechanismPlan(
-        kind="not_private",
+    plan = NotPrivate(
         rounds=5,
         l2_norm_clip=clip,
         noise_multiplier=0.0,

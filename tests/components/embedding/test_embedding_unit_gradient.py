@@ -10,7 +10,7 @@ from fedemb.embedding.rounds import seed_of
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.embedding.views import apply_moves, draw_moves
 from fedemb.errors import Refused
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
 SIZE, CLASSES, ROUND = 12, 5, 3
@@ -26,8 +26,7 @@ VIEWS = UnitGradientConfig(images_per_unit=3, microbatch=4, views=2, flip=True, 
 
 
 def _mechanism(clip=0.5):
-    plan = MechanismPlan(
-        kind="not_private",
+    plan = NotPrivate(
         rounds=50,
         l2_norm_clip=clip,
         noise_multiplier=0.0,
