@@ -1,4 +1,4 @@
-"""Bugs of DP-SGD engines that happened elsewhere (dpsgd.md 5.2), each planted and seen red.
+"""Bugs of DP-SGD engines that happened elsewhere, each planted and seen red.
 
 A fault replaces one part of a sound round; `problems` names what is wrong with a round, and must
 find nothing in the sound one. Nothing in the product knows of this module.
