@@ -18,7 +18,9 @@ from fedemb.data.hashing import Hasher, KeyRef
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
 from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
-from fedemb.documents.artifacts import tree_digests
+from fedemb.documents.artifacts import config_digest, tree_digests, write_json
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.step_context import StepContext
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -132,6 +134,17 @@ def write_index_files(
 
 def user_key(user_id: str) -> int:
     return int.from_bytes(Hasher(KEY).user_key(user_id), "big")
+
+
+def context_of(config: Any, root: Path) -> StepContext:
+    artifacts = RunArtifacts(reservation=root / "reservation.json", users=root / "manifest.json")
+    stores = {"private_root": str(root / "private"), "keys": str(root / "keys")}
+    return StepContext(artifacts, config=config, run_id="run-1", **stores)
+
+
+def reservation_for(path: Path, config: Any, **changes: Any) -> None:
+    body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
+    write_json(path, "fedemb/reservation/1", body)
 
 
 class Partitioner:

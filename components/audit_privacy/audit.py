@@ -33,7 +33,8 @@ from fedemb.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.self_test import self_test
-from fedemb.storage import local_tree, open_store
+from fedemb.storage import Store, local_tree, open_store
+from fedemb.storage.turns import Turn, TurnStore
 
 SCHEMA = "fedemb/audit_report/1"
 IMAGES_PER_USER = 8
@@ -67,7 +68,9 @@ def run(context: StepContext) -> dict[str, Any]:
     for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
         if document["run_id"] != run_id:
             raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
-    figures = _attack_real_users(context)
+    shared = open_store(context.private("audit"))
+    store = TurnStore(shared, Turn(shared, "audit_privacy"))
+    figures = _attack_real_users(context, store)
     open_figures = config.purpose == "simulation"
     report: dict[str, Any] = {
         "run_id": run_id,
@@ -89,7 +92,6 @@ def run(context: StepContext) -> dict[str, Any]:
     report["sentence"] = audit_sentence(report)
     private = {**report, **figures, "figures": "open"}
     private["sentence"] = audit_sentence(private)
-    store = open_store(context.private("audit"))
     store.write("audit.json", canonical_json({"schema": SCHEMA, **private}))
     store.write("audit.html", audit_page(private).encode())
     write_json(artifacts.audit_report, SCHEMA, report)
@@ -98,7 +100,7 @@ def run(context: StepContext) -> dict[str, Any]:
     return {"schema": SCHEMA, **report}
 
 
-def _attack_real_users(context: StepContext) -> dict[str, Any]:
+def _attack_real_users(context: StepContext, private: Store) -> dict[str, Any]:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
     from fedemb.embedding.loading import load_backbone
 
@@ -123,7 +125,6 @@ def _attack_real_users(context: StepContext) -> dict[str, Any]:
                     matrix.append(part)
             sizes.append(len(rows))
     missing = {"auroc": None, "tpr_at_fpr": None, "finding": None, "calibrated": None}
-    store = open_store(context.private("audit"))
     if min(sizes) < MIN_USERS:
         return {**missing, "measured": False}
     owner_of = np.concatenate(owners)
@@ -131,7 +132,7 @@ def _attack_real_users(context: StepContext) -> dict[str, Any]:
         verification_scores(np.concatenate(matrix), owner_of, sum(sizes)) for matrix in embeddings
     )
     members = np.arange(sum(sizes)) < sizes[0]
-    store.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
+    private.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
     plain, calibrated = (
         attack(
             scores[members],

@@ -86,7 +86,7 @@ def check(config: RunConfig, private_root: str, pipeline_options: Sequence[str] 
             facts = _facts(config, done.counts, users, evaluation, users_path)
             sheet = _sheet(users)
     finally:
-        shards.clean(root)
+        shards.clean(root, shards.take_turn(root))
     text = render(
         "check_data.html", **facts, sheet=sheet, tone="bad" if facts["problems"] else "good"
     )

@@ -135,7 +135,8 @@ def partition_images(
     from fedemb.steps.partition_users.transforms import build
 
     _check(config)
-    shards.clean(root)
+    turn = shards.take_turn(root)
+    shards.clean(root, turn)
     job = Job(config, keys, root, blocks)
     source, public = config.data.source, config.pretraining.source
     parts = find_parts(source, columns_of(config))
@@ -144,10 +145,11 @@ def partition_images(
         _run(partial(build_public, job=job, source=public, parts=public_parts), pipeline_options)
         job = replace(job, has_public_set=True)
     _run(partial(build, job=job, parts=parts), pipeline_options)
+    turn.check()
     counts = shards.read_counts(root)
     evaluation = shards.publish(root, shards.EVALUATION, config, header)
     users = shards.publish(root, shards.USERS, config, {**header, "counts": counts})
-    shards.drop_work(root)
+    shards.drop_work(root, turn)
     return Partitioned(root, counts, users, evaluation)
 
 

@@ -35,6 +35,7 @@ from fedemb.data.user_layout import (
 from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import StorageError
 from fedemb.storage import join, open_store
+from fedemb.storage.turns import TURNS, Turn
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
@@ -45,23 +46,35 @@ Written = tuple[str, str, int, int]
 """Name of a file in its folder, SHA-256, and of a shard its users and images, else 0."""
 
 
-def clean(root: str) -> None:
+def take_turn(root: str) -> Turn:
+    """The next turn of the partition of a run; an earlier one that still runs has lost its own."""
+    return Turn(open_store(join(root, WORK)), "partition_users")
+
+
+def clean(root: str, turn: Turn) -> None:
     """Deletes what an earlier attempt of the same run left, manifests first.
 
     Raises:
       StorageError: the private root cannot be written.
+      Superseded: the step was started again meanwhile.
     """
-    _delete(root, (USERS, EVALUATION, REJECTS, WORK))
+    _delete(root, (USERS, EVALUATION, REJECTS, WORK), turn)
 
 
-def _delete(root: str, kinds: Sequence[str]) -> None:
+def _delete(root: str, kinds: Sequence[str], turn: Turn) -> None:
     store = open_store(root)
     names = [name for kind in kinds for name in store.list(f"{kind}/")]
+    names = [name for name in names if not name.startswith(f"{WORK}/{TURNS}/")]
     for name in sorted(names, key=lambda name: not name.endswith("manifest.json")):
+        turn.check()
         store.delete(name)
     if store.local_root is not None:
+        turn.check()
         for kind in kinds:  # hidden leftovers and empty folders
-            shutil.rmtree(store.local_root / kind, ignore_errors=True)
+            folder = store.local_root / kind
+            for left in folder.glob("*") if kind == WORK else [folder]:
+                if left.is_dir() and left.name != TURNS:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def write_shard(
@@ -228,9 +241,9 @@ def read_counts(root: str) -> dict[str, int]:
     return json.loads(open_store(root).read(COUNTS))
 
 
-def drop_work(root: str) -> None:
-    """Deletes the work folder of a finished pass."""
-    _delete(root, (WORK,))
+def drop_work(root: str, turn: Turn) -> None:
+    """Deletes the work folder of a finished pass, but for the record of turns."""
+    _delete(root, (WORK,), turn)
 
 
 def run_root(private_root: str, run_id: str) -> str:

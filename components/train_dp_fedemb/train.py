@@ -43,6 +43,7 @@ from fedemb.steps.train_dp_fedemb.claim import claim
 from fedemb.steps.train_dp_fedemb.loop import Trainer
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
 from fedemb.storage import local_tree, open_store
+from fedemb.storage.turns import Turn, TurnStore
 
 SCHEMA = "fedemb/model/1"
 _INJECTED = "key_injected"
@@ -98,6 +99,8 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         commitments=users["commitments"],
         private_root=claim(store, commitments),
     )
+    turn = Turn(store, "train_dp_fedemb")
+    store = TurnStore(store, turn)
 
     workers, devices = training_devices(config.training.parallel_clients)
     log = RoundLog(store, inputs_sha)
@@ -121,7 +124,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
                 trainer = Trainer(
                     config, backbone, mechanism, folder, workers=workers, devices=devices
                 )
-                diagnostics = open_store(context.private("diagnostics"))
+                diagnostics = TurnStore(open_store(context.private("diagnostics")), turn)
                 state = trainer.train(store, log, diagnostics)
 
     weights = released_weights(config.training.server, state)
@@ -145,6 +148,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
     write_json(artifacts.model / "model.json", SCHEMA, card)
+    turn.check()
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,

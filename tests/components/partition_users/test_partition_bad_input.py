@@ -15,8 +15,10 @@ import pytest
 from partition_run import (
     KEY,
     Partitioner,
+    context_of,
     make_config,
     picture,
+    reservation_for,
     rows_of,
     user_key,
     write_parquet,
@@ -25,10 +27,8 @@ from partition_run import (
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
-from fedemb.documents.artifacts import config_digest, read_json, write_json
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.artifacts import read_json
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
-from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"
@@ -300,17 +300,6 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 
 
 # ---- the step itself ----------------------------------------------------------------------------
-
-
-def context_of(config: Any, root: Path) -> StepContext:
-    artifacts = RunArtifacts(reservation=root / "reservation.json", users=root / "manifest.json")
-    stores = {"private_root": str(root / "private"), "keys": str(root / "keys")}
-    return StepContext(artifacts, config=config, run_id="run-1", **stores)
-
-
-def reservation_for(path: Path, config: Any, **changes: Any) -> None:
-    body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
-    write_json(path, "fedemb/reservation/1", body)
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
