@@ -1,0 +1,382 @@
+"""What a cluster must be before private data is trained on it, read from the cluster itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedemb.errors import ConfigError
+from fedemb.pipelines.compile.cluster import Profile
+from fedemb.pipelines.doctor.finding import Finding
+from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+
+KUBEFLOW = "kubeflow"
+"""Namespace of Kubeflow's own parts."""
+SKEW = 60.0
+"""Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
+ACCOUNTS = (
+    *("run", "plan", "pretrain", "reserve", "partition", "train"),
+    *("evaluate", "audit", "account", "gate", "release"),
+)
+"""Groups of infra/rights.yaml, and the account that drives a run."""
+APPLY = "apply infra/kustomize again"
+
+Check = Callable[["Doctor"], Iterator[Finding]]
+
+
+class Doctor:
+    """One look at a namespace.
+
+    Args:
+      api: the cluster.
+      namespace: where the runs are.
+      profile: what the runs ask for.
+      package: the compiled pipeline that is to run; None: not looked at.
+    """
+
+    def __init__(
+        self, api: KubernetesApi, namespace: str, profile: Profile, package: Path | None = None
+    ) -> None:
+        self.api, self.namespace, self.profile, self.package = api, namespace, profile, package
+
+    def findings(self) -> list[Finding]:
+        """Everything that was looked at.
+
+        Raises:
+          StorageError: the API server does not answer.
+        """
+        return [finding for check in CHECKS for finding in check(self)]
+
+    def mine(self, path: str) -> str:
+        """Path of something of the namespace."""
+        group, _, rest = path.rpartition("|")
+        root = f"/apis/{group}" if group else "/api/v1"
+        return f"{root}/namespaces/{self.namespace}/{rest}"
+
+
+def controller(doctor: Doctor) -> Iterator[Finding]:
+    """Argo's configuration: what it adds to every pod and workflow."""
+    answer = doctor.api.get(
+        f"/api/v1/namespaces/{KUBEFLOW}/configmaps/workflow-controller-configmap"
+    )
+    if answer.status != 200:
+        unknown = f"Argo's configuration was not to be read ({answer.status})"
+        remedy = f"ask who may read the config map workflow-controller-configmap in {KUBEFLOW}"
+        for check in ("retry", "time-to-live", "log-archive", "executor"):
+            yield Finding(check, "could not tell", unknown, remedy)
+        return
+    data = answer.body.get("data", {})
+    parsed = {name: yaml.safe_load(text) for name, text in data.items()}
+    defaults = (parsed.get("workflowDefaults") or {}).get("spec", {})
+    retry = defaults.get("retryStrategy") or defaults.get("templateDefaults", {}).get(
+        "retryStrategy"
+    )
+    said = f"retries {retry.get('limit')} times what says nothing" if retry else "retries nothing"
+    yield Finding("retry", "ok", f"Argo {said}; compiled private steps say 0")
+    ttl = defaults.get("ttlStrategy")
+    yield Finding(
+        "time-to-live", "ok", f"Argo's default is {ttl}; a compiled pipeline names all three"
+    )
+    yield _archive(doctor, parsed.get("artifactRepository") or {})
+    context = (parsed.get("executor") or {}).get("securityContext", {})
+    closed = context.get("runAsNonRoot") and context.get("seccompProfile")
+    yield Finding(
+        "executor",
+        "ok" if closed else "unsafe",
+        "Argo's own containers are closed" if closed else "Argo's own containers may run as root",
+        "" if closed else "set executor.securityContext as Kubeflow 2.17 ships it",
+    )
+
+
+def _archive(doctor: Doctor, repository: dict[str, Any]) -> Finding:
+    if not repository.get("archiveLogs"):
+        return Finding("log-archive", "ok", "Argo archives no logs")
+    store = repository.get("s3", {})
+    secret = store.get("accessKeySecret", {}).get("name", "")
+    found = doctor.api.get(doctor.mine(f"secrets/{secret}")).status if secret else 404
+    where = f"Argo archives every step's log to {store.get('endpoint')}"
+    if found == 403:
+        remedy = f"see that the secret {secret} is in {doctor.namespace}"
+        return Finding("log-archive", "could not tell", where, remedy)
+    if found != 200:
+        return Finding(
+            "log-archive",
+            "unsafe",
+            f"{where}, but its secret is missing here, and every pod ends with exit code 64",
+            f"let Kubeflow make the secret {secret or '(none is named)'}, or set archiveLogs: false",
+        )
+    return Finding("log-archive", "ok", f"{where}; steps log public events only")
+
+
+def rights(doctor: Doctor) -> Iterator[Finding]:
+    """Each account may write its result, and cannot help itself to more."""
+    needs = [
+        ("create", ("argoproj.io", "workflowtaskresults", "")),
+        ("get", ("", "configmaps", "kfp-launcher")),
+    ]
+    never = [
+        ("create", ("", "pods", "")),
+        ("list", ("", "secrets", "")),
+        ("create", ("", "pods/exec", "")),
+        ("create", ("", "serviceaccounts/token", "fedemb-train")),
+        ("create", ("rbac.authorization.k8s.io", "rolebindings", "")),
+        ("patch", ("admissionregistration.k8s.io", "validatingadmissionpolicies", "")),
+    ]
+    lacking, excess = [], []
+    for group in ACCOUNTS:
+        account = f"fedemb-{group}"
+        for verb, thing in (*needs, *never):
+            allowed = doctor.api.may(account, doctor.namespace, verb, thing)
+            if allowed is None:
+                remedy = "ask who may create SubjectAccessReviews"
+                yield Finding("rights", "could not tell", "RBAC was not to be asked", remedy)
+                return
+            if not allowed and (verb, thing) in needs:
+                lacking.append(f"{account} may not {verb} {thing[1]}")
+            if allowed and (verb, thing) in never:
+                excess.append(f"{account} may {verb} {thing[1]}")
+    if excess:
+        yield Finding("rights", "unsafe", excess[0], "take the role binding away that allows it")
+    if lacking:
+        yield Finding("rights", "unsafe", lacking[0], APPLY)
+    if not excess and not lacking:
+        yield Finding("rights", "ok", f"{len(ACCOUNTS)} accounts may what they need and no more")
+
+
+def admission(doctor: Doctor) -> Iterator[Finding]:
+    """Each policy is there, fails closed and denies; and a thief is refused."""
+    for kind, names in {
+        "mutatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-step-pods"),
+        "validatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-pods", "fedemb-no-entry"),
+    }.items():
+        for name in names:
+            path = "/apis/admissionregistration.k8s.io/v1"
+            policy = doctor.api.get(f"{path}/{kind}/{name}")
+            bound = doctor.api.get(f"{path}/{kind.replace('policies', 'policybindings')}/{name}")
+            if 403 in (policy.status, bound.status):
+                remedy = "ask who may read admission policies"
+                yield Finding("admission", "could not tell", f"{name} was not to be read", remedy)
+            elif policy.status != 200 or bound.status != 200:
+                yield Finding("admission", "unsafe", f"{kind}/{name} is not in force", APPLY)
+            elif policy.body["spec"].get("failurePolicy") != "Fail":
+                yield Finding("admission", "unsafe", f"{name} fails open", APPLY)
+            elif "Deny" not in bound.body["spec"].get("validationActions", ["Deny"]):
+                yield Finding("admission", "unsafe", f"{name} warns and does not deny", APPLY)
+    yield _thief(doctor)
+
+
+def _thief(doctor: Doctor) -> Finding:
+    closed = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "thief-"},
+        "spec": {
+            "serviceAccountName": "fedemb-train",
+            "containers": [{"name": "main", "image": "none", "securityContext": closed}],
+        },
+    }
+    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
+    if answer.status == 201:
+        return Finding("thief", "unsafe", "a pod without a step's label takes its account", APPLY)
+    if "ValidatingAdmissionPolicy" in answer.message:
+        return Finding("thief", "ok", "a pod without a step's label is refused its account")
+    return Finding(
+        "thief",
+        "could not tell",
+        f"asked for a pod, was told {answer.status} ({answer.message[:80]})",
+        "ask as somebody who may create pods there",
+    )
+
+
+def pod_security(doctor: Doctor) -> Iterator[Finding]:
+    """The namespace refuses open pods."""
+    answer = doctor.api.get(f"/api/v1/namespaces/{doctor.namespace}")
+    if answer.status != 200:
+        state = "could not tell" if answer.status == 403 else "unsafe"
+        what = f"the namespace {doctor.namespace} was not found ({answer.status})"
+        yield Finding("pod-security", state, what, APPLY)
+        return
+    labels = answer.body["metadata"].get("labels", {})
+    level = labels.get("pod-security.kubernetes.io/enforce", "nothing")
+    safe = level == "restricted"
+    yield Finding(
+        "pod-security",
+        "ok" if safe else "unsafe",
+        f"the namespace enforces {level}",
+        "" if safe else APPLY,
+    )
+
+
+def network(doctor: Doctor) -> Iterator[Finding]:
+    """Nothing comes in or goes out but what a policy opens."""
+    answer = doctor.api.get(
+        doctor.mine("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else")
+    )
+    if answer.status == 200:
+        yield Finding("network", "ok", "all ways in and out are closed but those opened by name")
+    elif answer.status == 403:
+        remedy = "ask who may read network policies"
+        yield Finding("network", "could not tell", "network policies were not to be read", remedy)
+    else:
+        yield Finding("network", "unsafe", "pods may open any connection", APPLY)
+
+
+def secrets(doctor: Doctor) -> Iterator[Finding]:
+    """What the profile hands to steps is there."""
+    named = {secret.name for step in doctor.profile.steps.values() for secret in step.secrets}
+    for name in sorted(named):
+        status = doctor.api.get(doctor.mine(f"secrets/{name}")).status
+        if status == 403:
+            remedy = "ask who may read them"
+            yield Finding("secrets", "could not tell", "secrets were not to be read", remedy)
+            return
+        if status != 200:
+            remedy = "make it as step 2 of infra/README.md says"
+            yield Finding("secrets", "unsafe", f"the secret {name} is missing", remedy)
+            return
+    yield Finding("secrets", "ok", f"the {len(named)} secrets the profile names are there")
+
+
+def quota(doctor: Doctor) -> Iterator[Finding]:
+    """A quota limits accelerators, and lets the largest step through."""
+    answer = doctor.api.get(doctor.mine("resourcequotas"))
+    if answer.status != 200:
+        remedy = "ask who may read quotas"
+        yield Finding("quota", "could not tell", "quotas were not to be read", remedy)
+        return
+    hard: dict[str, str] = {}
+    for item in answer.body["items"]:
+        hard |= item["spec"].get("hard", {})
+    for name, step in doctor.profile.steps.items():
+        kind = step.accelerator.type if step.accelerator else ""
+        allowed = hard.get(f"requests.{kind}")
+        if step.accelerator and allowed is not None and int(allowed) < step.accelerator.count:
+            what = f"{name} asks for {step.accelerator.count} {kind}, the quota allows {allowed}"
+            yield Finding("quota", "unsafe", what, "raise the quota, or take another profile")
+            return
+    limited = any("gpu" in name or "tpu" in name for name in hard)
+    yield Finding(
+        "quota",
+        "ok" if limited else "unsafe",
+        "accelerators are limited" if limited else "no quota limits accelerators",
+        "" if limited else APPLY,
+    )
+
+
+def nodes(doctor: Doctor) -> Iterator[Finding]:
+    """For each step some node has what it asks for."""
+    answer = doctor.api.get("/api/v1/nodes")
+    if answer.status != 200:
+        yield Finding("nodes", "could not tell", "nodes were not to be read", "ask who may")
+        return
+    for name, step in doctor.profile.steps.items():
+        fitting = [
+            node
+            for node in answer.body["items"]
+            if step.node_selector.items() <= node["metadata"].get("labels", {}).items()
+            and (
+                step.accelerator is None
+                or int(node["status"].get("allocatable", {}).get(step.accelerator.type, "0"))
+                >= step.accelerator.count
+            )
+        ]
+        if not fitting:
+            what = f"no node has what {name} asks for; a pool that grows from none shows none"
+            yield Finding("nodes", "could not tell", what, "look at the node pools")
+            return
+    yield Finding("nodes", "ok", f"{len(answer.body['items'])} nodes; each step finds one")
+
+
+def images(doctor: Doctor) -> Iterator[Finding]:
+    """What is to run keeps every rule, images by digest among them."""
+    from fedemb.pipelines.schedules.package import check_package
+
+    if doctor.package is None:
+        remedy = "name the compiled pipeline by --package"
+        yield Finding("images", "could not tell", "no compiled pipeline was named", remedy)
+        return
+    try:
+        check_package(doctor.package)
+        yield Finding("images", "ok", f"{doctor.package.name} names each image by digest")
+    except ConfigError as error:
+        yield Finding("images", "unsafe", str(error), "compile it with `fedemb compile`")
+
+
+def public_root(doctor: Doctor) -> Iterator[Finding]:
+    """Kubeflow's own artifacts go to the public root."""
+    answer = doctor.api.get(doctor.mine("configmaps/kfp-launcher"))
+    if answer.status != 200:
+        state = "could not tell" if answer.status == 403 else "unsafe"
+        yield Finding("public-root", state, "kfp-launcher was not found", APPLY)
+        return
+    root = answer.body.get("data", {}).get("defaultPipelineRoot", "")
+    named = "://" in root and "PROJECT" not in root
+    yield Finding(
+        "public-root",
+        "ok" if named else "unsafe",
+        f"artifacts go to {root or 'the default store of Kubeflow'}",
+        "" if named else "name the public root in the overlay's launcher.yaml",
+    )
+    yield Finding(
+        "stores",
+        "could not tell",
+        "the rights on the four stores are the stores' own",
+        "`terraform plan`, or infra/s3/*.json; a step without a right ends with exit code 4",
+    )
+
+
+def clock(doctor: Doctor) -> Iterator[Finding]:
+    """Clocks agree, and schedules are read in UTC."""
+    date = doctor.api.get("/version").date
+    if not date:
+        yield Finding("clock", "could not tell", "the server told no time", "compare by hand")
+    else:
+        apart = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
+        safe = apart <= SKEW
+        what = f"this clock and the cluster's are {apart:.0f} s apart"
+        yield Finding(
+            "clock", "ok" if safe else "unsafe", what, "" if safe else "set the clock by NTP"
+        )
+    answer = doctor.api.get(
+        f"/apis/apps/v1/namespaces/{KUBEFLOW}/deployments/ml-pipeline-scheduledworkflow"
+    )
+    if answer.status != 200:
+        remedy = f"see that CRON_SCHEDULE_TIMEZONE of its deployment in {KUBEFLOW} is UTC"
+        yield Finding("schedules", "could not tell", "the scheduler was not to be read", remedy)
+        return
+    containers = answer.body["spec"]["template"]["spec"]["containers"]
+    variables = {item["name"]: item.get("value") for c in containers for item in c.get("env", [])}
+    zone = variables.get("CRON_SCHEDULE_TIMEZONE") or "UTC"
+    yield Finding(
+        "schedules",
+        "ok" if zone == "UTC" else "unsafe",
+        f"Kubeflow reads cron in {zone}",
+        "" if zone == "UTC" else "set CRON_SCHEDULE_TIMEZONE=UTC; schedules are priced in UTC",
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    controller,
+    rights,
+    admission,
+    pod_security,
+    network,
+    secrets,
+    quota,
+    nodes,
+    images,
+    public_root,
+    clock,
+)

@@ -1,0 +1,108 @@
+"""Asks the Kubernetes API server: objects, permissions, and whether it would take a pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from fedemb.errors import StorageError
+
+TIMEOUT = 10.0
+"""Seconds an answer may take."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    body: dict[str, Any]
+    date: str = ""
+    """Its clock, as an HTTP date."""
+
+    @property
+    def message(self) -> str:
+        """Why it refused."""
+        return str(self.body.get("message", ""))
+
+
+class KubernetesApi:
+    """The API server that the environment names: a pod's own, or that of the kubeconfig.
+
+    Raises:
+      StorageError: none is named, or it does not answer.
+    """
+
+    def __init__(self) -> None:
+        from kubernetes import client, config
+
+        try:
+            config.load_config()
+        except (config.ConfigException, TypeError, OSError) as error:
+            raise StorageError(
+                "no Kubernetes cluster is named here; set KUBECONFIG, or run this in a pod"
+            ) from error
+        self._client: Any = client.ApiClient()
+        self._refusal: Any = client.ApiException
+
+    def get(self, path: str) -> Answer:
+        """Reads an object or a list."""
+        return self._ask("GET", path)
+
+    def post(self, path: str, body: dict[str, Any]) -> Answer:
+        """Sends an object: a review, or a dry run."""
+        return self._ask("POST", path, body)
+
+    def may(self, user: str, namespace: str, verb: str, thing: tuple[str, str, str]) -> bool | None:
+        """Whether RBAC lets a service account do this; None: we may not ask."""
+        group, resource, name = thing
+        resource, _, sub = resource.partition("/")
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{namespace}:{user}",
+                "groups": [
+                    "system:serviceaccounts",
+                    f"system:serviceaccounts:{namespace}",
+                    "system:authenticated",
+                ],
+                "resourceAttributes": {
+                    "namespace": namespace,
+                    "verb": verb,
+                    "group": group,
+                    "resource": resource,
+                    "subresource": sub,
+                    "name": name,
+                },
+            },
+        }
+        answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer.body["status"]["allowed"]) if answer.status == 201 else None
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
+        import json
+
+        import urllib3
+
+        try:
+            data, status, headers = self._client.call_api(
+                quote(path, safe="/?=&"),
+                method,
+                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                body=body,
+                response_type="object",
+                auth_settings=["BearerToken"],
+                _request_timeout=TIMEOUT,
+            )
+            return Answer(status, data, headers.get("Date", ""))
+        except self._refusal as error:
+            try:
+                return Answer(error.status, json.loads(error.body or "{}"))
+            except ValueError:
+                return Answer(error.status, {"message": str(error.reason)})
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise StorageError(
+                f"the Kubernetes API does not answer ({type(error).__name__}); check KUBECONFIG"
+            ) from error
