@@ -14,6 +14,7 @@ import typer
 
 from fedemb.errors import ConfigError, FedEmbError
 from fedemb.pipelines.cli.data import check_data, make_data
+from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
@@ -33,6 +34,7 @@ app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)
 app.command()(submit)
+app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
 app.command(name="verify")(verify_release)

@@ -65,6 +65,7 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs until they are what the folder says."""
+    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -76,6 +77,7 @@ def apply(
     if not todo:
         typer.echo("nothing to do")
         return
+    look_first(kubeflow.namespace, profile)
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     reconcile.apply(kubeflow, todo, _now())
@@ -134,6 +136,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print, send nothing.")] = False,
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
+    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package, run_arguments
     from fedemb.steps.plan_privacy.plan import document
@@ -146,6 +149,7 @@ def submit(
     typer.echo(f"planned: {document(loaded)['guarantee']['sentence']}")
     if kubeflow is None:
         return
+    look_first(kubeflow.namespace, profile, package)
     run_id = kubeflow.submit(
         package,
         loaded,
@@ -164,10 +168,10 @@ def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | Non
 
     if not host:
         raise ConfigError("no Kubeflow API was named; say --host, or set KFP_HOST")
-    return Kubeflow(host, _namespace(namespace, profiles), os.environ.get("KFP_TOKEN"))
+    return Kubeflow(host, namespace_of(namespace, profiles), os.environ.get("KFP_TOKEN"))
 
 
-def _namespace(named: str | None, profiles: list[str] | None) -> str:
+def namespace_of(named: str | None, profiles: list[str] | None) -> str:
     """The namespace that was named, else the profile's, this pod's own, or that of `infra`."""
     from fedemb.pipelines.compile.cluster import load_profile
 

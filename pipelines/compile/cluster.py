@@ -81,6 +81,8 @@ class Profile(Section):
     """Seconds after which finished workflows are removed from the cluster, however they ended."""
     namespace: str | None = None
     """Namespace of the runs; null: that of the pod that submits them, or `fedemb`."""
+    accepts: tuple[str, ...] = ()
+    """Findings of `fedemb doctor --cluster` that are unsafe, and that this cluster lives with."""
 
 
 def load_profile(*sources: str | Path) -> Profile:

@@ -108,7 +108,7 @@ def _archive(doctor: Doctor, repository: dict[str, Any]) -> Finding:
             "log-archive",
             "unsafe",
             f"{where}, but its secret is missing here, and every pod ends with exit code 64",
-            f"let Kubeflow make the secret {secret or '(none is named)'}, or set archiveLogs: false",
+            f"let Kubeflow make the secret {secret or 'it names'}, or set archiveLogs: false",
         )
     return Finding("log-archive", "ok", f"{where}; steps log public events only")
 
@@ -221,9 +221,7 @@ def pod_security(doctor: Doctor) -> Iterator[Finding]:
 
 def network(doctor: Doctor) -> Iterator[Finding]:
     """Nothing comes in or goes out but what a policy opens."""
-    answer = doctor.api.get(
-        doctor.mine("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else")
-    )
+    answer = doctor.api.get(doctor.mine("networking.k8s.io/v1|networkpolicies/fedemb-nothing-else"))
     if answer.status == 200:
         yield Finding("network", "ok", "all ways in and out are closed but those opened by name")
     elif answer.status == 403:

@@ -1,4 +1,4 @@
-"""What a look at a cluster found: a table of ok, unsafe and could not tell, each with its remedy."""
+"""What a look at a cluster found: ok, unsafe or could not tell, each with its remedy."""
 
 from __future__ import annotations
 

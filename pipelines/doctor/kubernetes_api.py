@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -38,7 +40,10 @@ class KubernetesApi:
         from kubernetes import client, config
 
         try:
-            config.load_config()
+            if "KUBERNETES_SERVICE_HOST" in os.environ:
+                config.load_incluster_config()
+            else:  # named here: the client looks at the environment only when it is imported
+                config.load_kube_config(os.environ.get("KUBECONFIG"))
         except (config.ConfigException, TypeError, OSError) as error:
             raise StorageError(
                 "no Kubernetes cluster is named here; set KUBECONFIG, or run this in a pod"
@@ -82,8 +87,6 @@ class KubernetesApi:
         return bool(answer.body["status"]["allowed"]) if answer.status == 201 else None
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Answer:
-        import json
-
         import urllib3
 
         try:

@@ -498,11 +498,11 @@ def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_p
     profile, pod = tmp_path / "ours.yaml", tmp_path / "namespace"
     profile.write_text("namespace: vision")
     monkeypatch.setattr(schedule, "POD_NAMESPACE", pod)
-    assert schedule._namespace(None, None) == "fedemb"
+    assert schedule.namespace_of(None, None) == "fedemb"
     pod.write_text("jobs\n")
-    assert schedule._namespace(None, ["cpu"]) == "jobs"
-    assert schedule._namespace(None, ["cpu", str(profile)]) == "vision"
-    assert schedule._namespace("mine", ["cpu", str(profile)]) == "mine"
+    assert schedule.namespace_of(None, ["cpu"]) == "jobs"
+    assert schedule.namespace_of(None, ["cpu", str(profile)]) == "vision"
+    assert schedule.namespace_of("mine", ["cpu", str(profile)]) == "mine"
 
 
 def test_submit_checks_then_starts_one_run_each_time(folder, kfp):

@@ -1,0 +1,157 @@
+"""`fedemb doctor --cluster` at a real API server: when all is well, and of each harm."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import INFRA
+from typer.testing import CliRunner
+
+from fedemb.pipelines.compile.cluster import load_profile
+
+ARGO = {
+    "workflowDefaults": json.dumps(
+        {
+            "spec": {
+                "ttlStrategy": {"secondsAfterSuccess": 3600, "secondsAfterFailure": 3600},
+                "templateDefaults": {"retryStrategy": {"limit": 2, "retryPolicy": "OnError"}},
+            }
+        }
+    ),
+    "artifactRepository": json.dumps(
+        {
+            "archiveLogs": True,
+            "s3": {
+                "endpoint": "seaweedfs.kubeflow.svc:9000",
+                "accessKeySecret": {"name": "mlpipeline-minio-artifact", "key": "accesskey"},
+            },
+        }
+    ),
+    "executor": json.dumps(
+        {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+        }
+    ),
+}
+"""The workflow controller's configuration as Kubeflow 2.17 ships it."""
+
+
+def _object(kind: str, name: str, namespace: str, version: str = "v1", **body) -> dict:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
+
+
+@pytest.fixture
+def kubeflow(plane, overlay):
+    """Kubeflow's parts that are read, and the secrets of the profile for S3."""
+    profile = load_profile("cpu", INFRA / "profiles" / "s3.yaml")
+    named = {secret.name for step in profile.steps.values() for secret in step.secrets}
+    objects = [
+        _object("ConfigMap", "workflow-controller-configmap", "kubeflow", data=ARGO),
+        *(
+            _object("Secret", name, "fedemb", stringData={"access_key": "a", "secret_key": "b"})
+            for name in sorted(named | {"mlpipeline-minio-artifact"})
+        ),
+    ]
+    plane.apply(*objects)
+    yield objects
+    for thing in objects:
+        meta = thing["metadata"]
+        plane.kubectl(
+            "delete", thing["kind"], meta["name"], "-n", meta["namespace"], "--ignore-not-found"
+        )
+
+
+@pytest.fixture
+def ask_doctor(plane, overlay, monkeypatch, tmp_path):
+    """Runs the command; returns exit code and the state and text of each check."""
+    from fedemb.pipelines.cli.main import app
+
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def run(*more: str):
+        result = CliRunner().invoke(
+            app, ["doctor", "--cluster", "--profile", "cpu", *_s3(overlay), *more]
+        )
+        lines = [line for line in result.output.splitlines() if line[:15].strip()]
+        states = {}
+        for line in lines:
+            state, check = line[:15].strip(), line[16:30].strip()
+            if state in ("ok", "unsafe", "could not tell", "accepted"):
+                states.setdefault(check, (state, line[31:]))
+        return result, states
+
+    return run
+
+
+def _s3(overlay: str) -> list[str]:
+    return ["--profile", str(INFRA / "profiles" / "s3.yaml")] if overlay == "s3" else []
+
+
+def test_a_cluster_as_the_runbook_leaves_it_is_safe(ask_doctor, kubeflow):
+    result, states = ask_doctor()
+    assert not {check for check, (state, _) in states.items() if state == "unsafe"}, result.output
+    assert result.exception is None or result.exit_code == 0
+    for check in ("rights", "thief", "pod-security", "network", "quota", "log-archive", "clock"):
+        assert states[check][0] == "ok", result.output
+    assert states["stores"][0] == "could not tell"
+
+
+HARMS = {
+    "log-archive": ["delete", "secret", "mlpipeline-minio-artifact", "-n", "fedemb"],
+    "rights": [
+        *("create", "rolebinding", "too-much", "-n", "fedemb", "--clusterrole=admin"),
+        "--serviceaccount=fedemb:fedemb-evaluate",
+    ],
+    "thief": ["delete", "validatingadmissionpolicybinding", "fedemb-step-accounts"],
+    "admission": ["delete", "mutatingadmissionpolicy", "fedemb-step-pods"],
+    "pod-security": [
+        *("label", "namespace", "fedemb", "--overwrite"),
+        "pod-security.kubernetes.io/enforce=privileged",
+    ],
+    "network": ["delete", "networkpolicy", "fedemb-nothing-else", "-n", "fedemb"],
+    "quota": ["delete", "resourcequota", "fedemb", "-n", "fedemb"],
+    "public-root": [
+        *("patch", "configmap", "kfp-launcher", "-n", "fedemb"),
+        *("-p", '{"data": {"defaultPipelineRoot": "set by the overlay"}}'),
+    ],
+}
+"""Check -> what an administrator may do to a cluster by mistake."""
+
+
+@pytest.mark.parametrize("check", HARMS)
+@pytest.mark.usefixtures("kubeflow")
+def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapply, check):
+    plane.kubectl(*HARMS[check])
+    try:
+        until = 50
+        while until:
+            result, states = ask_doctor()
+            if states[check][0] == "unsafe":
+                break
+            until -= 1  # a policy that went stays in force for a moment
+        assert states[check][0] == "unsafe", result.output
+        assert "; " in states[check][1], "it comes with a remedy"
+        assert result.exit_code == 3 or "unsafe" in str(result.exception)
+        accepting = plane.folder / "accepting.yaml"
+        accepting.write_text(json.dumps({"accepts": ["admission", "thief", check]}))
+        result, states = ask_doctor("--profile", str(accepting))
+        assert states[check][0] == "accepted", result.output
+        assert result.exit_code == 0, result.output
+    finally:
+        plane.attempt("delete", "rolebinding", "too-much", "-n", "fedemb")
+        reapply()
+
+
+def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):
+    from fedemb.errors import Refused
+    from fedemb.pipelines.cli.doctor import look_first
+
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    with pytest.raises(Refused, match="unsafe"):
+        look_first("another-namespace", ["cpu"])
