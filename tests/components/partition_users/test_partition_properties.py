@@ -74,7 +74,7 @@ def test_step_repeated_leaves_the_same_bytes_and_no_leftovers(partition: Partiti
         header={"run_id": "run"},
     )
     assert result.files == fresh.files
-    assert not (result.root / "partition").exists()
+    assert [path.name for path in (result.root / "partition").iterdir()] == ["turns"]
 
 
 @pytest.mark.parametrize("scope", ["user", "global"])
