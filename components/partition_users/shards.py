@@ -200,12 +200,16 @@ class Published:
     """As `artifacts.tree_digest` of the folder."""
 
 
-def publish(root: str, kind: str, config: RunConfig, header: dict[str, Any]) -> Published:
+def publish(
+    root: str, kind: str, config: RunConfig, header: dict[str, Any], turn: Turn
+) -> Published:
     """Writes, last of all, the Raw manifest of a folder whose files are there.
 
     Raises:
       StorageError: a file is missing, or the private root cannot be written.
+      Superseded: the step was started again meanwhile.
     """
+    turn.check()
     store = open_store(root)
     partition = config.partition
     files: list[Written] = []
