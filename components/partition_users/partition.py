@@ -145,6 +145,7 @@ def partition_images(
         _run(partial(build_public, job=job, source=public, parts=public_parts), pipeline_options)
         job = replace(job, has_public_set=True)
     _run(partial(build, job=job, parts=parts), pipeline_options)
+    turn.check()
     counts = shards.read_counts(root)
     evaluation = shards.publish(root, shards.EVALUATION, config, header, turn)
     users = shards.publish(root, shards.USERS, config, {**header, "counts": counts}, turn)
