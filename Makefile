@@ -12,11 +12,7 @@ STAMP := $(VENV)/.installed-$(shell cat requirements/dev.txt requirements/bootst
 help: ## Show this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: links $(STAMP) ## Make the virtual environment (all other targets do it for you)
-
-links: # Every step folder is part of the package
-	@for face in components/*/component.py; do step=$$(basename $$(dirname $$face)); \
-	  test -e components/fedemb/steps/$$step || ln -s ../../$$step components/fedemb/steps/$$step; done
+setup: $(STAMP) ## Make the virtual environment (all other targets do it for you)
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: install it, or say PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -87,7 +83,7 @@ wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
 	$(BIN)/python -m studies.utility --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
 
-images: setup attested ## Build the light and cpu images with podman or docker
+images: ## Build the light and cpu images with podman or docker
 	images/build.sh light cpu
 
 test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
@@ -102,4 +98,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean

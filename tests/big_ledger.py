@@ -6,7 +6,7 @@ from pathlib import Path
 import honest_run
 
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger import read_reservation
+from fedemb.ledger.ledger import read_reservation
 from fedemb.ledger.records import encode_record, record_name
 
 

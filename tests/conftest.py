@@ -5,12 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import shapes
-
-shapes.install()  # before any room is imported
-
-from fedemb import planted_bug_suite  # noqa: E402
-from fedemb.provenance import privacy_code_digest  # noqa: E402
+from fedemb import planted_bug_suite
+from fedemb.provenance import code_digest
 
 REPOSITORY = Path(__file__).parent.parent
 _PLANTED = pytest.StashKey[int]()
@@ -39,9 +35,7 @@ def planted_bugs_are_found(tmp_path_factory):
     The packaged record is compared by tests/planted_bugs/test_planted_bug_record.py.
     """
     record = tmp_path_factory.mktemp("planted_bugs") / "record.json"
-    planted_bug_suite.write_record(
-        record, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-    )
+    planted_bug_suite.write_record(record, passed=50, total=50, code_sha=code_digest())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planted_bug_suite, "RECORD", record)
         yield

@@ -15,10 +15,7 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import file_digest, write_json
-from fedemb.documents.document import write
-from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import Commitments, UsersManifest
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
@@ -104,8 +101,8 @@ class FinishedRun:
             audit_report=made / "report.json",
             audit_page=made / "report.html",
         )
-        stores = {"private_root": str(self.root / "private"), "keys": str(self.root / "keys")}
-        return StepContext(artifacts, config=settings, run_id=run_id, **stores)
+        private = str(self.root / "private")
+        return StepContext(artifacts, config=settings, run_id=run_id, private_root=private)
 
     @property
     def private(self) -> Path:
@@ -152,19 +149,7 @@ def finished_run(
     run, settings = FinishedRun(root), config()
     write_users(run.private / "users", trained_users, seed=1)
     write_users(run.private / "evaluation", held_out, seed=2, groups=groups)
-    sha = "0" * 64
-    users = UsersManifest(
-        run_id=RUN_ID,
-        config_sha=sha,
-        reservation_sha=sha,
-        virtual_clients=4,
-        groupings=1,
-        blocks=["all/0"],
-        image_size=SIZE,
-        channels=1,
-        commitments=Commitments(users=sha, evaluation=sha),
-    )
-    write(root / "users.json", users)
+    write_json(root / "users.json", "fedemb/users/1", {"run_id": RUN_ID})
     backbone = build_backbone(settings.model, seed=5)
     for name in ("pretrained", "model"):
         (root / name).mkdir()
@@ -172,19 +157,8 @@ def finished_run(
             train_a_little(backbone, settings)
         backbone.save(root / name / "backbone.keras")
     weights_sha = file_digest(root / "model" / "backbone.keras")
-    digests = ("config_sha", "plan_sha", "code_sha", "inputs_sha", "initial_weights_sha")
-    model = {
-        **dict.fromkeys(digests, sha),
-        "run_id": RUN_ID,
-        "attempt": 1,
-        "weights_sha": weights_sha,
-        "key_injected": False,
-        "rounds_run": 2,
-        "backbone": "lenet",
-        "embedding_dim": 16,
-        "tensors": [],
-    }
-    write(root / "model" / "model.json", ModelCard.of_fields(model))
+    model = {"run_id": RUN_ID, "weights_sha": weights_sha}
+    write_json(root / "model" / "model.json", "fedemb/model/1", model)
     return run
 
 

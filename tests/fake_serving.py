@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.model_files import stored_tensors
 from fedemb.steps.release_model.bundle import SAVED_MODEL_FILES
 
 
 def load_whitelisted(path, start, model):
-    return SimpleNamespace(weights=[SimpleNamespace(shape=shape) for shape in _shapes(path)])
+    return SimpleNamespace(
+        weights=[SimpleNamespace(shape=tuple(item["shape"])) for item in stored_tensors(path)]
+    )
 
 
 def save_for_serving(backbone, model, folder):
@@ -18,9 +19,5 @@ def save_for_serving(backbone, model, folder):
 
 
 def serving_problem(folder, backbone):
-    shapes = repr(sorted(_shapes(backbone)))
+    shapes = repr(sorted(tuple(item["shape"]) for item in stored_tensors(backbone)))
     return None if (folder / SAVED_MODEL_FILES[0]).read_text() == shapes else "other tensors"
-
-
-def _shapes(path):
-    return [tuple(item.shape) for item in stored_tensors(path, file_digest(path))]

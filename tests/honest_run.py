@@ -6,7 +6,6 @@ rounds are missing: the model's tensors are drawn here.
 
 import io
 import json
-import shutil
 import sys
 import zipfile
 from contextlib import contextmanager
@@ -25,23 +24,20 @@ from fedemb.documents.artifacts import (
     json_digest,
     sha256_hex,
     write_bytes,
+    write_json,
 )
-from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import all_documents, encode
-from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
-from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.keys import open_key_store
-from fedemb.keys.signatures import Signer, sign_document, write_signed
-from fedemb.ledger import connect, read_reservation
+from fedemb.keys.signatures import Signer
+from fedemb.ledger.ledger import connect, read_reservation
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.registry import plan_from_json
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from fedemb.step_context import StepContext
 from fedemb.steps.account_privacy import account
 from fedemb.steps.gate_release import gate
 from fedemb.steps.plan_privacy import plan
-from fedemb.steps.release_model import release, verify
+from fedemb.steps.release_model import release
 from fedemb.steps.reserve_budget import reserve
 
 TENSORS = [
@@ -53,13 +49,15 @@ INITIAL = b"the public backbone"
 INITIAL_WEIGHTS = sha256_hex(INITIAL)
 PRIVATE_ROOT = "5" * 64
 SELF_TEST = {
-    "no_leak": {"auroc": 0.501, "alarms": 2, "trials": 40},
-    "planted_leak": {"value": 0.818, "low": 0.78, "high": 0.86},
-    "reversed_sign": {"value": 0.182, "low": 0.14, "high": 0.22},
-    "missing_score_refused": True,
-    "missing_side_refused": True,
+    "passed": True,
+    "cases": {
+        "no_leak": {"passed": True, "auroc": 0.501, "alarms": 2, "trials": 40},
+        "planted_leak": {"passed": True, "auroc": 0.818},
+        "reversed_sign": {"passed": True, "auroc": 0.182},
+        "missing_score": {"passed": True},
+        "missing_side": {"passed": True},
+    },
 }
-ROLES = {document.kind: document.role for document in all_documents()}
 COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
 
 
@@ -207,16 +205,6 @@ class HonestRun:
     def ledger(self):
         return connect(self.ledger_uri, self.keys_uri, self.config.policy.policy_id)
 
-    def sign(self, path, document):
-        """Writes a document as its step does."""
-        write_signed(path, document, Signer.newest(self.keys, document.role))
-
-    def rewrite(self, path, **changes):
-        """Changes fields of a document and signs it again, as somebody inside its step could."""
-        fields = {**json.loads(path.read_text()), **changes}
-        signer = Signer.newest(self.keys, ROLES[fields["schema"].split("/")[1]])
-        write_bytes(path, encode(sign_document(fields, signer)))
-
     # ---- the steps, in order ----
 
     def do_plan(self):
@@ -230,7 +218,7 @@ class HonestRun:
         body = {
             "run_id": self.run_id,
             "config_sha": config_digest(self.config),
-            "reservation_sha": file_digest(self.reservation),
+            "reservation_sha": json_digest(reservation),
             "virtual_clients": self.config.partition.virtual_clients,
             "groupings": self.config.partition.groupings,
             "blocks": reservation["blocks"],
@@ -238,7 +226,7 @@ class HonestRun:
             "channels": self.config.model.channels,
             "commitments": COMMITMENTS,
         }
-        self.sign(self.users, UsersManifest.of_fields(body))
+        write_json(self.users, "fedemb/users/1", body)
 
     def inputs_sha(self):
         reservation = read_reservation(self.reservation)
@@ -264,7 +252,7 @@ class HonestRun:
     def do_train(self, tensors=TENSORS):
         """Binds, pretends to train, commits."""
         reservation = read_reservation(self.reservation)
-        mechanism = plan_from_json(json.loads(self.plan.read_text())["plan"])
+        mechanism = MechanismPlan.from_json(json.loads(self.plan.read_text())["plan"])
         self.do_bind()
         event = event_to_json(mechanism.round_event)
         lines = [
@@ -294,7 +282,7 @@ class HonestRun:
             "embedding_dim": self.config.model.embedding_dim,
             "code_sha": reservation.code_sha,
         }
-        self.sign(self.model / "model.json", ModelCard.of_fields(body))
+        write_json(self.model / "model.json", "fedemb/model/1", body)
         self.do_commit()
 
     def write_rounds(self, lines):
@@ -326,7 +314,7 @@ class HonestRun:
             **common,
             "code_sha": model["code_sha"],
             "level": "monitoring",
-            "attack": "verification_score",
+            "attack": ATTACK,
             "self_test": SELF_TEST,
             "planted_bug_suite": planted_bug_suite.read_record(),
             "figures": "private",
@@ -334,16 +322,14 @@ class HonestRun:
             "split_by_value": False,
             "users_at_most": self.config.audit.max_users,
             "bootstrap_samples": self.config.audit.bootstrap_samples,
-            "measured": None,
+            "limitations": list(LIMITATIONS),
+            **dict.fromkeys(("auroc", "tpr_at_fpr", "finding", "calibrated", "measured")),
         }
+        audit["sentence"] = audit_sentence(audit)
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
-        difference = {"value": 0.0, "low": -0.1, "high": 0.1}
-        recall = {
-            "0.001": {**estimate, "threshold": 0.7},
-            "0.1": {**estimate, "threshold": 0.3},
-        }
+        recall = {"0.001": {**estimate, "threshold": 0.7}}
         retrieval = {
-            "recall_at": {"1": estimate, "5": estimate},
+            "recall_at": {"1": estimate},
             "mean_average_precision": estimate,
             "nearest_neighbour": estimate,
             "queries": 3600,
@@ -353,11 +339,12 @@ class HonestRun:
         utility = {
             **common,
             **measured,
-            "embedding_space_id": embedding_space_id(model["weights_sha"], self.config.model),
+            "embedding_space_id": "es-" + "4" * 20,
+            "covers": "The guarantee covers training users only.",
             "simulation": False,
             "public_kind": self.config.pretraining.kind,
             "bootstrap": {"samples": 200, "unit": "user"},
-            "headline_rate": "0.001",
+            "measured": True,
             "evaluated": {
                 "images": 3600,
                 "identities": 900,
@@ -365,11 +352,7 @@ class HonestRun:
                 "negative_pairs": 6_472_800,
             },
             "roc": roc,
-            "public_backbone": {
-                **measured,
-                "roc": roc,
-                "difference": dict.fromkeys(recall, difference),
-            },
+            "public_backbone": {**measured, "roc": roc, "difference": {"0.001": estimate}},
             "untrained": None,
             "centralized": None,
             "utility_drop": None,
@@ -387,15 +370,17 @@ class HonestRun:
                 "too_small": 2,
             },
             "previous_release": {
+                "comparable": True,
                 "old_model_sha": "6" * 64,
                 "old_embedding_space_id": "es-" + "6" * 20,
                 "old": measured,
                 "new_against_old": measured,
-                "change": dict.fromkeys(recall, difference),
+                "change": {"0.001": estimate},
             },
+            "sentence": "On 900 identities that never trained, the model recognises half.",
         }
-        self.sign(self.audit, AuditReport.of_fields(audit))
-        self.sign(self.utility, UtilityReport.of_fields(utility))
+        write_json(self.audit, "fedemb/audit_report/1", audit)
+        write_json(self.utility, "fedemb/utility_report/1", utility)
 
     def do_account(self):
         return account.run(self.context())
@@ -412,7 +397,7 @@ class HonestRun:
         """What `fedemb verify` says of the release, the SavedModel left out."""
         bundle = self.root / "releases" / "glyphs" / "1.0"
         with stand_in_for_serving():
-            return verify.verify_bundle(
+            return release.verify_bundle(
                 str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri
             )
 
@@ -450,9 +435,3 @@ def start(root: Path, run_id: str = "monday", policy_root: Path | None = None, *
     """A run whose steps were not done yet."""
     write_bytes(root / "pretrained" / "backbone.keras", INITIAL)
     return HonestRun(root, run_id, config(**changes), policy_root or root / "policy")
-
-
-def copy_of(run: HonestRun, root: Path) -> HonestRun:
-    """A copy of a run, to bend."""
-    shutil.copytree(run.root, root)
-    return HonestRun(root, run.run_id, run.config, root / "policy")

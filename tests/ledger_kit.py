@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer
-from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger
+from fedemb.ledger.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.storage import open_store
 

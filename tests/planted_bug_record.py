@@ -3,7 +3,7 @@
 import pytest
 
 from fedemb.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
-from fedemb.provenance import privacy_code_digest
+from fedemb.provenance import code_digest
 
 
 class PlantedBugRecord:
@@ -19,9 +19,7 @@ class PlantedBugRecord:
         self.planted = {number for mark in marks for number in mark.args}
         missing = set(range(1, KNOWN_BUGS + 1)) - self.planted
         if missing:
-            raise pytest.UsageError(
-                f"no test plants the bugs {sorted(missing)} of docs/privacy/planted_bugs.md"
-            )
+            raise pytest.UsageError(f"no test plants the bugs {sorted(missing)} of dp.md 6")
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
@@ -29,8 +27,7 @@ class PlantedBugRecord:
 
     def pytest_sessionfinish(self, session):
         if self.total:
-            digest = privacy_code_digest()
-            write_record(RECORD, passed=self.passed, total=self.total, privacy_code_sha=digest)
+            write_record(RECORD, passed=self.passed, total=self.total, code_sha=code_digest())
 
     def pytest_terminal_summary(self, terminalreporter):
         terminalreporter.write_line(

@@ -21,11 +21,9 @@ from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
-from fedemb.documents.artifacts import config_digest, file_digest, tree_digest, write_json
+from fedemb.documents.artifacts import config_digest, tree_digest, write_json
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
 from fedemb.keys import commit_to, commitment_key, open_key_store
-from fedemb.keys.signatures import Signer, write_signed
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
@@ -141,21 +139,17 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     )
     key = commitment_key(open_key_store(str(root / "keys")), settings.policy.policy_id)
     digest = tree_digest(ready.private / "users")
-    users_manifest = {
-        "run_id": RUN_ID,
-        "config_sha": config_digest(settings),
-        "reservation_sha": file_digest(root / "reservation.json"),
-        "virtual_clients": settings.partition.virtual_clients,
-        "groupings": settings.partition.groupings,
-        "blocks": ["all/0"],
-        "image_size": settings.model.image_size,
-        "channels": settings.model.channels,
-        "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
-    }
-    signer = Signer.newest(open_key_store(str(root / "keys")), "partition")
-    write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)
-    keys = open_key_store(str(root / "keys"))
-    pretrain.run(settings.public_start(), root / "pretrained", keys)
+    write_json(
+        root / "users.json",
+        "fedemb/users/1",
+        {
+            "run_id": RUN_ID,
+            "config_sha": config_digest(settings),
+            "blocks": ["all/0"],
+            "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
+        },
+    )
+    pretrain.run(settings.public_start(), root / "pretrained")
     return ready
 
 
@@ -196,7 +190,7 @@ def main(folder: str, *times: str) -> None:
     ready = ReadyRun(Path(folder), settings)
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
-    train.code_digest = lambda _config: reserved
+    train.code_digest = lambda: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
     last = _kill_after(ready, None)
     sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")

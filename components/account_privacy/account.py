@@ -10,17 +10,16 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.artifacts import file_digest, write_bytes, write_json
 from fedemb.documents.evidence import Evidence, read_evidence
-from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.privacy_report_schema import check_schema
 from fedemb.errors import PlanMismatch
-from fedemb.keys.signatures import Signer, write_signed
-from fedemb.ledger import read_reservation
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger.ledger import read_reservation
 from fedemb.lineage import send, write_run
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.reports.privacy_report import build_report
+from fedemb.reports.privacy_report import SCHEMA, build_report
 from fedemb.reports.privacy_report_page import report_page
-from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
 
 _log = logging.getLogger(__name__)
@@ -37,16 +36,13 @@ def run(context: StepContext) -> dict[str, Any]:
     Raises:
       ArtifactError: a document is missing or broken.
       PlanMismatch: plan, reservation, model or rounds do not belong together.
-      SignatureInvalid: a document is not signed by the step that writes it.
       LedgerError: the ledger is broken, or the run is not committed there.
     """
     config, artifacts, ledger = context.config, context.artifacts, context.ledger
-    plan, _ = read_plan(artifacts.privacy_plan, config)
+    plan, plan_document = read_plan(artifacts.privacy_plan, config)
     reservation = read_reservation(artifacts.reservation, ledger.chain.trust)
     ledger.verify([reservation.anchor])
     evidence = read_evidence(config, artifacts)
-    for document in evidence.signed:
-        ledger.chain.trust.check(document, at=reservation.sequence)
     report = build_report(
         evidence,
         plan,
@@ -55,31 +51,35 @@ def run(context: StepContext) -> dict[str, Any]:
         head_sequence=ledger.head.sequence,
     )
     _same_run(evidence, report)
+    check_schema(report)
     signer = Signer.current(context.keys, "report", ledger.chain.trust)
-    signed = write_signed(artifacts.privacy_report, report, signer)
+    signed = sign_document(report, signer)
+    write_json(
+        artifacts.privacy_report, SCHEMA, {key: signed[key] for key in signed if key != "schema"}
+    )
     steps = write_run(
         artifacts.lineage,
         evidence,
-        report_sha=signed.sha,
-        commitments=report.provenance.commitments.model_dump(),
+        report_sha=file_digest(artifacts.privacy_report),
+        commitments=report["provenance"]["commitments"],
     )
-    page = report_page(signed, evidence, ledger, steps)
+    page = report_page(signed, ledger, plan_document["projections"], steps)
     write_bytes(artifacts.privacy_page, page.encode())
     send(artifacts.lineage.read_bytes)
-    _log.info("guarantee: %s", guarantee_sentence(report.guarantee))
-    return signed.json
+    _log.info("guarantee: %s", report["guarantee"]["sentence"])
+    return signed
 
 
-def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
+def _same_run(evidence: Evidence, report: dict[str, Any]) -> None:
     """Refuses to price a model that is not of this run; the gate looks closer."""
-    model, provenance = evidence.model.body, report.provenance
+    model, provenance = evidence.model.body, report["provenance"]
     pairs = {
-        "run_id": (model.run_id, report.run_id),
-        "attempt": (model.attempt, report.attempt),
-        "plan_sha": (model.plan_sha, provenance.plan_sha),
-        "config_sha": (model.config_sha, provenance.config_sha),
-        "inputs_sha": (model.inputs_sha, provenance.inputs_sha),
-        "rounds": (model.rounds_run, report.mechanism.rounds_run),
+        "run_id": (model.get("run_id"), report["run_id"]),
+        "attempt": (model.get("attempt"), report["attempt"]),
+        "plan_sha": (model.get("plan_sha"), provenance["plan_sha"]),
+        "config_sha": (model.get("config_sha"), provenance["config_sha"]),
+        "inputs_sha": (model.get("inputs_sha"), provenance["inputs_sha"]),
+        "rounds": (model.get("rounds_run"), report["mechanism"]["rounds_run"]),
     }
     for name, (found, wanted) in pairs.items():
         if found != wanted:

@@ -2,21 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="light",
-    private=False,
-    outputs={
-        "privacy_report": Public,
-        "privacy_page": Public,
-        "lineage": Public,
-        "metrics": Public,
-    },
-    rights=Rights(ledger="read", signing=("report",)),
-)
+@step("light")
 def account_privacy(
     config: str,
     ledger: str,

@@ -1,8 +1,8 @@
 """A membership attack on an embedding model by verification scores, and what it achieves.
 
 The score of a user is how much closer their own images lie to each other than to other users
-(docs/privacy/audit.md#the-attack-of-a-run; Li et al. 2203.02077): a model that remembers a user has
-pulled their images together. Pure functions on arrays; numpy only.
+(dp.md 4, L3 (2); Li et al. 2203.02077): a model that remembers a user has pulled their images
+together. Pure functions on arrays; numpy only.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.documents.audit import finding
-from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
 
@@ -36,13 +34,16 @@ class AttackResult:
     @property
     def finding(self) -> str:
         """`leak`, `reversed` (members score lower, significantly) or `nothing`."""
-        return finding(Interval.model_validate(self.auroc.to_json()))
+        if self.auroc.low > 0.5:
+            return "leak"
+        return "reversed" if self.auroc.high < 0.5 else "nothing"
 
     def to_json(self) -> dict[str, Any]:
-        """`Attacked` of the audit report."""
+        """`auroc`, `tpr_at_fpr` and `finding` of the audit report."""
         return {
             "auroc": self.auroc.to_json(),
             "tpr_at_fpr": {f"{rate:g}": e.to_json() for rate, e in self.tpr_at_fpr.items()},
+            "finding": self.finding,
         }
 
 

@@ -18,22 +18,24 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
-from fedemb.documents.artifacts import config_digest, write_bytes
-from fedemb.documents.audit import AttackFigures, AuditReport
-from fedemb.documents.document import read, written
-from fedemb.documents.model import ModelCard
-from fedemb.documents.users import UsersManifest
+from fedemb.documents.artifacts import (
+    canonical_json,
+    config_digest,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from fedemb.errors import ArtifactError
-from fedemb.keys.signatures import Signer, write_signed
 from fedemb.planted_bug_suite import read_record
 from fedemb.provenance import code_digest
-from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.audit_words import ATTACK, LIMITATIONS, audit_sentence
 from fedemb.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.self_test import self_test
 from fedemb.storage import local_tree, open_store
 
+SCHEMA = "fedemb/audit_report/1"
 IMAGES_PER_USER = 8
 """More images of one user hardly sharpen their score."""
 _PIECE = 512
@@ -51,7 +53,8 @@ def run(context: StepContext) -> dict[str, Any]:
         `audit/{scores.parquet,audit.json,audit.html}`.
 
     Returns:
-      The public report; its figures are None in a release run.
+      The public report. `auroc`, `tpr_at_fpr`, `finding` and `calibrated` are None in a release
+      run.
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run; or the package lacks the
@@ -59,39 +62,43 @@ def run(context: StepContext) -> dict[str, Any]:
       StorageError: the private root cannot be read or written.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
-    model = read(artifacts.model / "model.json", ModelCard).body
-    manifest = read(artifacts.users, UsersManifest).body
+    model = read_json(artifacts.model / "model.json", "fedemb/model/1")
+    manifest = read_json(artifacts.users, "fedemb/users/1")
     for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
-        if document.run_id != run_id:
+        if document["run_id"] != run_id:
             raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
     figures = _attack_real_users(context)
-    fields: dict[str, Any] = {
+    open_figures = config.purpose == "simulation"
+    report: dict[str, Any] = {
         "run_id": run_id,
         "config_sha": config_digest(config),
-        "model_sha": model.weights_sha,
-        "code_sha": code_digest(config),
+        "model_sha": model["weights_sha"],
+        "code_sha": code_digest(),
         "level": "monitoring",
-        "attack": "verification_score",
+        "attack": ATTACK,
         "self_test": self_test(),
         "planted_bug_suite": read_record(),
+        "figures": "open" if open_figures else "private",
         "lower_bound": None,  # this level measures none
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,
+        "limitations": list(LIMITATIONS),
+        **(figures if open_figures else dict.fromkeys(figures)),
     }
-    private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
-    closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})
+    report["sentence"] = audit_sentence(report)
+    private = {**report, **figures, "figures": "open"}
+    private["sentence"] = audit_sentence(private)
     store = open_store(context.private("audit"))
-    signer = Signer.newest(context.keys, "audit")
-    store.write("audit.json", written(private, signer.sign(private.content())).data)
+    store.write("audit.json", canonical_json({"schema": SCHEMA, **private}))
     store.write("audit.html", audit_page(private).encode())
-    report = private if config.purpose == "simulation" else closed
+    write_json(artifacts.audit_report, SCHEMA, report)
     write_bytes(artifacts.audit_page, audit_page(report).encode())
-    logger.info("%s", audit_sentence(report))
-    return write_signed(artifacts.audit_report, report, signer).json
+    logger.info("%s", report["sentence"])
+    return {"schema": SCHEMA, **report}
 
 
-def _attack_real_users(context: StepContext) -> AttackFigures | None:
+def _attack_real_users(context: StepContext) -> dict[str, Any]:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
     from fedemb.embedding.loading import load_backbone
 
@@ -115,9 +122,10 @@ def _attack_real_users(context: StepContext) -> AttackFigures | None:
                 for matrix, part in zip(embeddings, _embed(backbones, images, config), strict=True):
                     matrix.append(part)
             sizes.append(len(rows))
+    missing = {"auroc": None, "tpr_at_fpr": None, "finding": None, "calibrated": None}
     store = open_store(context.private("audit"))
     if min(sizes) < MIN_USERS:
-        return None
+        return {**missing, "measured": False}
     owner_of = np.concatenate(owners)
     after, before = (
         verification_scores(np.concatenate(matrix), owner_of, sum(sizes)) for matrix in embeddings
@@ -133,9 +141,7 @@ def _attack_real_users(context: StepContext) -> AttackFigures | None:
         )
         for scores in (after, after - before)
     )
-    return AttackFigures.model_validate(
-        {"plain": plain.to_json(), "calibrated": calibrated.to_json()}
-    )
+    return {**plain.to_json(), "calibrated": calibrated.to_json(), "measured": True}
 
 
 def _draw(store: UserStore, config: RunConfig, side: int) -> np.ndarray:

@@ -2,23 +2,14 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="trainer",
-    resources="embed",
-    outputs={"audit_report": Public, "audit_page": Public},
-    rights=Rights(
-        private={"users": "read", "evaluation": "read", "audit": "write"}, signing=("audit",)
-    ),
-)
+@step("trainer")
 def audit_privacy(
     config: str,
     run_id: str,
     private_root: str,
-    keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],
@@ -29,6 +20,6 @@ def audit_privacy(
     from fedemb.step import step_process
     from fedemb.steps.audit_privacy.audit import run
 
-    with step_process("audit_privacy", locals()) as context:
+    with step_process("audit_privacy", locals(), private=True) as context:
         report = run(context)
         audit_report.metadata.update(level=report["level"], model_sha=report["model_sha"])

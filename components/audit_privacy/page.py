@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from fedemb.documents.audit import AuditReport, SelfTest, finding
-from fedemb.documents.fields import Interval
+from typing import Any
+
 from fedemb.reports import report as pages
-from fedemb.reports.audit_words import LIMITATIONS, audit_sentence
 
 _CASES = {
-    "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
-    "planted_leak": ("leak planted", "leak found"),
-    "reversed_sign": ("leak planted, sign of the score reversed", "reported as reversed"),
-    "missing_score": ("one score missing", "error"),
-    "missing_side": ("one side missing", "error"),
+    "no_leak": "no leak planted",
+    "planted_leak": "leak planted",
+    "reversed_sign": "leak planted, sign of the score reversed",
+    "missing_score": "one score missing",
+    "missing_side": "one side missing",
 }
-"""Case to what was done, and what the auditor must say."""
+_WANTED = {
+    "no_leak": "AUROC 0.5, few alarms",
+    "planted_leak": "leak found",
+    "reversed_sign": "reported as reversed",
+    "missing_score": "error",
+    "missing_side": "error",
+}
 
 
-def _seen(self_test: SelfTest) -> dict[str, str]:
-    nulls = self_test.no_leak
-
-    def interval(auroc: Interval) -> str:
-        return f"AUROC {auroc.value:.3f} [{auroc.low:.3f}, {auroc.high:.3f}]"
-
-    return {
-        "no_leak": f"AUROC {nulls.auroc:.3f}, {nulls.alarms} alarms in {nulls.trials}",
-        "planted_leak": interval(self_test.planted_leak),
-        "reversed_sign": interval(self_test.reversed_sign),
-        "missing_score": "error" if self_test.missing_score_refused else "accepted",
-        "missing_side": "error" if self_test.missing_side_refused else "accepted",
-    }
+def _seen(case: dict[str, Any]) -> str:
+    if "auroc" not in case:
+        return "error" if case["passed"] else "accepted"
+    alarms = f", {case['alarms']} alarms in {case['trials']}" if "alarms" in case else ""
+    return f"AUROC {case['auroc']:.3f}{alarms}"
 
 
-def audit_page(report: AuditReport) -> str:
+def audit_page(report: dict[str, Any]) -> str:
     """Renders `audit_report.html`; the same report gives the same bytes."""
-    failed, seen = report.self_test.failed, _seen(report.self_test)
-    leak, chart = False, None
-    if report.measured is not None:
-        plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
-        leak = finding(calibrated) == "leak"
+    passed = report["self_test"]["passed"]
+    leak = bool(report["calibrated"]) and report["calibrated"]["finding"] == "leak"
+    chart = None
+    if report["auroc"]:
         bars = [
-            pages.Bar(name, estimate.value, estimate.low, estimate.high, series)
+            pages.Bar(name, estimate["value"], estimate["low"], estimate["high"], series)
             for series, (name, estimate) in enumerate(
-                [("score", plain), ("minus before training", calibrated)]
+                [
+                    ("score", report["auroc"]),
+                    ("minus before training", report["calibrated"]["auroc"]),
+                ]
             )
         ]
         alt = "AUROC of the attack with 95 % intervals: " + ", ".join(
@@ -53,10 +52,11 @@ def audit_page(report: AuditReport) -> str:
         )
     return pages.render(
         "audit_report.html",
-        tone="bad" if leak or failed else "plain",
+        tone="bad" if leak or not passed else "plain",
         report=report,
-        sentence=audit_sentence(report),
-        limitations=LIMITATIONS,
         chart=chart,
-        cases=[(*words, seen[name], name not in failed) for name, words in _CASES.items()],
+        cases=[
+            (_CASES[name], _WANTED[name], _seen(case), case["passed"])
+            for name, case in report["self_test"]["cases"].items()
+        ],
     )

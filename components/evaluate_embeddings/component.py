@@ -2,30 +2,14 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="trainer",
-    resources="embed",
-    outputs={
-        "utility_report": Public,
-        "utility_page": Public,
-        "metrics": Public,
-        "roc": Public,
-    },
-    rights=Rights(
-        private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
-        signing=("evaluate",),
-        releases="read",
-    ),
-)
+@step("trainer")
 def evaluate_embeddings(
     config: str,
     run_id: str,
     private_root: str,
-    keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Input[dsl.Model],
@@ -38,11 +22,11 @@ def evaluate_embeddings(
     from fedemb.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
-    with step_process("evaluate_embeddings", locals()) as context:
+    with step_process("evaluate_embeddings", locals(), private=True) as context:
         report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
-        if report["evaluated"]:
+        if report["measured"]:
             curve = report["roc"]
             roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])
         utility_report.metadata["model_sha"] = report["model_sha"]

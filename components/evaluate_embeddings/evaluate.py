@@ -14,23 +14,20 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read
-from fedemb.documents.model import ModelCard
+from fedemb.documents.artifacts import config_digest, read_json, write_json
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
-from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.embedding.loading import load_backbone
 from fedemb.errors import ArtifactError
-from fedemb.keys.signatures import Signer, write_signed
-from fedemb.reports.utility_words import utility_sentence
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.embed import embed_users
 from fedemb.steps.evaluate_embeddings.page import write_utility_page
-from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
+from fedemb.steps.evaluate_embeddings.previous import compare_with_previous, embedding_space_id
+from fedemb.steps.evaluate_embeddings.sentence import COVERS, utility_sentence
 from fedemb.storage import local_tree
 
+SCHEMA = "fedemb/utility_report/1"
+MODEL_SCHEMA = "fedemb/model/1"
 UNTRAINED_SEED = 7919
 """Added to the training seed: the untrained backbone shares no weight with the trained one."""
 
@@ -46,7 +43,7 @@ def run(context: StepContext) -> dict[str, Any]:
         Beam pipeline over tfx-bsl RunInference instead of in this process.
 
     Returns:
-      The report. If too few identities were held out, `evaluated` is None and the figures are
+      The report. If too few identities were held out, `measured` is false and the figures are
       missing: data never decides whether a run exists.
 
     Raises:
@@ -54,10 +51,10 @@ def run(context: StepContext) -> dict[str, Any]:
       StorageError: the private root cannot be read.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
-    model = read(artifacts.model / "model.json", ModelCard).body
-    manifest = read(artifacts.users, UsersManifest).body
+    model = read_json(artifacts.model / "model.json", MODEL_SCHEMA)
+    manifest = read_json(artifacts.users, "fedemb/users/1")
     for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
-        if document.run_id != run_id:
+        if document["run_id"] != run_id:
             raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
     backbones = _backbones(config, artifacts)
     with local_tree(context.private("evaluation")) as folder:
@@ -70,11 +67,12 @@ def run(context: StepContext) -> dict[str, Any]:
             subjects, embeddings = embed_users_beam(store, backbones, config, context.beam_options)
         else:
             subjects, embeddings = embed_users(store, backbones, config)
-        fields: dict[str, Any] = {
+        report: dict[str, Any] = {
             "run_id": run_id,
             "config_sha": config_digest(config),
-            "model_sha": model.weights_sha,
-            "embedding_space_id": embedding_space_id(model.weights_sha, config.model),
+            "model_sha": model["weights_sha"],
+            "embedding_space_id": embedding_space_id(model["weights_sha"], config.model),
+            "covers": COVERS,
             "simulation": config.purpose == "simulation",
             "public_kind": config.pretraining.kind,
             "bootstrap": {
@@ -82,17 +80,17 @@ def run(context: StepContext) -> dict[str, Any]:
                 "unit": subjects.identity_kind,
             },
         }
-        fields |= _measure_all(config, subjects, embeddings)
-        fields["previous_release"] = (
+        report |= _measure_all(config, subjects, embeddings)
+        report["previous_release"] = (
             compare_with_previous(config, store, subjects, embeddings["model"])
-            if config.evaluation.previous_release and subjects.measurable
+            if config.evaluation.previous_release and report["measured"]
             else None
         )
-    report = UtilityReport.of_fields(fields)
+    report["sentence"] = utility_sentence(report)
+    write_json(artifacts.utility_report, SCHEMA, report)
     write_utility_page(artifacts.utility_page, report)
-    logger.info("%s", utility_sentence(report))
-    signer = Signer.newest(context.keys, "evaluate")
-    return write_signed(artifacts.utility_report, report, signer).json
+    logger.info("%s", report["sentence"])
+    return {"schema": SCHEMA, **report}
 
 
 def _backbones(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
@@ -135,14 +133,14 @@ def _measure_all(
     names = ("public_backbone", "untrained", "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
-        figures = ("evaluated", "headline_rate", "retrieval", "utility_drop", "subgroups")
-        return {"recall_at_far": {}, "roc": empty, **dict.fromkeys((*names, *figures))}
+        missing = dict.fromkeys((*names, "evaluated", "retrieval", "utility_drop", "subgroups"))
+        return {"measured": False, "recall_at_far": {}, "roc": empty, **missing}
     measured = {
         name: m.measure(subjects, matrix, config.evaluation) for name, matrix in embeddings.items()
     }
     trained = measured["model"]
     part: dict[str, Any] = {
-        "headline_rate": rate_name(config.evaluation.false_accept_rates[0]),
+        "measured": True,
         "evaluated": {
             "images": len(subjects.labels),
             "identities": len(np.unique(subjects.clusters)),

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from fedemb.config import EvaluationConfig
-from fedemb.documents.utility import SubgroupName, rate_name
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
 from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
@@ -93,6 +91,11 @@ class Measured:
         }
 
 
+def rate_name(rate: float) -> str:
+    """The key of a false accept rate in reports: `0.001`."""
+    return f"{rate:g}"
+
+
 def measure(
     subjects: Subjects,
     embeddings: np.ndarray,
@@ -168,7 +171,7 @@ def by_subgroup(
         accepts, recall = rates_at(data, threshold, **draws)
         measured.append(
             {
-                "name": _shown(str(name), len(measured)),
+                "name": str(name) or "(none)",
                 "images": int(use.sum()),
                 "identities": len(np.unique(part.clusters)),
                 "recall_at_own_threshold": own.recall[0].to_json(),
@@ -178,12 +181,3 @@ def by_subgroup(
         )
     measured.sort(key=lambda group: group["recall_at_own_threshold"]["value"])
     return {"measured": measured, "too_small": too_small}
-
-
-def _shown(name: str, number: int) -> str:
-    """A subgroup's name, as it stands in the data; what could be more than a name is numbered."""
-    fits = TypeAdapter(SubgroupName)
-    try:
-        return fits.validate_python(name or "(none)")
-    except ValidationError:
-        return f"subgroup {number}"

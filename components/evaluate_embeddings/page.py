@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.utility import Compared, UtilityReport
 from fedemb.reports import report as pages
-from fedemb.reports.utility_words import COVERS, utility_sentence
 
 NAMES = {
     "model": "this model",
@@ -17,26 +15,23 @@ NAMES = {
 }
 
 
-def display_name(name: str, report: UtilityReport) -> str:
+def display_name(name: str, report: dict[str, Any]) -> str:
     """Name of a model for people."""
-    if name == "public_backbone" and report.public_kind == "none":
+    if name == "public_backbone" and report["public_kind"] == "none":
         return "untrained start"
     return NAMES[name]
 
 
-def _models(report: UtilityReport) -> list[tuple[str, UtilityReport | Compared]]:
-    others = [(name, getattr(report, name)) for name in NAMES if name != "model"]
-    return [
-        ("this model", report),
-        *((display_name(name, report), part) for name, part in others if part is not None),
-    ]
+def _models(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    others = [(name, report[name]) for name in NAMES if name != "model" and report[name]]
+    return [("this model", report)] + [(display_name(name, report), part) for name, part in others]
 
 
-def _recall_chart(report: UtilityReport, rate: str) -> Any:
+def _recall_chart(report: dict[str, Any], rate: str) -> Any:
     bars = []
     for series, (name, part) in enumerate(_models(report)):
-        recall = part.recall_at_far[rate]
-        bars.append(pages.Bar(name, recall.value, recall.low, recall.high, series))
+        recall = part["recall_at_far"][rate]
+        bars.append(pages.Bar(name, recall["value"], recall["low"], recall["high"], series))
     alt = f"Recall at a false accept rate of {rate}, with 95 % intervals: " + ", ".join(
         f"{bar.name} {bar.value:.3f}" for bar in bars
     )
@@ -44,9 +39,12 @@ def _recall_chart(report: UtilityReport, rate: str) -> Any:
     return pages.bar_chart(bars, x_label="recall", alt=alt, x_limits=limits)
 
 
-def _roc_chart(report: UtilityReport) -> Any:
-    lines = [pages.Line(name, part.roc.far, part.roc.recall) for name, part in _models(report)]
-    marks = [(f"FAR {rate}", float(rate)) for rate in report.recall_at_far]
+def _roc_chart(report: dict[str, Any]) -> Any:
+    lines = [
+        pages.Line(name, part["roc"]["far"], part["roc"]["recall"])
+        for name, part in _models(report)
+    ]
+    marks = [(f"FAR {rate}", float(rate)) for rate in report["recall_at_far"]]
     return pages.line_chart(
         lines,
         x_label="false accept rate",
@@ -59,25 +57,24 @@ def _roc_chart(report: UtilityReport) -> Any:
     )
 
 
-def _tone(report: UtilityReport) -> str:
-    if report.headline_rate is None or report.public_backbone is None:
+def _tone(report: dict[str, Any]) -> str:
+    if not report["measured"] or not report["public_backbone"]:
         return "plain"
-    difference = report.public_backbone.difference[report.headline_rate]
-    return "good" if difference.low > 0 else "bad" if difference.high < 0 else "plain"
+    difference = next(iter(report["public_backbone"]["difference"].values()))
+    return "good" if difference["low"] > 0 else "bad" if difference["high"] < 0 else "plain"
 
 
-def write_utility_page(path: Path, report: UtilityReport) -> None:
+def write_utility_page(path: Path, report: dict[str, Any]) -> None:
     """Writes `utility_report.html` for a report; the same report gives the same bytes."""
     charts = {}
-    if report.headline_rate is not None:
-        charts = {"recall": _recall_chart(report, report.headline_rate), "roc": _roc_chart(report)}
+    if report["measured"]:
+        rate = next(iter(report["recall_at_far"]))
+        charts = {"recall": _recall_chart(report, rate), "roc": _roc_chart(report)}
     pages.write_page(
         path,
         "utility_report.html",
         tone=_tone(report),
         report=report,
-        sentence=utility_sentence(report),
-        covers=COVERS,
-        models=_models(report) if report.measured else [],
+        models=_models(report) if report["measured"] else [],
         charts=charts,
     )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedemb.config import RunConfig
+from fedemb.config import ModelConfig, RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import read
-from fedemb.documents.model import ModelCard
-from fedemb.documents.utility import embedding_space_id
+from fedemb.documents.artifacts import file_digest, json_digest, parse_json
 from fedemb.embedding.loading import load_backbone
 from fedemb.errors import ArtifactError, FedEmbError
 from fedemb.steps.evaluate_embeddings.embed import embed_users
 from fedemb.steps.evaluate_embeddings.measure import Subjects, differences, measure
 from fedemb.storage import local_tree
 
-_log = logging.getLogger(__name__)
+
+def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
+    """Names the space an embedding lives in: store it beside every embedding.
+
+    Two embeddings are comparable only if their ids are equal.
+    """
+    return "es-" + json_digest({"weights_sha": weights_sha, "model": model.model_dump()})[:20]
 
 
 def compare_with_previous(
@@ -35,7 +37,9 @@ def compare_with_previous(
       embeddings: of the new model, [n, dim].
 
     Returns:
-      `Previous` of the utility report.
+      A mapping with `comparable` (false: the old model takes other images or gives embeddings of
+      another length), and where comparable `old` (old against old), `new_against_old` and `change`
+      (new against new, minus old against old).
 
     Raises:
       ArtifactError: the bundle holds no backbone.
@@ -48,14 +52,13 @@ def compare_with_previous(
         try:
             backbone = load_backbone(path, config.model)
         except FedEmbError as error:
-            _log.warning("the previous release is not comparable: %s", error)
-            figures = ("old_embedding_space_id", "old", "new_against_old", "change")
-            return {"old_model_sha": old_sha, **dict.fromkeys(figures)}
+            return {"comparable": False, "old_model_sha": old_sha, "reason": str(error)}
         _, old = embed_users(store, {"old": backbone}, config)
     new = measure(subjects, embeddings, config.evaluation)
     before = measure(subjects, old["old"], config.evaluation)
     crossed = measure(subjects, embeddings, config.evaluation, gallery=old["old"])
     return {
+        "comparable": True,
         "old_model_sha": old_sha,
         "old_embedding_space_id": embedding_space_id(old_sha, config.model),
         "old": before.to_json(),
@@ -77,5 +80,5 @@ def _backbone_of(bundle: Path) -> Path:
 def _weights_sha(path: Path) -> str:
     described = path.parent / "model.json"
     if described.is_file():
-        return read(described, ModelCard).body.weights_sha
+        return parse_json(described.read_bytes(), "fedemb/model/1", "model.json")["weights_sha"]
     return file_digest(path)

@@ -9,7 +9,8 @@ building blocks  backbones and losses, a mechanism's plan and its price, queries
 
     >>> import fedemb
     >>> mechanism = fedemb.GroupPoissonGaussianConfig(
-    ...     rounds=30, sampling_probability=0.1, noise_multiplier=0.83)
+    ...     kind="group_poisson_gaussian", rounds=30, sampling_probability=0.1,
+    ...     noise_multiplier=0.83)
     >>> print(fedemb.guarantee(fedemb.plan(mechanism, virtual_clients=900), delta=1e-5))
     ... # doctest: +ELLIPSIS
     (7.553, 1e-05)-differential privacy for one user with everything they own, if ...
@@ -24,15 +25,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedemb.config import AugmentationConfig as AugmentationConfig
+    from fedemb.config import BltConfig as BltConfig
     from fedemb.config import EvaluationConfig as EvaluationConfig
+    from fedemb.config import FixedSizeConfig as FixedSizeConfig
+    from fedemb.config import GroupPoissonGaussianConfig as GroupPoissonGaussianConfig
     from fedemb.config import LocalTrainingConfig as LocalTrainingConfig
     from fedemb.config import LossConfig as LossConfig
     from fedemb.config import MechanismConfig as MechanismConfig
     from fedemb.config import ModelConfig as ModelConfig
+    from fedemb.config import NotPrivateConfig as NotPrivateConfig
     from fedemb.config import PretrainingConfig as PretrainingConfig
     from fedemb.config import RunConfig as RunConfig
     from fedemb.config import ServerConfig as ServerConfig
     from fedemb.config import TrainingConfig as TrainingConfig
+    from fedemb.config import TreeAggregationConfig as TreeAggregationConfig
+    from fedemb.config import UserPoissonConfig as UserPoissonConfig
     from fedemb.data.array_users import ArrayUsers as ArrayUsers
     from fedemb.data.glyphs import glyphs as glyphs
     from fedemb.embedding import ClientExamples as ClientExamples
@@ -64,20 +71,7 @@ if TYPE_CHECKING:
     from fedemb.pipelines.run.load_config import load_config as load_config
     from fedemb.privacy.accounting.accounting import price as price
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
-    from fedemb.privacy.mechanisms.blt import BltConfig as BltConfig
-    from fedemb.privacy.mechanisms.fixed_size import FixedSizeConfig as FixedSizeConfig
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import (
-        GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
-    )
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan as MechanismPlan
-    from fedemb.privacy.mechanisms.not_private import NotPrivateConfig as NotPrivateConfig
-    from fedemb.privacy.mechanisms.poisson_gaussian import (
-        PoissonGaussianConfig as PoissonGaussianConfig,
-    )
-    from fedemb.privacy.mechanisms.tree_aggregation import (
-        TreeAggregationConfig as TreeAggregationConfig,
-    )
-    from fedemb.privacy.mechanisms.user_poisson import UserPoissonConfig as UserPoissonConfig
     from fedemb.privacy.planning.plan import epsilon as epsilon
     from fedemb.privacy.planning.plan import guarantee as guarantee
     from fedemb.privacy.planning.plan import plan as plan
@@ -89,8 +83,10 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "config": (
-        "AugmentationConfig EvaluationConfig LocalTrainingConfig LossConfig MechanismConfig "
-        "ModelConfig PretrainingConfig RunConfig ServerConfig TrainingConfig"
+        "AugmentationConfig BltConfig EvaluationConfig FixedSizeConfig GroupPoissonGaussianConfig "
+        "LocalTrainingConfig LossConfig MechanismConfig ModelConfig NotPrivateConfig "
+        "PretrainingConfig RunConfig ServerConfig TrainingConfig TreeAggregationConfig "
+        "UserPoissonConfig"
     ),
     "data.array_users": "ArrayUsers",
     "data.glyphs": "glyphs",
@@ -108,14 +104,7 @@ _NAMES = {
     "pipelines.run.load_config": "load_config",
     "privacy.accounting.accounting": "price",
     "privacy.accounting.guarantee": "PrivacyGuarantee",
-    "privacy.mechanisms.blt": "BltConfig",
-    "privacy.mechanisms.fixed_size": "FixedSizeConfig",
-    "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
     "privacy.mechanisms.mechanism": "MechanismPlan",
-    "privacy.mechanisms.not_private": "NotPrivateConfig",
-    "privacy.mechanisms.poisson_gaussian": "PoissonGaussianConfig",
-    "privacy.mechanisms.tree_aggregation": "TreeAggregationConfig",
-    "privacy.mechanisms.user_poisson": "UserPoissonConfig",
     "privacy.planning.plan": "epsilon guarantee plan",
     "privacy.queries": "ClippedSumQuery Mechanism build_mechanism",
     "simulation": "Simulation SimulationResult",

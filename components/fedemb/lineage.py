@@ -11,9 +11,9 @@ and only the receiver has its events; a local run keeps it, and publishes it wit
 `--artifact-store`.
 
 Raw artifacts appear by name, at most with the keyed commitment that the ledger holds, never by a
-plain digest. Other digests are of documents and files as a step found them, not checked before the
-gate; after a denial the gate's events have those of report and verdict alone, because rejected
-documents may hold anything.
+plain digest. Other digests are of documents and files as a step found them, judged by nobody before
+the gate; after a denial the gate's events have those of report and verdict alone, for what was
+rejected could say anything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
 
 Artifacts = Mapping[str, str | None]
-"""Artifact name to digest or keyed commitment; None where it has neither."""
+"""Artifact name to digest or keyed commitment; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def steps_of(
         "evaluation_identities": commitments.get("evaluation"),
     }
     manifest = {"users_manifest": evidence.users.sha}
-    pretrained = {"pretrained": evidence.model.body.initial_weights_sha}
+    pretrained = {"pretrained": evidence.model.body.get("initial_weights_sha")}
     model = {"model": files.get("backbone.keras"), "rounds": files.get("rounds.jsonl")}
     audit, utility = {"audit_report": evidence.audit.sha}, {"utility_report": evidence.utility.sha}
     report, verdict = {"privacy_report": report_sha}, {"verdict": verdict_sha}
@@ -283,8 +283,8 @@ def write_run(
         released=released,
     )
     reserved = evidence.reservation.body
-    code_sha = None if denied else reserved.code_sha
-    write(path, reserved.run_id, steps, config_sha=evidence.config_sha, code_sha=code_sha)
+    code_sha = None if denied else reserved["code_sha"]
+    write(path, reserved["run_id"], steps, config_sha=evidence.config_sha, code_sha=code_sha)
     return steps
 
 

@@ -1,13 +1,10 @@
-"""The record of the planted-bug suite: that tests of this code find the known bugs.
-
-They are listed in docs/privacy/planted_bugs.md.
+"""The record of the planted-bug suite: that tests of this very code find the bugs of dp.md 6.
 
 A test that guards privacy is worth something only if it turns red on the bug it guards against. The
 suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record: for
 a checkout at its first `make run`, for a wheel or an image when it is built. The record is never
-committed. It names the digest of what decides privacy, so a changed docstring or stylesheet leaves
-it valid. A run for release is refused before it is charged, and denied by the gate, where the
-record is missing, incomplete or of other code.
+committed and lies outside the code digest it names. A run for release is refused before it is
+charged, and denied by the gate, where the record is missing, incomplete or of other code.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from fedemb.errors import ArtifactError
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 KNOWN_BUGS = 20
-"""Of docs/privacy/planted_bugs.md; the suite plants each at least once."""
+"""Of dp.md 6; the suite plants each at least once."""
 
 
 def read_record() -> dict[str, Any]:
-    """The record as packaged: `passed`, `total`, `privacy_code_sha`; the schema apart.
+    """The record as packaged: `passed`, `total`, `code_sha`; the schema apart.
 
     Raises:
       ArtifactError: it is missing or no such record.
@@ -42,21 +39,19 @@ def read_record() -> dict[str, Any]:
     return record
 
 
-def write_record(path: Path, *, passed: int, total: int, privacy_code_sha: str) -> None:
+def write_record(path: Path, *, passed: int, total: int, code_sha: str) -> None:
     """Writes what a run of the suite found."""
-    body = {"passed": passed, "total": total, "privacy_code_sha": privacy_code_sha}
-    write_json(path, SCHEMA, body)
+    write_json(path, SCHEMA, {"passed": passed, "total": total, "code_sha": code_sha})
 
 
-def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
+def record_problem(record: Any, code_sha: str) -> str | None:
     """What is wrong with a record, in a sentence; None if the suite passed on this code.
 
     Args:
       record: as of `read_record`, or a field of a document: it may be anything.
-      privacy_code_sha: digest of what decides privacy in the code that is to run; None where
-        another version looks back, which cannot know it.
+      code_sha: digest of the code that is to run, or ran.
     """
-    if not isinstance(record, dict) or record.keys() != {"passed", "total", "privacy_code_sha"}:
+    if not isinstance(record, dict) or record.keys() != {"passed", "total", "code_sha"}:
         return "there is no record of the planted-bug suite"
     passed, total = record["passed"], record["total"]
     if type(passed) is not int or type(total) is not int:
@@ -66,17 +61,17 @@ def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
             f"the planted-bug suite passed {passed} of {total} tests, expected all of at least "
             f"{KNOWN_BUGS}"
         )
-    if privacy_code_sha is not None and record["privacy_code_sha"] != privacy_code_sha:
+    if record["code_sha"] != code_sha:
         return "the planted-bug suite was run on other code"
     return None
 
 
 def main() -> int:
     """`python -m fedemb.planted_bug_suite`: 0 if the record is of the code at hand, else 1."""
-    from fedemb.provenance import privacy_code_digest
+    from fedemb.provenance import code_digest
 
     try:
-        problem = record_problem(read_record(), privacy_code_digest())
+        problem = record_problem(read_record(), code_digest())
     except ArtifactError as error:
         problem = str(error)
     if problem is not None:

@@ -1,124 +1,26 @@
-"""What code ran: digests over sources, locked dependencies and code of the user's own."""
+"""What code ran: one digest over the sources of this package."""
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import importlib.util
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import fedemb
-from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest, json_digest
-from fedemb.errors import ConfigError
-
-ROOT = Path(fedemb.__file__).parent
-LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
-"""Of the image flavours and of a checkout: every image of a build carries them all."""
-DECIDES_PRIVACY = (
-    "config",
-    "data",
-    "embedding",
-    "keys",
-    "ledger",
-    "privacy",
-    "steps/partition_users",
-    "steps/reserve_budget",
-    "steps/train_dp_fedemb",
-)
-"""What samples, clips, adds noise, prices, reserves or decides which user is in which client."""
 
 
-def code_digest(config: RunConfig | None = None) -> str:
-    """SHA-256 of everything that runs, 64 hexadecimal digits.
+@cache
+def code_digest() -> str:
+    """SHA-256 over names and contents of the sources of library and steps, 64 hexadecimal digits.
 
-    Names and contents of the sources of library and steps, the locks, and with a configuration the
-    code it names as `module:function`. Part of what a reservation binds: a resumed attempt with
-    other code is refused.
-
-    Raises:
-      ConfigError: the configuration names a module that is not installed here.
+    Part of what a reservation binds: a resumed attempt with other code is refused.
     """
-    backbone = config.model.backbone if config is not None else ""
-    if ":" not in backbone:
-        return _own_digest()
-    return json_digest({"own": _own_digest(), "user": _user_digest(backbone)})
-
-
-@cache
-def privacy_code_digest() -> str:
-    """SHA-256 of what decides privacy, and of the locks, 64 hexadecimal digits.
-
-    Comments, docstrings and layout do not count: a source counts as its syntax tree without them.
-    """
-    sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room, (".py",))]
-    return json_digest({**_locks(), **{_name(path): _tree_digest(path) for path in sources}})
-
-
-@cache
-def _own_digest() -> str:
-    sources = _below(ROOT, (".py", ".html", ".css"), leave_out="pipelines")
-    return json_digest({**_locks(), **{_name(path): file_digest(path) for path in sources}})
-
-
-@cache
-def _user_digest(reference: str) -> dict[str, str]:
-    """Digests of the user's module, or of the whole package it lies in."""
-    package = reference.partition(":")[0].partition(".")[0]
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    if spec is None:
-        raise ConfigError(
-            f"model.backbone={reference!r} names the module {package!r}, which is not installed "
-            "here; install it wherever a step of the run takes place: its code is bound before "
-            "anything is charged"
-        )
-    folders = spec.submodule_search_locations
-    if folders is None:
-        return {package: file_digest(Path(str(spec.origin)))}
-    return {
-        path.relative_to(folder).as_posix(): file_digest(path)
-        for folder in folders
-        for path in _below(Path(folder), (".py",))
-    }
-
-
-def _locks() -> dict[str, str]:
-    return {
-        f"requirements/{name}": file_digest(ROOT / f"requirements/{name}.txt") for name in LOCKS
-    }
-
-
-def _below(folder: Path, endings: tuple[str, ...], leave_out: str = "") -> Iterator[Path]:
-    """Files below a folder, in order; links are followed, as a checkout links its steps."""
-    found: list[Path] = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if leave_out in folders and Path(place) == folder:
-            folders.remove(leave_out)
-        found += [Path(place, name) for name in names if name.endswith(endings)]
-    yield from sorted(found)
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def _tree_digest(path: Path) -> str:
-    tree = ast.parse(path.read_bytes())
-    for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                setattr(node, field, [item for item in block if not _is_text(item)])
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def _is_text(statement: ast.AST) -> bool:
-    """Whether a statement is a string alone, so a docstring: it does nothing."""
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    root = Path(fedemb.__file__).parent
+    sources: list[Path] = []
+    for folder, folders, names in os.walk(root, followlinks=True):  # a checkout links its steps
+        if Path(folder) == root and "pipelines" in folders:
+            folders.remove("pipelines")
+        sources += [Path(folder, name) for name in names if name.endswith((".py", ".html", ".css"))]
+    sources.sort()
+    return json_digest({path.relative_to(root).as_posix(): file_digest(path) for path in sources})

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Int, UInt8
 from pydantic import Field, PositiveInt
 
-from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
+from fedemb.config import MechanismConfig, ModelConfig, RunConfig, Section, TrainingConfig
 from fedemb.data.array_users import ArrayUsers, check_images
 from fedemb.documents.artifacts import json_digest
 from fedemb.embedding.round_loop import Round
@@ -31,11 +31,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan import guarantee, plan
 
 RUN_ID = "simulation"
-UNCOVERED = {
-    "dp_fedemb": "",
-    "dp_fedavg": "the list of all classes, which its head needs, is not covered; ",
-}
-"""Algorithms that can be simulated, and what they take from private data without noise."""
+_UNCOVERED = {"dp_fedavg": "the list of all classes, which its head needs, is not covered; "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +109,15 @@ class Simulation(Section):
     """A private training, ready to be run on arrays.
 
     >>> import numpy as np
-    >>> from fedemb import GroupPoissonGaussianConfig, ModelConfig
+    >>> from fedemb.config import GroupPoissonGaussianConfig, ModelConfig
     >>> random = np.random.default_rng(0)
     >>> images = random.integers(0, 256, (60, 12, 12, 1), np.uint8)  # of 20 people
     >>> people = np.arange(60) // 3
     >>> simulation = Simulation(
     ...     model=ModelConfig(backbone="tiny", image_size=12, embedding_dim=8),
     ...     mechanism=GroupPoissonGaussianConfig(
-    ...         rounds=2, sampling_probability=0.5, noise_multiplier=5.0),
+    ...         kind="group_poisson_gaussian", rounds=2, sampling_probability=0.5,
+    ...         noise_multiplier=5.0),
     ...     virtual_clients=4)
     >>> result = simulation.train(images, labels=people, users=people)
     >>> result.embed(images[:5]).shape
@@ -129,7 +126,7 @@ class Simulation(Section):
     simulation, not to be released: (..., 0.037...)-differential privacy for one user ...
     """
 
-    mechanism: AnyMechanism
+    mechanism: MechanismConfig
     """Sampling, clip, noise and rounds; there is no default for privacy."""
     virtual_clients: PositiveInt
     """Virtual clients per grouping, a number fixed without looking at the users; about one for
@@ -198,10 +195,9 @@ class Simulation(Section):
         from fedemb.privacy.queries import build_mechanism
 
         training, model = self.training, self.model
-        if training.algorithm not in UNCOVERED:
+        if training.algorithm == "centralized":
             raise ConfigError(
-                f"training.algorithm={training.algorithm} has no simulation; take one of "
-                f"{', '.join(UNCOVERED)}, or call train_centralized for the baseline without rounds"
+                "training.algorithm=centralized has no rounds to simulate; call train_centralized"
             )
         check_images(np.asarray(images), model.image_size, model.channels)
         key = secrets.token_bytes(32) if root_key is None else root_key
@@ -256,5 +252,5 @@ class Simulation(Section):
             plan=planned,
             delta=population**-1.1 if self.delta is None else self.delta,
             key_injected=root_key is not None,
-            uncovered=UNCOVERED[training.algorithm],
+            uncovered=_UNCOVERED.get(training.algorithm, ""),
         )

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from fedemb.config import PublicStart, RunConfig
+from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ConfigError
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger import Ledger, open_ledger, read_trust
+from fedemb.ledger.ledger import Ledger, open_ledger, read_trust
 from fedemb.storage import join, open_store
 
 
@@ -24,8 +24,6 @@ class Parameters(TypedDict, total=False):
 
     config: RunConfig
     """Configuration of the run; JSON between the steps of a pipeline."""
-    public_start: PublicStart
-    """The part of the configuration that a cached step is given in its place; JSON as well."""
     run_id: str
     """Name of the run, the idempotency key."""
     private_root: str
@@ -62,9 +60,8 @@ class StepContext:
             component may pass its `locals()`.
         """
         given: Any = {name: values[name] for name in Parameters.__annotations__ if name in values}
-        for name, model in (("config", RunConfig), ("public_start", PublicStart)):
-            if name in given:
-                given[name] = model.model_validate_json(given[name])
+        if "config" in given:
+            given["config"] = RunConfig.model_validate_json(given["config"])
         paths = {name: Path(item.path) for name, item in values.items() if hasattr(item, "path")}
         return cls(RunArtifacts(**paths), **given)
 
@@ -79,11 +76,6 @@ class StepContext:
     def config(self) -> RunConfig:
         """The frozen configuration of the run."""
         return self._get("config")
-
-    @property
-    def public_start(self) -> PublicStart:
-        """What public pretraining depends on."""
-        return self._get("public_start")
 
     @property
     def run_id(self) -> str:

@@ -2,16 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="light",
-    private=False,
-    outputs={"verdict": Public, "lineage": Public},
-    rights=Rights(ledger="read", signing=("gate",)),
-)
+@step("light")
 def gate_release(
     config: str,
     ledger: str,

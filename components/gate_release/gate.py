@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read
-from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.artifacts import config_digest, file_digest, write_json
+from fedemb.documents.evidence import Evidence, read_document, read_evidence, sentence_of
 from fedemb.errors import GateDenied, StorageError
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import decide
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustStore
 from fedemb.lineage import send, write_run
 from fedemb.step_context import StepContext
+
+SCHEMA = "fedemb/verdict/1"
 
 _log = logging.getLogger(__name__)
 
@@ -43,20 +42,19 @@ def run(context: StepContext) -> dict[str, Any]:
       StorageError: a store cannot be reached; run again.
     """
     config, artifacts = context.config, context.artifacts
-    model_sha: str | None = None
-    report_sha: str | None = None
+    model_sha = report_sha = ""
     evidence: Evidence | None = None
     trust: TrustStore | None = None
     try:
-        report = read(artifacts.privacy_report, PrivacyReport)
+        report = read_document(artifacts.privacy_report, "report")
         evidence = read_evidence(config, artifacts)
-        model_sha, report_sha = evidence.model.body.weights_sha, report.sha
+        model_sha, report_sha = str(evidence.model.body.get("weights_sha")), report.sha
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
             trust = context.trust  # of the signature, should the ledger be broken
             trust = context.ledger.chain.trust
-            verdict = decide(evidence, report, context.ledger)
+            verdict = decide(evidence, report.body, context.ledger)
     except StorageError:
         raise
     except Exception as error:  # fails closed: what cannot be read denies
@@ -65,42 +63,47 @@ def run(context: StepContext) -> dict[str, Any]:
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
     document = _document(config, verdict, model_sha, report_sha)
-    keys = context.keys
-    # A denial needs no trust, so it is signed even where the ledger cannot be read.
-    signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
-    signed = write_signed(artifacts.verdict, document, signer)
+    # Nobody has to believe a denial, so it is signed even where the ledger cannot be read.
+    signer = (
+        Signer.current(context.keys, "gate", trust)
+        if trust
+        else Signer.load_or_create(context.keys, "gate")
+    )
+    signed = sign_document(document, signer)
+    write_json(artifacts.verdict, SCHEMA, {key: signed[key] for key in signed if key != "schema"})
     denied = not verdict.allow and not verdict.simulation
-    if evidence is not None and report_sha is not None:
+    if evidence is not None:
+        verdict_sha = file_digest(artifacts.verdict)
         write_run(
             artifacts.lineage,
             evidence,
             report_sha=report_sha,
             # The rules hold them against the ledger; nobody looked at those of a simulation.
-            commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
-            verdict_sha=signed.sha,
+            commitments=evidence.users.body["commitments"] if verdict.allow else {},
+            verdict_sha=verdict_sha,
             denied=denied,
         )
         send(artifacts.lineage.read_bytes)
     if denied:
         raise GateDenied(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")
-    return signed.json
+    return signed
 
 
 def _document(
-    config: RunConfig, verdict: Verdict, model_sha: str | None, report_sha: str | None
-) -> VerdictDocument:
-    fields: dict[str, Any] = {
+    config: RunConfig, verdict: Verdict, model_sha: str, report_sha: str
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
         "allow": verdict.allow,
         "simulation": verdict.simulation,
-        "reasons": [reason.code for reason in verdict.reasons],
+        "reasons": [vars(reason) for reason in verdict.reasons],
         "waived": list(verdict.waived),
         "audit_level": config.policy.audit_level,
         "config_sha": config_digest(config),
         "model_sha": model_sha,
         "report_sha": report_sha,
     }
-    return VerdictDocument.of_fields(fields)
 
 
 def explain(reasons: Sequence[Reason]) -> str:
@@ -112,4 +115,4 @@ def explain(reasons: Sequence[Reason]) -> str:
     return text
 
 
-__all__ = ["decide", "explain", "run"]
+__all__ = ["SCHEMA", "decide", "explain", "run"]

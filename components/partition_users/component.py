@@ -2,27 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="cpu",
-    resources="data",
-    outputs={"users": Public},  # the manifest; the users are in the private root
-    rights=Rights(
-        private={
-            "users": "write",
-            "evaluation": "write",
-            "rejects": "write",
-            "partition": "write",  # its scratch, deleted at its end
-            "deletion_marks": "read",
-        },
-        input=("private", "public"),
-        signing=("partition",),
-        keys="read",
-    ),
-)
+@step("cpu")
 def partition_users(
     config: str,
     run_id: str,
@@ -39,6 +22,6 @@ def partition_users(
     from fedemb.step import step_process
     from fedemb.steps.partition_users.partition import run
 
-    with step_process("partition_users", locals()) as context:
+    with step_process("partition_users", locals(), private=True) as context:
         manifest = run(context)
         users.metadata.update(virtual_clients=manifest["virtual_clients"])

@@ -26,17 +26,15 @@ from fedemb.config import RunConfig
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
-from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read
-from fedemb.documents.reservation import ReservationDocument
-from fedemb.documents.users import UsersManifest
+from fedemb.documents.artifacts import config_digest, json_digest, read_json, write_json
 from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
-from fedemb.keys.signatures import Signer, write_signed
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
 
+SCHEMA = "fedemb/users/1"
+RESERVATION_SCHEMA = "fedemb/reservation/1"
 IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """Beam's direct runner without its search for a faster engine to download."""
 
@@ -61,7 +59,7 @@ def run(context: StepContext) -> dict[str, Any]:
         writes the public manifest `users`.
 
     Returns:
-      The public manifest.
+      The public manifest, schema `fedemb/users/1`.
 
     Raises:
       InputError: a file or column is missing, or a file is damaged.
@@ -70,14 +68,12 @@ def run(context: StepContext) -> dict[str, Any]:
         changed since.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
-    document = read(context.artifacts.reservation, ReservationDocument)
-    reservation = document.body
+    reservation = read_json(context.artifacts.reservation, RESERVATION_SCHEMA)
     mine = {"run_id": run_id, "config_sha": config_digest(config)}
     for name, value in mine.items():
-        found = getattr(reservation, name)
-        if found != value:
+        if reservation[name] != value:
             raise PlanMismatch(
-                f"the reservation's {name} is {found!r}, this run's is {value!r}; "
+                f"the reservation's {name} is {reservation[name]!r}, this run's is {value!r}; "
                 "reserve a budget for this run"
             )
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
@@ -87,17 +83,17 @@ def run(context: StepContext) -> dict[str, Any]:
         config,
         keys=KeyRef(context.keys_uri, config.policy.policy_id),
         root=shards.run_root(context.private_root, run_id),
-        blocks=frozenset(reservation.blocks),
+        blocks=frozenset(reservation["blocks"]),
         header=mine,
         pipeline_options=context.beam_options,
     )
     _check_input(config, reservation, commitment)  # nothing changed while it was read
-    fields = {
+    body = {
         **mine,
-        "reservation_sha": document.sha,
+        "reservation_sha": json_digest(reservation),
         "virtual_clients": config.partition.virtual_clients,
         "groupings": config.partition.groupings,
-        "blocks": sorted(reservation.blocks),
+        "blocks": sorted(reservation["blocks"]),
         "image_size": config.model.image_size,
         "channels": config.model.channels,
         "commitments": {
@@ -105,15 +101,14 @@ def run(context: StepContext) -> dict[str, Any]:
             "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
         },
     }
-    signer = Signer.newest(keys, "partition")
-    manifest = write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer)
+    write_json(context.artifacts.users, SCHEMA, body)
     _log.info("partitioned the private images of run %s", run_id)
-    return manifest.json
+    return {"schema": SCHEMA, **body}
 
 
-def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes) -> None:
+def _check_input(config: RunConfig, reservation: dict[str, Any], key: bytes) -> None:
     uri = config.data.source.uri
-    if reservation.input != fingerprint_input(uri, key, reservation.run_id):
+    if reservation["input"] != fingerprint_input(uri, key, reservation["run_id"]):
         raise PlanMismatch(
             f"the files at {uri} are not those the budget was reserved for: some were added, "
             "removed or replaced since; put the old ones back and resume, or start a run with a new"

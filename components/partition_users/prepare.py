@@ -176,8 +176,6 @@ class Preparer:
         columns = [batch.columns[name] if name else nothing for name in wanted]
         for image, *values, value in zip(batch.images, *columns, strict=True):
             user_id, label, cohort, subgroup = map(canonical_text, values)
-            if not names.user_id:
-                user_id = _own_unit(image)
             reason = (
                 ("user_id_missing" if user_id is None else "")
                 or ("label_missing" if names.label and label is None else "")
@@ -215,13 +213,6 @@ class Preparer:
             else:
                 results.append(("", digest, png))
         return results
-
-
-def _own_unit(image: Any) -> str | None:
-    """Id of an image that is a unit of its own: its file name, or a digest of its bytes."""
-    if isinstance(image, bytes):
-        return hashlib.sha256(image).hexdigest()
-    return canonical_text(image)
 
 
 def _reject(prepared: Prepared, reason: str, user_id: str, label: str, image: Any) -> None:

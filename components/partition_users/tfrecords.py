@@ -2,7 +2,7 @@
 
 The columnar decoder stops at a feature that changes its type from record to record, and data must
 never stop the step. So each record is first parsed leniently and its few named features are written
-again as bytes; what is not an Example becomes an empty one, and is dropped and counted like any
+anew as bytes; what is no Example at all becomes an empty one, and is dropped and counted like any
 record without an image.
 """
 

@@ -2,17 +2,11 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="cpu",
-    private=False,
-    outputs={"privacy_plan": Public},
-    rights=Rights(signing=("plan",)),
-)
-def plan_privacy(config: str, keys: str, privacy_plan: dsl.Output[dsl.Artifact]):
+@step("cpu")
+def plan_privacy(config: str, privacy_plan: dsl.Output[dsl.Artifact]):
     """Prices the mechanism before anything runs."""
     from fedemb.step import step_process
     from fedemb.steps.plan_privacy.plan import run
@@ -21,5 +15,6 @@ def plan_privacy(config: str, keys: str, privacy_plan: dsl.Output[dsl.Artifact])
         plan = run(context)
         guarantee = plan["guarantee"]
         privacy_plan.metadata.update(
-            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")}
+            {key: guarantee[key] for key in ("epsilon", "delta", "accountant")},
+            plan_sha=plan["plan_sha"],
         )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.extrapolation import Point
 
 _STYLE: Any = {
@@ -21,6 +20,13 @@ _STYLE: Any = {
     "grid.color": "#e0ddd6",
     "legend.frameon": False,
 }
+_LOOKS = {
+    "group_poisson_gaussian": ("#17627d", "-"),
+    "user_poisson": ("#b4541a", "--"),
+    "fixed_size": ("#8c6d1f", ":"),
+    "tree_aggregation": ("#6a4fa3", "-."),
+    "blt": ("#5c7a1f", (0, (6, 2, 1, 2, 1, 2))),
+}
 
 
 def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequence[Point]) -> str:
@@ -33,8 +39,13 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
       against_population: the plan's clients per round and noise, more users.
       against_compute: one population, clients per round and noise growing together.
     """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
 
-    def draw(figure: Any) -> None:
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(5.2, 6.6), layout="constrained")
+        FigureCanvasSVG(figure)
         upper, lower = figure.subplots(2, 1)
         _panel(upper, against_population, "population")
         _panel(lower, against_compute, "clients_per_round")
@@ -54,20 +65,6 @@ def extrapolation_svg(against_population: Sequence[Point], against_compute: Sequ
             figure.legend(
                 *upper.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
             )
-
-    return as_svg(draw, (5.2, 6.6))
-
-
-def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
-    """What `draw` puts on a figure of this size in inches, as a stand-alone SVG."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        draw(figure)
         buffer = io.StringIO()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=metadata)
@@ -83,11 +80,11 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
         curve = tuple((getattr(point, x), point.epsilon) for point in own)
         curves.setdefault(curve, []).append(kind)
     for curve, kinds in curves.items():
-        colour, dash = MECHANISMS[kinds[0]].look
+        colour, dash = _LOOKS[kinds[0]]
         axes.plot(
             [at for at, _ in curve],
             [epsilon for _, epsilon in curve],
-            label=" = ".join(MECHANISMS[kind].label for kind in kinds),
+            label=" = ".join(kind.replace("_", " ") for kind in kinds),
             color=colour,
             linestyle=dash,
             marker="o",

@@ -2,23 +2,16 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="trainer",
-    private=False,
-    cached=True,
-    resources="pretrain",
-    outputs={"pretrained": Public},
-    rights=Rights(input=("public",), signing=("pretrain",)),
-)
-def pretrain_public(public_start: str, keys: str, pretrained: dsl.Output[dsl.Model]):
+@step("trainer")
+def pretrain_public(public_start: str, pretrained: dsl.Output[dsl.Model]):
     """Trains the backbone on public images, imports one, or draws initial weights."""
+    from fedemb.config import PublicStart
     from fedemb.step import step_process
     from fedemb.steps.pretrain_public.pretrain import run
 
     with step_process("pretrain_public", locals()) as context:
-        card = run(context.public_start, context.artifacts.pretrained, context.keys)
-        pretrained.metadata.update(weights_sha=card["weights_sha"])
+        card = run(PublicStart.model_validate_json(public_start), context.artifacts.pretrained)
+        pretrained.metadata.update(weights_sha=card["weights_sha"], licence=card["licence"])

@@ -1,7 +1,7 @@
 """Public start of the backbone: trained on public images, imported, or drawn from the seed.
 
-Nothing private is read here, and nothing of it costs budget. Provenance and licence stand in the
-configuration, which report and model card show.
+Nothing private is read here, and nothing of it costs budget. Provenance and licence travel with the
+weights into report and model card.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
-from fedemb.documents.model import Pretrained
+from fedemb.documents.artifacts import write_json
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
 from fedemb.errors import ArtifactError, InputError
-from fedemb.keys import KeyStore
-from fedemb.keys.signatures import Signer, write_signed
 
+SCHEMA = "fedemb/pretrained/1"
 _LOG = logging.getLogger(__name__)
 
 ALLOWED_LAYERS = frozenset(
@@ -57,13 +56,12 @@ ALLOWED_LAYERS = frozenset(
 """Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
 
 
-def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
+def run(start: PublicStart, output_dir: Path) -> dict[str, Any]:
     """Writes `backbone.keras` and `pretrained.json`.
 
     Args:
       start: backbone, pretraining and seed: all that a step whose result is cached may see.
       output_dir: folder to write to. Public.
-      keys: key store, for the signature.
 
     Returns:
       The content of `pretrained.json`.
@@ -82,18 +80,19 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         backbone = build_backbone(model, seed)
     if pretraining.kind in ("supervised", "simclr"):
         images, classes, loss = _train(backbone, model, pretraining, seed)
-    fields = {
-        "pretraining_kind": pretraining.kind,
+    card = {
+        "kind": pretraining.kind,
         "weights_sha": save_backbone(backbone, output_dir / "backbone.keras"),
         "model": model.model_dump(mode="json"),
+        "licence": pretraining.licence,
+        "provenance": pretraining.provenance,
         "images": images,
         "classes": classes,
         "final_loss": loss,
         "seed": seed,
     }
-    card = Pretrained.of_fields(fields)
-    signer = Signer.newest(keys, "pretrain")
-    return write_signed(output_dir / "pretrained.json", card, signer).json
+    write_json(output_dir / "pretrained.json", SCHEMA, card)
+    return {"schema": SCHEMA, **card}
 
 
 def _train(

@@ -15,9 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +28,32 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedemb.documents.artifacts import (
-    LARGEST_JSON,
     Artifact,
     file_digest,
     require_publishable,
     tree_digests,
     write_bytes,
+    write_json,
 )
-from fedemb.documents.document import Written, read
-from fedemb.documents.release import BundleManifest
 from fedemb.errors import ArtifactError, SignatureInvalid
-from fedemb.keys.signatures import Signer, write_signed
+from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 
+MANIFEST_SCHEMA = "fedemb/bundle/1"
 PREDICATE_TYPE = "urn:fedemb:verdict:1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 SIGNATURE = "model.sig"
 MANIFEST = "manifest.json"
-REPORT = "privacy_report.json"
 DOCUMENTS = {
-    "privacy_plan": "privacy_plan.json",
+    "plan": "privacy_plan.json",
     "reservation": "reservation.json",
     "users": "users_manifest.json",
-    "audit_report": "audit_report.json",
-    "utility_report": "utility_report.json",
-    "privacy_report": REPORT,
-    "verdict": "verdict.json",
+    "model": "model.json",
+    "audit": "audit_report.json",
+    "utility": "utility_report.json",
+    "report": "privacy_report.json",
 }
-"""Documents of a run by the name of their artifact, beside those of the model."""
+"""Kind of evidence to file name."""
 FILES = (
     *DOCUMENTS.values(),
     "MODEL_CARD.md",
@@ -67,13 +63,13 @@ FILES = (
     "ledger.jsonl",
     "lineage.jsonl",
     "manifest.json",
-    "model.json",
     "model.sig",
     "privacy_report.html",
     "rounds.jsonl",
+    "verdict.json",
 )
 """Every file of a bundle beside `saved_model/`, and no other."""
-SUBJECTS = ("backbone.keras", REPORT, MANIFEST)
+SUBJECTS = ("backbone.keras", DOCUMENTS["report"], MANIFEST)
 """Files the attestation is about."""
 SAVED_MODEL = "saved_model"
 SAVED_MODEL_FILES = (
@@ -82,13 +78,6 @@ SAVED_MODEL_FILES = (
     "variables/variables.data-00000-of-00001",
     "variables/variables.index",
 )
-
-
-ALL = frozenset((*FILES, *(f"{SAVED_MODEL}/{name}" for name in SAVED_MODEL_FILES)))
-LARGE = frozenset(
-    ("backbone.keras", "ledger.jsonl", *(f"{SAVED_MODEL}/{name}" for name in SAVED_MODEL_FILES))
-)
-"""Files that may be larger than one JSON text."""
 
 
 def place(artifact: Artifact, bundle: Path, name: str) -> None:
@@ -101,10 +90,11 @@ def place(artifact: Artifact, bundle: Path, name: str) -> None:
     write_bytes(bundle / name, artifact.path.read_bytes())
 
 
-def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> None:
-    """Writes the digests of all files so far, signed."""
-    manifest = BundleManifest(name=name, version=version, files=tree_digests(bundle))
-    write_signed(bundle / MANIFEST, manifest, signer)
+def write_manifest(bundle: Path, header: dict[str, Any]) -> str:
+    """Writes the digests of all files so far and returns the digest of the manifest."""
+    digests = tree_digests(bundle)
+    write_json(bundle / MANIFEST, MANIFEST_SCHEMA, {**header, "files": digests})
+    return file_digest(bundle / MANIFEST)
 
 
 def write_attestation(
@@ -169,22 +159,14 @@ def sign_bundle(bundle: Path, key: EllipticCurvePrivateKey) -> None:
     from model_signing import hashing, signing
 
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with _in_memory(pem) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "key.pem")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
         config = signing.Config().use_elliptic_key_signer(private_key=path)
-    config.set_hashing_config(_hashing(hashing))
-    config.sign(bundle, bundle / SIGNATURE)
-
-
-@contextmanager
-def _in_memory(pem: bytes) -> Iterator[Path]:
-    """A path to read a key from, once: a pipe, as a file would outlive a killed process."""
-    reading, writing = os.pipe()
-    try:
-        os.write(writing, pem)  # a key is far smaller than a pipe holds
-        os.close(writing)
-        yield Path(f"/dev/fd/{reading}")
-    finally:
-        os.close(reading)
+        config.set_hashing_config(_hashing(hashing))
+        config.sign(bundle, bundle / SIGNATURE)
 
 
 def check_signature(bundle: Path, trust: TrustStore) -> None:
@@ -198,72 +180,21 @@ def check_signature(bundle: Path, trust: TrustStore) -> None:
     keys, failure = trust.bundle_keys(), None
     for public in keys:
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        with _in_memory(pem) as path:
-            config = verifying.Config().use_elliptic_key_verifier(public_key=path)
-        config.set_hashing_config(_hashing(hashing))
-        try:
-            config.verify(bundle, bundle / SIGNATURE)
-            return
-        except Exception as error:  # the library raises many types; all mean no
-            failure = error
+        with tempfile.TemporaryDirectory() as folder:
+            key = Path(folder, "key.pub")
+            key.write_bytes(pem)
+            config = verifying.Config().use_elliptic_key_verifier(public_key=key)
+            config.set_hashing_config(_hashing(hashing))
+            try:
+                config.verify(bundle, bundle / SIGNATURE)
+                return
+            except Exception as error:  # the library raises many types; all mean no
+                failure = error
     raise SignatureInvalid(
         "model.sig is not a signature of these files by a key of the trust store"
         + ("" if keys else ", which pins none of the role bundle")
         + "; fetch the bundle again from who released it"
     ) from failure
-
-
-def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
-    """Checks that a bundle is whole and signed, without looking into any file but its manifest.
-
-    Returns:
-      The manifest.
-
-    Raises:
-      SignatureInvalid: its manifest or `model.sig` is not signed by a trusted key, or a file is
-        missing, extra, or not what the manifest says.
-      ArtifactError: there is no manifest that can be read.
-    """
-    check_form(bundle)
-    manifest = read(bundle / MANIFEST, BundleManifest)
-    trust.check(manifest)
-    check_files(bundle, manifest.body)
-    check_signature(bundle, trust)
-    return manifest
-
-
-def check_form(bundle: Path) -> None:
-    """A bundle has all its files, no other, none a link or a device, and no text without end.
-
-    Raises:
-      SignatureInvalid: and which file.
-    """
-    found = {path.relative_to(bundle).as_posix(): path for path in bundle.rglob("*")}
-    folders = {SAVED_MODEL, f"{SAVED_MODEL}/variables"}
-    if odd := sorted(found.keys() ^ (ALL | folders)):
-        raise SignatureInvalid(f"the bundle has extra or missing files: {', '.join(odd[:5])}")
-    for name, path in found.items():
-        status = path.lstat()
-        if not (stat.S_ISDIR if name in folders else stat.S_ISREG)(status.st_mode):
-            raise SignatureInvalid(f"{name} of the bundle is a link or no file; fetch it again")
-        if name not in LARGE and status.st_size > LARGEST_JSON:
-            raise SignatureInvalid(
-                f"{name} of the bundle has {status.st_size} bytes, expected at most {LARGEST_JSON}"
-            )
-
-
-def check_files(bundle: Path, manifest: BundleManifest) -> None:
-    """Every file of a bundle is the one its manifest names.
-
-    Raises:
-      SignatureInvalid: and which file.
-    """
-    named = ALL - {MANIFEST, SIGNATURE, "attestation.json"}
-    if manifest.files.keys() != named:
-        raise SignatureInvalid("the manifest names other files than a bundle has")
-    for name in sorted(named):
-        if manifest.files[name] != file_digest(bundle / name):
-            raise SignatureInvalid(f"{name} is not what the manifest says; fetch the bundle again")
 
 
 def _hashing(hashing: Any) -> Any:

@@ -2,17 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="cpu",
-    private=False,
-    resources="serve",
-    outputs={"release": Public},
-    rights=Rights(ledger="append", signing=("ledger", "release", "bundle"), releases="create"),
-)
+@step("cpu")
 def release_model(
     config: str,
     ledger: str,

@@ -8,28 +8,18 @@ names one of them; files of two writers never mix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import Written, parse, read, written
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseMarker
+from fedemb.documents.artifacts import canonical_json, file_digest
+from fedemb.documents.evidence import read_document
 from fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
-from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.steps.release_model import bundle as parts
 from fedemb.storage import Store, create_tree, join, local_tree, open_store
 
-
-@dataclass(frozen=True)
-class Identity:
-    """Which attempt of which run gave the model."""
-
-    model_sha: str
-    run_id: str
-    attempt: int
+SCHEMA = "fedemb/release/1"
 
 
 class Marker:
@@ -37,44 +27,47 @@ class Marker:
 
     def __init__(self, store: Store, name: str, version: str, trust: TrustStore):
         self._store, self._trust = store, trust
-        self._name, self._version = name, version
         self._tree = f"{name}/{version}"
-        self._file = f"{self._tree}.json"
+        self._name = f"{self._tree}.json"
+        self._release = {"name": name, "version": version}
 
-    def read(self, identity: Identity) -> ReleaseMarker | None:
+    def read(self, identity: dict[str, Any]) -> dict[str, Any] | None:
         """The marker of this very run and model, or None if the version is free.
 
-        It counts if it is signed, and if what it names lies in this store: a bundle, signed, of
-        this model. The bundle's report may be another one of the same run: a run that was killed
-        after the marker and resumed has priced itself again, and what was published stands.
+        A marker is not signed, so it is trusted for what lies where it points alone: a
+        bundle in this store, signed, of this model, with the digests it names. Its report may be
+        another one of the same run: a run that was killed after the marker and resumed has priced
+        itself anew, and what was published stands.
+
+        Args:
+          identity: `{"model_sha", "run_id", "attempt"}`.
 
         Raises:
-          Refused: the version is taken by something else, or the marker does not count.
+          Refused: the version is taken by something else, or the marker cannot be trusted.
         """
-        found = read_marker(self._store, self._file)
-        if found is None:
+        document = read_marker(self._store, self._name)
+        if document is None:
             return None
-        if _identity(found.body) != identity:
+        if any(document.get(key) != value for key, value in identity.items()):
             raise Refused(
                 f"{self._tree} is released already with another model; choose another "
                 "release.version"
             )
-        wrong = None
+        name, wrong = self._tree_at(document.get("uri")), None
         try:
-            self._trust.check(found)
-            tree = found.body.tree
-            there = self._ours(tree) and self._store.exists(f"{tree}/{parts.MANIFEST}")
-            if there and found.body == self._document(tree, self._published(tree, identity)):
-                return found.body
+            if name is not None and self._store.exists(f"{name}/{parts.MANIFEST}"):
+                shas = self._published(name, identity)
+                if document == self._document(name, identity, shas):
+                    return document
         except (ArtifactError, Refused, SignatureInvalid) as error:
             wrong = error
         raise Refused(
-            f"the release marker {self._file} names no bundle in {self._store.uri} that is signed, "
+            f"the release marker {self._name} names no bundle in {self._store.uri} that is signed, "
             "of this run and as the marker says, so no release step wrote it or the bundle was "
             "changed since; find out who may write there, remove the marker, then release again"
         ) from wrong
 
-    def publish(self, tree: Path, identity: Identity, signer: Signer) -> ReleaseMarker:
+    def publish(self, tree: Path, identity: dict[str, Any]) -> dict[str, Any]:
         """Puts the tree in place, then creates the marker; a finished tree is taken as it is.
 
         Raises:
@@ -82,68 +75,75 @@ class Marker:
         """
         try:
             name = create_tree(tree, self._store, self._tree)
-            published = {**vars(identity), **_shas(tree)}
+            shas = _shas(tree)
         except FileExistsError:  # a killed process of this run put it in place
-            name, published = self._tree, self._published(self._tree, identity)
-        document = self._document(name, published)
+            name, shas = self._tree, self._published(self._tree, identity)
+        document = self._document(name, identity, shas)
         try:
-            self._store.create(self._file, written(document, signer.sign(document.content())).data)
+            self._store.create(self._name, canonical_json(document))
         except FileExistsError:
             found = self.read(identity)
-            if found is None or found.bundle_sha != document.bundle_sha:
+            if found is None or found["bundle_sha"] != shas["bundle_sha"]:
                 raise Refused(
                     f"{self._tree} was released by another process at the same time, whose bundle "
                     "stands; run again to take it over, or choose another release.version"
                 ) from None
         return document
 
-    def _document(self, tree: str, published: dict[str, Any]) -> ReleaseMarker:
-        fields = {"name": self._name, "version": self._version, "tree": tree, **published}
-        return ReleaseMarker.of_fields(fields)
+    def _document(
+        self, name: str, identity: dict[str, Any], shas: dict[str, str]
+    ) -> dict[str, Any]:
+        uri = join(self._store.uri, name)
+        return {"schema": SCHEMA, **self._release, "uri": uri, **identity, **shas}
 
-    def _ours(self, tree: str) -> bool:
-        """Whether a release would put a tree there."""
-        if self._store.local_root is not None:
-            return tree == self._tree
-        folder, _, digest = tree.rpartition("/")
-        return folder == self._tree and digest != ""
+    def _tree_at(self, uri: Any) -> str | None:
+        """Name in the store of the tree at an address; None where no release would put one."""
+        name = self._tree
+        if self._store.local_root is None:
+            name += "/" + str(uri).rpartition("/")[2]
+        return name if uri == join(self._store.uri, name) else None
 
-    def _published(self, name: str, identity: Identity) -> dict[str, Any]:
-        """What a tree in place is, whoever put it there: it is signed, and of this run."""
+    def _published(self, name: str, identity: dict[str, Any]) -> dict[str, str]:
+        """Digests of a whole tree in place, whoever put it there: it is signed, and of this run."""
         with local_tree(join(self._store.uri, name)) as tree:
-            parts.check_seal(tree, self._trust)  # whoever may write there could have put it
-            report = read(tree / parts.REPORT, PrivacyReport).body
+            parts.check_signature(tree, self._trust)  # whoever may write there could have put it
+            report = read_document(tree / parts.DOCUMENTS["report"], "report")
             shas = _shas(tree)
-            found = Identity(file_digest(tree / "backbone.keras"), report.run_id, report.attempt)
+            found = {
+                "model_sha": file_digest(tree / "backbone.keras"),
+                "run_id": report.body["run_id"],
+                "attempt": report.body["attempt"],
+            }
         if found != identity:
             raise Refused(
                 f"{self._tree} holds another model that was never released; choose another "
                 "release.version, or remove it"
             )
-        return {**vars(identity), **shas}
-
-
-def _identity(marker: ReleaseMarker) -> Identity:
-    return Identity(marker.model_sha, marker.run_id, marker.attempt)
+        return shas
 
 
 def _shas(tree: Path) -> dict[str, str]:
     return {
-        "report_sha": file_digest(tree / parts.REPORT),
+        "report_sha": file_digest(tree / parts.DOCUMENTS["report"]),
         "bundle_sha": file_digest(tree / parts.MANIFEST),
     }
 
 
-def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
+def read_marker(store: Store, name: str) -> dict[str, Any] | None:
     """Reads a marker; None if there is none.
 
     Raises:
       ArtifactError: it is damaged.
     """
     try:
-        return parse(store.read(name), ReleaseMarker, name)
+        document = json.loads(store.read(name))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ArtifactError(f"the release marker {name} is damaged; restore it") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ArtifactError(f"{name} is no release marker of this version; restore it")
+    return document
 
 
 def bundle_address(uri: str) -> tuple[str, str | None]:
@@ -168,7 +168,7 @@ def bundle_address(uri: str) -> tuple[str, str | None]:
         raise InputError(f"{uri} is a whole bucket; name a release in it")
     marker = read_marker(open_store(parent), f"{version}.json")
     if marker is not None:
-        return join(uri, marker.body.tree.rpartition("/")[2]), marker.body.bundle_sha
+        return join(uri, str(marker["uri"]).rstrip("/").rpartition("/")[2]), marker["bundle_sha"]
     if not store.exists(parts.MANIFEST):
         raise InputError(
             f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "

@@ -1,37 +1,23 @@
-"""The model card: Markdown with a metadata header, from the report and what it rests on."""
+"""The model card: Markdown with a metadata header, from the report and nothing else."""
 
 from __future__ import annotations
 
 import json
-import math
+from typing import Any
 
-from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.ledger import Ledger
-from fedemb.reports.audit_words import audit_sentence
-from fedemb.reports.privacy_report_words import (
-    ASSUMPTIONS,
-    LIMITATIONS,
-    OVERLAPS,
-    guarantee_sentence,
-)
-from fedemb.reports.utility_words import utility_sentence
+from fedemb.config import RunConfig
 
 
-def model_card(
-    evidence: Evidence, report: PrivacyReport, ledger: Ledger, name: str, version: str
-) -> str:
+def model_card(config: RunConfig, report: dict[str, Any], name: str, version: str) -> str:
     """Writes the card of a release.
 
     Args:
-      evidence: documents of the run.
+      config: configuration of the run.
       report: signed privacy report.
-      ledger: of its policy; it has the reasons of waivers.
       name: name of the release.
       version: version of the release.
     """
-    config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
-    waivers = [ledger.chain.records[item.sequence] for item in report.approvals]
+    accounting, cumulative = report["accounting"], report["cumulative"]
     header = {
         "name": name,
         "version": version,
@@ -39,14 +25,14 @@ def model_card(
         "pipeline_tag": "image-feature-extraction",
         "license": config.pretraining.licence,
         "tags": ["differential-privacy", "user-level", "embedding"],
-        "epsilon": accounting.epsilon,
-        "delta": accounting.delta,
+        "epsilon": accounting["epsilon"],
+        "delta": accounting["delta"],
         "privacy_unit": "user",
-        "cumulative_epsilon": cumulative.max_block_epsilon,
-        "epsilon_cap": cumulative.cap,
-        "audit_level": report.setting.recurring.audit_level,
-        "model_sha": report.model_sha,
-        "config_sha": report.provenance.config_sha,
+        "cumulative_epsilon": cumulative["max_block_epsilon"],
+        "epsilon_cap": cumulative["cap"],
+        "audit_level": report["setting"]["recurring"]["audit_level"],
+        "model_sha": report["model_sha"],
+        "config_sha": report["provenance"]["config_sha"],
     }
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
     model = config.model
@@ -59,34 +45,33 @@ def model_card(
         "",
         "## Privacy",
         "",
-        f"This model carries {guarantee_sentence(report.guarantee)}.",
+        f"This model carries {report['guarantee']['sentence']}.",
         "",
-        f"With all earlier runs of policy `{cumulative.policy_id}`, no user block has spent "
-        f"more than epsilon {cumulative.max_block_epsilon or math.inf:.4g} of its cap "
-        f"{cumulative.cap:g}.",
+        f"With all earlier runs of policy `{cumulative['policy_id']}`, no user block has spent "
+        f"more than epsilon {cumulative['max_block_epsilon']:.4g} of its cap "
+        f"{cumulative['cap']:g}.",
         "",
         "Assumptions:",
         "",
-        *(f"- {ASSUMPTIONS[code]}" for code in report.assumptions),
+        *(f"- {line}" for line in report["assumptions"]),
         "",
         "Limitations:",
         "",
-        *(f"- {LIMITATIONS[code]}" for code in report.limitations),
+        *(f"- {line}" for line in report["limitations"]),
         "",
-        f"Audit: {audit_sentence(evidence.audit.body)}",
+        f"Audit: {report['audit']['sentence']}",
         *(
             line
-            for item in waivers
-            for why in (f"`{item.body['code']}`, {item.body['reason']}",)
-            for line in ("", f"Waived by {item.actor}: {why}")
+            for item in report["approvals"]
+            for line in ("", f"Waived by {item['actor']}: `{item['code']}`, {item['reason']}")
         ),
         "",
         "## Utility",
         "",
-        utility_sentence(evidence.utility.body),
+        str(report["utility"]["sentence"]),
         "",
         "Embeddings of different releases do not compare: the space of this one is "
-        f"`{report.utility.embedding_space_id[:16]}`. Embed stored images again after "
+        f"`{str(report['utility']['embedding_space_id'])[:16]}`. Embed stored images again after "
         "an upgrade.",
         "",
         "## Use",
@@ -101,7 +86,7 @@ def model_card(
         "",
         f"{config.pretraining.kind}; {config.pretraining.provenance or 'no public data'}; licence: "
         f"{config.pretraining.licence}; overlap with private images: "
-        f"{OVERLAPS[report.pretraining.overlaps_private]}.",
+        f"{report['pretraining']['overlaps_private']}.",
         "",
         "## Verify",
         "",

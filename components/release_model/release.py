@@ -13,29 +13,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
     Noised,
     Public,
     canonical_json,
     file_digest,
     write_bytes,
+    write_json,
 )
-from fedemb.documents.document import Written, read, write
-from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import ReleaseResult
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.evidence import MODEL_FILES, Evidence, read_document, read_evidence
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, current_bundle_key
-from fedemb.ledger import Ledger, read_reservation
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import Ledger, read_reservation
 from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.step_context import StepContext
 from fedemb.steps.release_model import bundle as parts
-from fedemb.steps.release_model.marker import Identity, Marker
+from fedemb.steps.release_model.marker import SCHEMA, Marker
 from fedemb.steps.release_model.model_card import model_card
-from fedemb.storage import join, open_store
+from fedemb.steps.release_model.verify import check_files, verify_bundle
+from fedemb.storage import open_store
+
+__all__ = ["run", "verify_bundle"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +58,15 @@ def run(context: StepContext) -> dict[str, Any]:
     """
     config, artifacts = context.config, context.artifacts
     if config.purpose == "simulation":
-        return write(
-            artifacts.release, ReleaseResult.of_fields(dict.fromkeys(ReleaseResult.model_fields))
-        ).json
+        names = ("uri", "name", "version", "bundle_sha", "model_sha")
+        empty: dict[str, Any] = dict.fromkeys(names)
+        write_json(artifacts.release, SCHEMA, empty)
+        return {"schema": SCHEMA, **empty}
     ledger = context.writable_ledger
     evidence = read_evidence(config, artifacts)
-    report = read(artifacts.privacy_report, PrivacyReport)
-    verdict = _allowed(evidence, ledger, artifacts.verdict, report)
+    verdict = _allowed(evidence, ledger, artifacts)
     start = artifacts.pretrained / "backbone.keras"
-    if file_digest(start) != evidence.model.body.initial_weights_sha:
+    if file_digest(start) != evidence.model.body["initial_weights_sha"]:
         raise Refused(
             "the public backbone is not the one the training started from; take all artifacts from "
             "one run"
@@ -71,69 +74,74 @@ def run(context: StepContext) -> dict[str, Any]:
     reservation = read_reservation(artifacts.reservation)
     name, version = config.release.name, config.release.version or reservation.run_id
     marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
-    identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
+    identity = {
+        "model_sha": evidence.model.body["weights_sha"],
+        "run_id": reservation.run_id,
+        "attempt": reservation.attempt,
+    }
     published = marker.read(identity)
     if published is None:
         copies = {
-            **{file: Public(getattr(artifacts, name)) for name, file in parts.DOCUMENTS.items()},
+            parts.DOCUMENTS["report"]: Public(artifacts.privacy_report),
+            "verdict.json": Public(artifacts.verdict),
+            parts.DOCUMENTS["plan"]: Public(artifacts.privacy_plan),
+            parts.DOCUMENTS["reservation"]: Public(artifacts.reservation),
+            parts.DOCUMENTS["users"]: Public(artifacts.users),
+            parts.DOCUMENTS["audit"]: Public(artifacts.audit_report),
+            parts.DOCUMENTS["utility"]: Public(artifacts.utility_report),
             **{name: Noised(artifacts.model / name) for name in sorted(MODEL_FILES)},
         }
         with tempfile.TemporaryDirectory(prefix="fedemb-release-") as folder:
             tree = Path(folder, "bundle")
             for file, artifact in copies.items():
                 parts.place(artifact, tree, file)
-            _complete(tree, evidence, report, ledger, start=start)
+            _complete(tree, config, evidence, ledger, start=start)
+            parts.write_manifest(tree, {"name": name, "version": version})
             signer = Signer.current(context.keys, "release", ledger.chain.trust)
-            parts.write_manifest(tree, name, version, signer)
             parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
             parts.sign_bundle(tree, current_bundle_key(context.keys, ledger.chain.trust))
-            _require_seal(tree, ledger)
-            published = marker.publish(tree, identity, signer)
+            _require_files(tree)
+            published = marker.publish(tree, identity)
     ledger.release(
         reservation,
-        model_sha=published.model_sha,
-        report_sha=published.report_sha,
-        bundle_sha=published.bundle_sha,
+        model_sha=published["model_sha"],
+        report_sha=published["report_sha"],
+        bundle_sha=published["bundle_sha"],
         name=name,
         version=version,
     )
-    uri = join(open_store(context.releases_uri).uri, published.tree)
-    result = ReleaseResult(
-        uri=uri,
-        name=name,
-        version=version,
-        bundle_sha=published.bundle_sha,
-        model_sha=published.model_sha,
-    )
-    _log.info("released %s %s at %s", name, version, uri)
+    body = {key: published[key] for key in ("uri", "name", "version", "bundle_sha", "model_sha")}
+    write_json(artifacts.release, SCHEMA, body)
+    _log.info("released %s %s at %s", name, version, published["uri"])
     # What is published, whoever built it; run again, it is sent again.
-    bundle = open_store(uri)
+    bundle = open_store(published["uri"])
     send(lambda: bundle.read(FILE_NAME))
-    return write(artifacts.release, result).json
+    return {"schema": SCHEMA, **body}
 
 
-def _allowed(
-    evidence: Evidence, ledger: Ledger, verdict_path: Path, report: Written[PrivacyReport]
-) -> dict[str, Any]:
+def _allowed(evidence: Evidence, ledger: Ledger, artifacts: RunArtifacts) -> dict[str, Any]:
     """The gate's verdict, which must allow this model, and the rules asked again."""
-    verdict = read(verdict_path, VerdictDocument)
-    ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
-    named = (verdict.body.model_sha, verdict.body.report_sha)
-    if not verdict.body.allow or named != (evidence.model.body.weights_sha, report.sha):
+    verdict = dict(read_document(artifacts.verdict, "verdict").body)
+    trust = ledger.chain.trust
+    report = read_document(artifacts.privacy_report, "report")
+    made_at = report.body["cumulative"]["ledger_sequence"]
+    verify_document(verdict, trust, "gate", at=made_at)
+    named = (verdict["model_sha"], verdict["report_sha"])
+    if verdict["allow"] is not True or named != (evidence.model.body["weights_sha"], report.sha):
         raise GateDenied(
             "the verdict does not allow this model with this report; run gate_release on them"
         )
-    again = decide(evidence, report, ledger)
+    again = decide(evidence, report.body, ledger)
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
-    return verdict.json
+    return verdict
 
 
-def _require_seal(tree: Path, ledger: Ledger) -> None:
+def _require_files(tree: Path) -> None:
     """Refuses a bundle that `fedemb verify` would find incomplete: published, it stays so."""
     try:
-        parts.check_seal(tree, ledger.chain.trust)
+        check_files(tree)
     except SignatureInvalid as error:
         raise Refused(
             f"nothing is published, because it would not verify: {error}; release again from an "
@@ -142,7 +150,7 @@ def _require_seal(tree: Path, ledger: Ledger) -> None:
 
 
 def _complete(
-    tree: Path, evidence: Evidence, report: Written[PrivacyReport], ledger: Ledger, *, start: Path
+    tree: Path, config: RunConfig, evidence: Evidence, ledger: Ledger, *, start: Path
 ) -> None:
     """Adds what is made at release: serving model, card, ledger copy, lineage."""
     from fedemb.steps.release_model.serving import (
@@ -151,7 +159,6 @@ def _complete(
         serving_problem,
     )
 
-    config = evidence.config
     backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
     save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
     problem = serving_problem(tree / parts.SAVED_MODEL, tree / "backbone.keras")
@@ -160,18 +167,19 @@ def _complete(
             f"the model is not published: {problem}; save the backbone alone, and keep constants "
             "out of its layers"
         )
-    version = config.release.version or report.body.run_id
-    card = model_card(evidence, report.body, ledger, config.release.name, version)
+    report = read_document(tree / parts.DOCUMENTS["report"], "report")
+    version = config.release.version or report.body["run_id"]
+    card = model_card(config, dict(report.body), config.release.name, version)
     write_bytes(tree / "MODEL_CARD.md", card.encode())
     write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
-    # Compared with the ledger by `_allowed`.
-    commitments = evidence.users.body.commitments.model_dump()
+    commitments = evidence.users.body["commitments"]  # compared with the ledger by `_allowed`
     steps = steps_of(evidence, report_sha=report.sha, commitments=commitments)
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.
-    page = report_page(report, evidence, ledger, steps)
+    projections = evidence.plan.body["projections"]
+    page = report_page(dict(report.body), ledger, projections, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(
         tree / FILE_NAME,

@@ -6,27 +6,26 @@ the keys only public halves. TensorFlow is used, where it is installed, to look 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest, json_digest, strict_json
-from fedemb.documents.document import Written, read
-from fedemb.documents.evidence import Evidence, gather, sentence_of
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.release import BundleManifest
-from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.verdict import VerdictDocument
+from fedemb.documents.artifacts import file_digest, json_digest, read_json, tree_digests
+from fedemb.documents.evidence import Document, Evidence, read_document, read_rounds, sentence_of
+from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.gate.decide import decide
-from fedemb.keys.trust import TrustStore
-from fedemb.ledger import Anchor, Ledger, open_ledger
+from fedemb.keys.trust import TrustStore, verify_document
 from fedemb.ledger.chain import Chain
-from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+from fedemb.ledger.ledger import Anchor, Ledger, open_ledger
+from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import bundle_address
 from fedemb.storage import LocalStore, local_tree
@@ -73,7 +72,9 @@ def verify_release(
     facts: dict[str, str] = {}
     try:
         with local_tree(address) as bundle:
-            problems, facts = _problems(bundle, trust, ledger_uri, marked)
+            problems += _problems(bundle, trust, ledger_uri, marked)
+            with suppress(Exception):  # what cannot be read is among the problems
+                facts = _facts(bundle)
     except ArtifactError as error:  # found on the way here
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
@@ -81,83 +82,102 @@ def verify_release(
 
 def _problems(
     bundle: Path, pinned: TrustStore, ledger_uri: str | None, marked: str | None
-) -> tuple[list[str], dict[str, str]]:
-    """What is wrong with a bundle, and its facts. Nothing unsigned is looked into."""
+) -> list[str]:
+    problems: list[str] = []
+    copy, trust = None, pinned
     try:
-        parts.check_form(bundle)
         copy = _ledger_copy(bundle, pinned)
         trust = copy.chain.trust  # leads on from the pinned keys, where they were rotated
-        manifest = parts.check_seal(bundle, trust)
     except Exception as error:  # fails closed
-        return [sentence_of(error)], {}
-    problems: list[str] = []
-    facts: dict[str, str] = {}
+        problems.append(f"the ledger inside the bundle does not hold: {sentence_of(error)}")
+    checks: list[Callable[[], Any]] = [
+        lambda: parts.check_signature(bundle, trust),
+        lambda: check_files(bundle),
+        lambda: _check_name(bundle, marked),
+        lambda: _check_attestation(bundle, trust),
+        lambda: _check_serving(bundle),
+    ]
+    for check in checks:
+        try:
+            check()
+        except Exception as error:  # fails closed: what cannot be checked is wrong
+            problems.append(sentence_of(error))
+    if copy is None:
+        return problems
     try:
-        evidence, report = _read_evidence(bundle)
-        facts = _facts(manifest.body, report.body)
-        problems += _decide_again(evidence, report, copy)
-        _check_name(manifest, evidence, report, marked)
-        _check_attestation(bundle, manifest.body, report, trust)
-    except Exception as error:  # fails closed: what cannot be checked is wrong
-        problems.append(sentence_of(error))
-    try:
-        _check_serving(bundle)
+        problems += _decide_again(bundle, copy)
         if ledger_uri is not None:
-            problems += _live(ledger_uri, copy, pinned, manifest.sha)
+            problems += _live(ledger_uri, copy, pinned, bundle)
     except Exception as error:  # fails closed
         problems.append(sentence_of(error))
-    return problems, facts
+    return problems
 
 
-def _facts(manifest: BundleManifest, report: PrivacyReport) -> dict[str, str]:
+def _facts(bundle: Path) -> dict[str, str]:
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
     return {
-        "name": manifest.name,
-        "version": manifest.version,
-        "run_id": report.run_id,
-        "guarantee": guarantee_sentence(report.guarantee),
+        "name": str(manifest["name"]),
+        "version": str(manifest["version"]),
+        "run_id": str(report["run_id"]),
+        "guarantee": str(report["guarantee"]["sentence"]),
         **({"all_runs": words} if (words := all_runs(report)) else {}),
     }
 
 
-def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
-    written = strict_json((bundle / "config.json").read_bytes(), "config.json")
-    config = RunConfig.model_validate(written)
-    paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
-    evidence = gather(config, json_digest(written), RunArtifacts(**paths, model=bundle))
-    return evidence, read(bundle / parts.REPORT, PrivacyReport)
+def check_files(bundle: Path) -> None:
+    """A bundle has all its files, no other, and each as its manifest says.
+
+    Raises:
+      SignatureInvalid: and which file.
+      ArtifactError: there is no manifest that can be read.
+    """
+    found = tree_digests(bundle)
+    allowed = {*parts.FILES, *(f"{parts.SAVED_MODEL}/{name}" for name in parts.SAVED_MODEL_FILES)}
+    if set(found) != allowed:
+        odd = sorted(set(found) ^ allowed)
+        raise SignatureInvalid(f"the bundle has extra or missing files: {', '.join(odd[:5])}")
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    late = {parts.MANIFEST, parts.SIGNATURE, "attestation.json"}
+    for name in sorted(allowed - late):
+        if manifest["files"].get(name) != found[name]:
+            raise SignatureInvalid(f"{name} is not what the manifest says; fetch the bundle again")
+    if set(manifest["files"]) != allowed - late:
+        raise SignatureInvalid("the manifest names other files than a bundle has")
 
 
-def _check_name(
-    manifest: Written[BundleManifest],
-    evidence: Evidence,
-    report: Written[PrivacyReport],
-    marked: str | None,
-) -> None:
+def _check_name(bundle: Path, marked: str | None) -> None:
     """The name is the one the run was configured with: an old release cannot pose as a new one."""
-    release, named = evidence.config.release, (manifest.body.name, manifest.body.version)
-    wanted = (release.name, release.version or report.body.run_id)
-    if named != wanted:
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
+    wanted = (config.release.name, config.release.version or report["run_id"])
+    if (manifest["name"], manifest["version"]) != wanted:
         raise SignatureInvalid(
-            f"the manifest calls the bundle {' '.join(named)}, its run was to release "
-            f"{' '.join(wanted)}; fetch the bundle again"
+            f"the manifest calls the bundle {manifest['name']} {manifest['version']}, its run was "
+            f"to release {' '.join(wanted)}; fetch the bundle again"
         )
-    if marked not in (None, manifest.sha):
+    if marked not in (None, file_digest(bundle / parts.MANIFEST)):
         raise SignatureInvalid("the release marker names another bundle than lies there")
 
 
-def _check_attestation(
-    bundle: Path, manifest: BundleManifest, report: Written[PrivacyReport], trust: TrustStore
-) -> None:
+def _check_attestation(bundle: Path, trust: TrustStore) -> None:
     statement = parts.read_attestation(bundle, trust)
-    verdict = read(bundle / "verdict.json", VerdictDocument)
-    trust.check(verdict, at=report.body.cumulative.ledger_sequence)
+    verdict = dict(read_document(bundle / "verdict.json", "verdict").body)
+    report = read_document(bundle / parts.DOCUMENTS["report"], "report").body
+    verify_document(verdict, trust, "gate", at=report["cumulative"]["ledger_sequence"])
     digests = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
-    title = f"{manifest.name}/{manifest.version}"
+    manifest = read_json(bundle / parts.MANIFEST, parts.MANIFEST_SCHEMA)
+    title = f"{manifest['name']}/{manifest['version']}"
     wanted = {f"{title}/{name}": file_digest(bundle / name) for name in parts.SUBJECTS}
-    if digests != wanted or statement["predicate"] != verdict.json:
+    if digests != wanted or statement["predicate"] != verdict:
         raise SignatureInvalid("the attestation is about other files or another verdict")
-    named = (verdict.body.allow, verdict.body.model_sha, verdict.body.report_sha)
-    if named != (True, file_digest(bundle / "backbone.keras"), report.sha):
+    named = (verdict["allow"], verdict["model_sha"], verdict["report_sha"])
+    files = (
+        file_digest(bundle / "backbone.keras"),
+        file_digest(bundle / parts.DOCUMENTS["report"]),
+    )
+    if named != (True, *files):
         raise SignatureInvalid("the verdict does not allow this model with this report")
 
 
@@ -177,9 +197,26 @@ def _check_serving(bundle: Path) -> None:
         raise SignatureInvalid(problem)
 
 
-def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledger) -> list[str]:
+def _decide_again(bundle: Path, copy: Ledger) -> list[str]:
+    written = json.loads((bundle / "config.json").read_bytes())
+    config = RunConfig.model_validate(written)
+    documents: dict[str, Document] = {
+        kind: read_document(bundle / name, kind) for kind, name in parts.DOCUMENTS.items()
+    }
+    report = documents.pop("report").body
+    evidence = Evidence(
+        config=config,
+        config_sha=json_digest(written),
+        rounds=read_rounds(bundle / "rounds.jsonl"),
+        model_files={
+            name: file_digest(bundle / name)
+            for name in ("backbone.keras", "model.json", "rounds.jsonl")
+        },
+        tensors=tuple(stored_tensors(bundle / "backbone.keras")),
+        **documents,
+    )
     # The clock rule compares with the report's own time: a bundle does not age.
-    now = datetime.fromisoformat(report.body.time) + timedelta(seconds=1)
+    now = datetime.fromisoformat(str(report["time"])) + timedelta(seconds=1)
     verdict = decide(evidence, report, copy, now=now, same_environment=False)
     problems = [reason.sentence for reason in verdict.reasons]
     if verdict.simulation:
@@ -187,7 +224,7 @@ def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledg
     return problems
 
 
-def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) -> list[str]:
+def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle: Path) -> list[str]:
     """Compares with the live ledger: it holds the same records, and this release."""
     head = copy.head
     try:
@@ -195,23 +232,18 @@ def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) ->
         live.verify([Anchor(head.sequence, head.sha, "the bundle")])
     except FedEmbError as error:
         return [str(error)]
+    sha = file_digest(bundle / parts.MANIFEST)
     released = {
         record.body["bundle_sha"]
         for attempt in live.state.attempts.values()
         for record in attempt.releases
     }
-    return [] if bundle_sha in released else ["the ledger has no record of this release"]
+    return [] if sha in released else ["the ledger has no record of this release"]
 
 
 def _ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
     """The ledger inside the bundle; its store is a folder that does not exist."""
-    try:
-        records = (bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
-        policy_id = strict_json(records[0], "record 0")["policy_id"] if records else ""
-        chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
-        chain.extend(records)
-        return Ledger(chain)
-    except Exception as error:  # fails closed
-        raise SignatureInvalid(
-            f"the ledger inside the bundle does not hold: {sentence_of(error)}"
-        ) from error
+    policy_id = json.loads((bundle / "config.json").read_bytes())["policy"]["policy_id"]
+    chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
+    chain.extend((bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1])
+    return Ledger(chain)

@@ -8,8 +8,6 @@ few, and texts are no longer than names of variables are.
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.documents.artifacts import sha256_hex
+from fedemb.documents.model_files import stored_values
 
 SMALL = 16
 """Elements of a numeric constant that need not be a weight: shapes, axes, epsilons, scales. The
@@ -41,7 +40,7 @@ def serving_problem(folder: Path, backbone: Path) -> str | None:
     """
     import tensorflow as tf
 
-    weights = _stored_values(backbone)
+    weights = stored_values(backbone)
     reader = tf.train.load_checkpoint((folder / "variables" / "variables").as_posix())
     names = set(reader.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
     found = [reader.get_tensor(name) for name in names]
@@ -51,20 +50,6 @@ def serving_problem(folder: Path, backbone: Path) -> str | None:
     if sorted(map(_digest, found)) != sorted(map(_digest, weights)):
         return "saved_model holds other values of its tensors than backbone.keras"
     return _graph_problem(folder, weights)
-
-
-def _stored_values(path: Path) -> list[Any]:
-    """The tensors of a `.keras` file that was looked into before."""
-    import h5py
-
-    values: list[Any] = []
-    with zipfile.ZipFile(path) as archive:
-        weights = io.BytesIO(archive.read("model.weights.h5"))
-    with h5py.File(weights, "r") as file:
-        file.visititems(
-            lambda _, item: values.append(item[()]) if isinstance(item, h5py.Dataset) else None
-        )
-    return values
 
 
 def _digest(value: Any) -> str:

@@ -2,22 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="light",
-    private=False,
-    outputs={"reservation": Public},
-    rights=Rights(
-        private={"deletion_marks": "read"},
-        input=("names",),
-        ledger="append",
-        signing=("ledger",),
-        keys="create",
-    ),
-)
+@step("light")
 def reserve_budget(
     config: str,
     run_id: str,

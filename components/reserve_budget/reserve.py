@@ -18,14 +18,14 @@ from fedemb.errors import ConfigError, LedgerError, Refused
 from fedemb.keys import KeyStore, commitment_key, reservation_key_name
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
-from fedemb.ledger import (
+from fedemb.ledger.ledger import (
     Ledger,
     begin_policy,
     blocks_of,
     ensure_trust,
     open_ledger,
     read_trust,
-    series_of,
+    schedule_of,
     terms_of,
     write_reservation,
 )
@@ -33,7 +33,7 @@ from fedemb.planted_bug_suite import read_record, record_problem
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.provenance import code_digest, privacy_code_digest
+from fedemb.provenance import code_digest
 from fedemb.step_context import StepContext
 from fedemb.storage import open_store
 
@@ -66,12 +66,11 @@ def run(
       Refused: the policy has other terms, or asks for an audit that does not exist; the
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
-      SignatureInvalid: the plan is not signed by plan_privacy.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
-    plan, document = read_plan(context.artifacts.privacy_plan, config)
+    plan, _ = read_plan(context.artifacts.privacy_plan, config)
     if config.policy.audit_level == "full" and config.purpose == "release":
         raise Refused(
             "policy.audit_level=full asks for an audit this version does not have, so nothing "
@@ -81,7 +80,6 @@ def run(
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
-    ledger.chain.trust.check(document, at=found.reserve.sequence if found else None)
     if config.purpose == "release" and (found is None or found.void is not None):
         _check_before_charge(config, ledger, run_id, suite)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
@@ -94,7 +92,7 @@ def run(
         "rounds": plan.rounds,
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
-        "code_sha": code_digest(config),
+        "code_sha": code_digest(),
         "input": input_fingerprint
         or fingerprint_input(
             config.data.source.uri, commitment_key(keys, config.policy.policy_id), run_id
@@ -147,9 +145,9 @@ def open_or_create(
             "its owner make one with `fedemb ledger init`"
         )
     if ledger.chain.records:
-        ledger.check_terms(terms_of(config, ledger.terms.series))
+        ledger.check_terms(terms_of(config, ledger.terms.schedule))
     else:
-        begin_policy(ledger, terms_of(config, series_of(config, plan)), keys)
+        begin_policy(ledger, terms_of(config, schedule_of(config, plan)), keys)
     return ledger
 
 
@@ -173,7 +171,7 @@ def _check_before_charge(
     config: RunConfig, ledger: Ledger, run_id: str, suite: dict[str, Any]
 ) -> None:
     """Refuses what the gate would deny in the end: tests that were blind, tuning in no ledger."""
-    problem = record_problem(suite, privacy_code_digest())
+    problem = record_problem(suite, code_digest())
     if problem:
         raise Refused(
             f"{problem}, so nothing could be released and nothing was charged; run `make "

@@ -1,6 +1,6 @@
 """The baseline without privacy: all users' images on one pile, as one round that costs infinity.
 
-Allowed in a simulation alone, under a mechanism without noise, so that plan, ledger and report
+Allowed in a simulation alone, under `mechanism.kind: not_private`, so that plan, ledger and report
 say what it is: no noise, no bound, epsilon infinite. Same users, images, loss, augmentation and
 public start as the private run it stands beside.
 """
@@ -8,7 +8,6 @@ public start as the private run it stands beside.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.embedding.central import train_centralized
-from fedemb.embedding.server import ServerState, decays, initial_state
+from fedemb.embedding.server import ServerState
 from fedemb.errors import ConfigError
 from fedemb.steps.train_dp_fedemb import checkpoint
 from fedemb.steps.train_dp_fedemb.checkpoint import Progress
@@ -33,10 +32,7 @@ def require_no_privacy(config: RunConfig) -> None:
     """
     wanted = {
         "purpose": (config.purpose, "simulation"),
-        "mechanism.kind": (
-            config.mechanism.kind,
-            "one without noise" if config.mechanism.private else config.mechanism.kind,
-        ),
+        "mechanism.kind": (config.mechanism.kind, "not_private"),
         "mechanism.rounds": (config.mechanism.rounds, 1),
         "model.trainable": (config.model.trainable, "all"),
     }
@@ -83,10 +79,9 @@ def train(
         moved = _flat(backbone) - start
         digest = hashlib.sha256(moved.tobytes()).hexdigest()
         record = log.commit(0, mechanism, RoundOutput(moved, mechanism.plan.round_event, digest))
-    server = config.training.server
-    state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
-    shares = 1.0 - np.array(decays(server), np.float32)[:, None]
-    state = replace(state, averages=shares * state.weights)  # the average is of one round
+    weights, none = start + record.mean, np.zeros(0, np.float32)
+    share = np.float32(1.0 - config.training.server.ema_decay)  # the average is of one round
+    state = ServerState(weights, np.zeros_like(weights), none, share * weights, float(share), 1)
     checkpoint.save(store, log.inputs_sha, Progress(state, record.mechanism_state))
     return state
 

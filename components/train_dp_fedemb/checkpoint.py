@@ -14,9 +14,9 @@ from fedemb.embedding.server import ServerState
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.storage import Store
 
-SCHEMA = "fedemb/checkpoint/2"
+SCHEMA = "fedemb/checkpoint/1"
 _NAME = "checkpoint.npz"
-_ARRAYS = ("weights", "momentum", "second_moment", "averages")
+_ARRAYS = ("weights", "momentum", "second_moment", "average")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ def save(store: Store, inputs_sha: str, progress: Progress) -> None:
         "schema": SCHEMA,
         "inputs_sha": inputs_sha,
         "rounds": state.rounds,
+        "average_weight": state.average_weight,
         "mechanism": progress.mechanism,
     }
     arrays = {name: getattr(state, name) for name in _ARRAYS}
@@ -79,5 +80,7 @@ def load(store: Store, inputs_sha: str) -> Progress | None:
             "the checkpoint was made from other inputs: data, code, weights or configuration "
             "changed since; start a run with a new id"
         )
-    state = ServerState(**arrays, rounds=int(head["rounds"]))
+    state = ServerState(
+        **arrays, average_weight=float(head["average_weight"]), rounds=int(head["rounds"])
+    )
     return Progress(state, head["mechanism"])

@@ -2,21 +2,10 @@
 
 from kfp import dsl
 
-from fedemb.documents.artifacts import Noised
-from fedemb.step import Rights, step
+from fedemb.step import step
 
 
-@step(
-    image="trainer",
-    resources="train",
-    outputs={"model": Noised},
-    rights=Rights(
-        private={"users": "read", "train": "write", "diagnostics": "write"},
-        ledger="append",
-        signing=("ledger", "trainer"),
-        keys="destroy",
-    ),
-)
+@step("trainer")
 def train_dp_fedemb(
     config: str,
     run_id: str,
@@ -33,6 +22,6 @@ def train_dp_fedemb(
     from fedemb.step import step_process
     from fedemb.steps.train_dp_fedemb.train import run
 
-    with step_process("train_dp_fedemb", locals()) as context:
+    with step_process("train_dp_fedemb", locals(), private=True) as context:
         card = run(context)
         model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])

@@ -16,7 +16,7 @@ from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.feed import Feed
 from fedemb.embedding.round_loop import run_rounds
 from fedemb.embedding.rounds import RoundFunction
-from fedemb.embedding.server import initial_state
+from fedemb.embedding.server import initial_state, server_step
 from fedemb.errors import ArtifactError, Interrupted, StorageError
 from fedemb.steps.train_dp_fedemb import checkpoint
 from fedemb.steps.train_dp_fedemb.checkpoint import Progress
@@ -90,8 +90,8 @@ class Trainer:
                 f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
-        server = self._config.training.server
-        state = self._function.advance(server, progress.state, record.mean)
+        server, rounds = self._config.training.server, self._mechanism.plan.rounds
+        state = server_step(server, progress.state, record.mean, rounds=rounds)
         self._uncovered.append(replace(record, mean=None))
         return Progress(state, record.mechanism_state)
 

@@ -7,29 +7,26 @@ round, the mean is cut off; the name stays taken for ever.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedemb.documents.artifacts import sha256_hex
-from fedemb.documents.document import parse, written
-from fedemb.documents.evidence import write_rounds
-from fedemb.documents.model import RoundHead, RoundLine
+from fedemb.documents.artifacts import canonical_json, parse_json, sha256_hex
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.storage import Store
 
-_END = b"\n\0"
-"""Between the head of a record and the bytes of the mean; no JSON text holds it."""
+SCHEMA = "fedemb/round/1"
 
 
 @dataclass(frozen=True)
 class RoundRecord:
     """One committed round. Noised."""
 
-    public: RoundLine
-    """Its line of `rounds.jsonl`."""
+    public: dict[str, Any]
+    """The line of `rounds.jsonl`: `round`, `clients_planned`, `output_sha`, `event`."""
     mechanism_state: dict[str, Any]
     """`Mechanism.state_to_json()` after the round."""
     mean: np.ndarray | None
@@ -38,7 +35,7 @@ class RoundRecord:
     @property
     def index(self) -> int:
         """Number of the round, from 0."""
-        return self.public.round
+        return int(self.public["round"])
 
 
 class RoundLog:
@@ -63,13 +60,13 @@ class RoundLog:
         Raises:
           PlanMismatch: another trainer committed this round first.
         """
-        priced_alone = not mechanism.plan.tracks_participation
-        public = RoundLine(
-            round=index,
-            clients_planned=mechanism.plan.normaliser,
-            output_sha=output.sums_sha,
-            event=event_to_json(output.event) if priced_alone else None,
-        )
+        public: dict[str, Any] = {
+            "round": index,
+            "clients_planned": mechanism.plan.normaliser,
+            "output_sha": output.sums_sha,
+        }
+        if not mechanism.plan.tracks_participation:  # those are priced as a whole
+            public["event"] = event_to_json(output.event)
         record = RoundRecord(public, mechanism.state_to_json(), output.mean)
         try:
             self._store.create(_name(index), self._encode(record))
@@ -91,20 +88,20 @@ class RoundLog:
             data = self._store.read(_name(index))
         except FileNotFoundError:
             return None
-        head, _, payload = data.partition(_END)
-        body = parse(head + b"\n", RoundHead, f"of round {index}").body
-        if body.inputs_sha != self.inputs_sha:
+        head, _, payload = data.partition(b"\n")
+        body = parse_json(head, SCHEMA, f"the record of round {index}")
+        if body["inputs_sha"] != self.inputs_sha:
             raise PlanMismatch(
                 f"round {index} was computed from other inputs; data, code, weights or "
                 "configuration changed since: start a run with a new id"
             )
         mean = np.frombuffer(payload, np.float32).copy() if payload else None
-        if mean is not None and sha256_hex(payload) != body.mean_sha:
+        if mean is not None and sha256_hex(payload) != body["mean_sha"]:
             raise ArtifactError(
                 f"the record of round {index} is damaged; restore the working state from a backup,"
                 " or start a run with a new id"
             )
-        return RoundRecord(body.public, body.mechanism_state, mean)
+        return RoundRecord(body["public"], body["mechanism_state"], mean)
 
     def cut(self, record: RoundRecord) -> None:
         """Drops the mean of a round that a checkpoint covers."""
@@ -123,18 +120,19 @@ class RoundLog:
                 raise ArtifactError(
                     f"the record of round {index} is missing; restore the working state of the run"
                 )
-            lines.append(record.public)
-        return write_rounds(lines)
+            lines.append(canonical_json(record.public))
+        return b"".join(line + b"\n" for line in lines)
 
     def _encode(self, record: RoundRecord) -> bytes:
         payload = b"" if record.mean is None else record.mean.tobytes()
-        head = RoundHead(
-            inputs_sha=self.inputs_sha,
-            public=record.public,
-            mechanism_state=record.mechanism_state,
-            mean_sha=sha256_hex(payload),
-        )
-        return written(head).data.removesuffix(b"\n") + _END + payload
+        head = {
+            "schema": SCHEMA,
+            "inputs_sha": self.inputs_sha,
+            "public": record.public,
+            "mechanism_state": record.mechanism_state,
+            "mean_sha": sha256_hex(payload),
+        }
+        return json.dumps(head, sort_keys=True).encode() + b"\n" + payload
 
 
 def _name(index: int) -> str:

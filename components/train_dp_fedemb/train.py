@@ -18,13 +18,12 @@ from fedemb.documents.artifacts import (
     config_digest,
     file_digest,
     json_digest,
+    read_json,
     sha256_hex,
     tree_digest,
     write_bytes,
+    write_json,
 )
-from fedemb.documents.document import read
-from fedemb.documents.model import ModelCard, Pretrained
-from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
 from fedemb.embedding.cluster import training_devices
 from fedemb.embedding.loading import load_backbone, save_backbone
@@ -33,8 +32,8 @@ from fedemb.embedding.server import released_weights
 from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, reservation_key_name
-from fedemb.keys.signatures import Signer, write_signed
-from fedemb.ledger import Reservation, read_reservation
+from fedemb.keys.signatures import Signer
+from fedemb.ledger.ledger import Reservation, read_reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest
@@ -45,6 +44,7 @@ from fedemb.steps.train_dp_fedemb.loop import Trainer
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
 from fedemb.storage import local_tree, open_store
 
+SCHEMA = "fedemb/model/1"
 _INJECTED = "key_injected"
 """Lies in the working state once a round may have been drawn from a key that was handed in."""
 _LOG = logging.getLogger(__name__)
@@ -66,7 +66,6 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     Raises:
       ConfigError: a release run was given a root key, or an algorithm no guarantee covers.
       PlanMismatch: plan, reservation, users, code or working state do not belong together.
-      SignatureInvalid: plan, users or public start are not signed by the steps that write them.
       Refused: the attempt trains with another private root.
       StorageError: a host of the job was lost; resume.
       Interrupted: asked to stop; the round at hand is finished and kept.
@@ -76,31 +75,27 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     _check_algorithm(config)
     _check_key(config, root_key)
-    plan, plan_document = read_plan(artifacts.privacy_plan, config)
+    plan, _ = read_plan(artifacts.privacy_plan, config)
     reservation = read_reservation(artifacts.reservation)
-    users_document = read(artifacts.users, UsersManifest)
-    users, keys, ledger = users_document.body, context.keys, context.writable_ledger
-    start = read(artifacts.pretrained / "pretrained.json", Pretrained)
-    for document in (plan_document, users_document, start):
-        ledger.chain.trust.check(document, at=reservation.sequence)
+    users = read_json(artifacts.users, "fedemb/users/1")
     initial_sha = file_digest(artifacts.pretrained / "backbone.keras")
-    _check_start(config, start.body, initial_sha)
     _check_inputs(config, plan, reservation, users, run_id)
     inputs_sha = json_digest(
         {
             "plan_sha": plan.digest,
             "config_sha": reservation.config_sha,
             "initial_weights_sha": initial_sha,
-            "data_commitment": users.commitments.users,
+            "data_commitment": users["commitments"]["users"],
             "code_sha": reservation.code_sha,
         }
     )
+    keys, ledger = context.keys, context.writable_ledger
     commitments = commitment_key(keys, config.policy.policy_id)
     store = open_store(context.private("train", f"attempt-{reservation.attempt}"))
     ledger.bind(
         reservation,
         inputs_sha=inputs_sha,
-        commitments=users.commitments.model_dump(),
+        commitments=users["commitments"],
         private_root=claim(store, commitments),
     )
 
@@ -132,7 +127,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     weights = released_weights(config.training.server, state)
     assign_weights(trainable_variables(backbone, config.model.trainable), weights)
     backbone = plain_form(backbone)
-    fields = {
+    card = {
         "run_id": run_id,
         "attempt": reservation.attempt,
         "config_sha": reservation.config_sha,
@@ -149,18 +144,17 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     }
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
-    signer = Signer.current(keys, "trainer", ledger.chain.trust)
-    card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
+    write_json(artifacts.model / "model.json", SCHEMA, card)
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,
         rounds_started=state.rounds,
         round_log_sha=sha256_hex(lines),
-        card_sha=card.sha,
-        signer=signer,
+        card_sha=file_digest(artifacts.model / "model.json"),
+        signer=Signer.current(keys, "trainer", ledger.chain.trust),
         keys=keys,
     )
-    return card.json
+    return {"schema": SCHEMA, **card}
 
 
 def _check_algorithm(config: RunConfig) -> None:
@@ -182,19 +176,9 @@ def _check_key(config: RunConfig, root_key: bytes | None) -> None:
         )
 
 
-def _check_start(config: RunConfig, start: Pretrained, sha: str) -> None:
-    """The public start is what pretrain_public made of this configuration, to the byte."""
-    wanted = (config.pretraining.kind, config.model.model_dump(mode="json"), config.training.seed)
-    if (start.pretraining_kind, start.model, start.seed) != wanted or start.weights_sha != sha:
-        raise PlanMismatch(
-            "the public backbone is not the one that pretrain_public signed for this configuration;"
-            " run pretrain_public again, and find out who may write to the public root"
-        )
-
-
-def _check_data(folder: Path, key: bytes, users: UsersManifest) -> None:
+def _check_data(folder: Path, key: bytes, users: dict[str, Any]) -> None:
     """Reads all of the users once: what trains is what the ledger was told."""
-    if commit_to(key, tree_digest(folder).encode()) != users.commitments.users:
+    if commit_to(key, tree_digest(folder).encode()) != users["commitments"]["users"]:
         raise PlanMismatch(
             "the users are not those partition_users committed to; run partition_users again, or "
             "start a run with a new id"
@@ -205,17 +189,17 @@ def _check_inputs(
     config: RunConfig,
     plan: MechanismPlan,
     reservation: Reservation,
-    users: UsersManifest,
+    users: dict[str, Any],
     run_id: str,
 ) -> None:
     wanted = {
         "reservation.run_id": (reservation.run_id, run_id),
         "reservation.plan_sha": (reservation.plan_sha, plan.digest),
         "reservation.config_sha": (reservation.config_sha, config_digest(config)),
-        "reservation.code_sha": (reservation.code_sha, code_digest(config)),
-        "users.run_id": (users.run_id, run_id),
-        "users.config_sha": (users.config_sha, config_digest(config)),
-        "users.blocks": (sorted(users.blocks), sorted(reservation.blocks)),
+        "reservation.code_sha": (reservation.code_sha, code_digest()),
+        "users.run_id": (users["run_id"], run_id),
+        "users.config_sha": (users["config_sha"], config_digest(config)),
+        "users.blocks": (sorted(users["blocks"]), sorted(reservation.blocks)),
     }
     for name, (found, expected) in wanted.items():
         if found != expected:

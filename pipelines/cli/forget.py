@@ -40,7 +40,7 @@ def forget(
         str, typer.Option("--config", "-c", help="YAML file or preset of the recurring runs.")
     ],
     policy: Annotated[
-        Path | None, typer.Option(help="Folder of a lasting policy, as in `fedemb run --policy`.")
+        Path | None, typer.Option(help="Folder of a lasting policy, as of `fedemb run --policy`.")
     ] = None,
     lost: Annotated[
         bool,
@@ -61,7 +61,7 @@ def forget(
     from fedemb.errors import ConfigError, InputError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
-    from fedemb.ledger import open_ledger, policies, read_trust
+    from fedemb.ledger.ledger import open_ledger, policies, read_trust
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
     from fedemb.storage import open_store
 

@@ -12,7 +12,7 @@ from fedemb.errors import InputError
 from fedemb.pipelines.cli.ledger_write import LedgerOption, PolicyOption, rotate, void, waive
 
 if TYPE_CHECKING:
-    from fedemb.ledger import Ledger
+    from fedemb.ledger.ledger import Ledger
 
 app = typer.Typer(
     help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
@@ -48,26 +48,26 @@ def init(
 ) -> None:
     """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
     from fedemb.keys import open_key_store
-    from fedemb.ledger import (
+    from fedemb.ledger.ledger import (
         begin_policy,
         ensure_trust,
         open_ledger,
         policies,
-        series_of,
+        schedule_of,
         terms_of,
     )
     from fedemb.pipelines.cli.ledger_summary import composition, content_of, fitting
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import refuse_lost
     from fedemb.storage import open_store
 
     settings = load_config(config, set_ or [])
-    series = series_of(settings, plan_mechanism(settings))
+    schedule = schedule_of(settings, plan_mechanism(settings))
     key_store = open_key_store(keys)
     trust = ensure_trust(open_store(ledger), key_store)
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
-    terms = terms_of(settings, series)
+    terms = terms_of(settings, schedule)
     refuse_lost(opened, key_store)
     begin_policy(opened, terms, key_store)
     if trust_output is not None:
@@ -82,10 +82,10 @@ def init(
             f"note: users forgotten under {', '.join(others)} are not forgotten under this policy; "
             "give their ids to `fedemb forget` again before its first run"
         )
-    if terms.series is not None and settings.purpose == "release":
+    if terms.schedule is not None and settings.purpose == "release":
         fit = fitting(opened, content_of(settings))
-        if fit < terms.series.runs:
-            typer.echo(f"note: of the {terms.series.runs} planned runs only {fit} fit the cap")
+        if fit < terms.schedule.runs:
+            typer.echo(f"note: of the {terms.schedule.runs} planned runs only {fit} fit the cap")
 
 
 @app.command()
@@ -135,6 +135,7 @@ def show(
 
 
 def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
+    from fedemb.ledger.history import history, worst_block
     from fedemb.pipelines.cli import ledger_summary as text
 
     typer.echo("\nblocks, the fullest first")
@@ -153,12 +154,12 @@ def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
             f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
             f"rounds  {row['actor']}"
         )
-    block = opened.state.worst_block()
+    block = worst_block(opened)
     if block is not None:
         typer.echo(f"\nepsilon of block {block} over time; | is the cap")
         points = [
             (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
-            for item in opened.state.price_history(block)
+            for item in history(opened, block)
         ]
         for line in text.bars(points[-30:], opened.terms.epsilon_cap):
             typer.echo("  " + line)
@@ -176,7 +177,7 @@ def verify(
     json_: JsonOption = False,
 ) -> None:
     """Check bytes, chain, signatures, rules and caps of the whole ledger."""
-    from fedemb.ledger import Anchor
+    from fedemb.ledger.ledger import Anchor
     from fedemb.pipelines.cli import ledger_summary as text
 
     anchors = []

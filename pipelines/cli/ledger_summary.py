@@ -7,9 +7,8 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError, LedgerError, Refused
-from fedemb.keys.trust import TrustStore
-from fedemb.ledger import Charge, Ledger, PolicyTerms, policies, read_trust
 from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Charge, Ledger, PolicyTerms, TrustStore, policies, read_trust
 from fedemb.storage import Store, open_store
 
 RUNS_SHOWN = 20
@@ -26,7 +25,7 @@ def load(uri: str, policy_id: str | None, trust: TrustStore | None, *, signature
       signatures: False checks the last signature and the hash chain only.
 
     Raises:
-      InputError: there is no policy, or there are several and none was named.
+      InputError: there is none, or several and none was named.
     """
     store = open_store(uri)
     name = policy_id or _only_policy(store)
@@ -99,17 +98,17 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 def composition(terms: PolicyTerms) -> str:
     """How the runs of a policy add up, in words."""
-    if terms.series is None:
+    if terms.schedule is None:
         return f"composed by a Rényi filter of order {terms.renyi_order:g}"
-    runs = terms.series.runs
+    runs = terms.schedule.runs
     return f"a planned series of {runs} runs" if runs > 1 else "one planned run"
 
 
 def content_of(config: RunConfig) -> dict[str, Any]:
     """What a reservation of this configuration would bind, as far as budget is concerned."""
-    from fedemb.ledger import blocks_of
+    from fedemb.ledger.ledger import blocks_of
     from fedemb.privacy.accounting.events import event_to_json
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 
     plan = plan_mechanism(config)
     return {
@@ -147,7 +146,7 @@ def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
 
     if not fits(1):
         return 0
-    most = terms.series.runs if terms.series else MOST_FITTING
+    most = terms.schedule.runs if terms.schedule else MOST_FITTING
     low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, high * 2
@@ -162,11 +161,11 @@ def would_admit(
     ledger: Ledger, config: RunConfig, content: Mapping[str, Any]
 ) -> tuple[list[str], str | None]:
     """Blocks a run of this configuration would get, or the sentence it would be refused with."""
-    from fedemb.ledger import terms_of
     from fedemb.ledger.admission import admit
+    from fedemb.ledger.ledger import terms_of
 
     try:
-        ledger.check_terms(terms_of(config, ledger.terms.series))
+        ledger.check_terms(terms_of(config, ledger.terms.schedule))
         return admit(ledger.state, ledger.policy_id, "this run", content), None
     except Refused as error:
         return [], str(error).replace("run 'this run'", "such a run")

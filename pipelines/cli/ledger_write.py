@@ -11,7 +11,7 @@ from fedemb.errors import InputError, Refused
 
 if TYPE_CHECKING:
     from fedemb.keys import KeyStore
-    from fedemb.ledger import Ledger
+    from fedemb.ledger.ledger import Ledger
 
 LedgerOption = Annotated[
     str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
@@ -92,11 +92,11 @@ def rotate(
     """
     from fedemb.keys import open_key_store
     from fedemb.keys.trust import ROLES
-    from fedemb.ledger import rotate_keys
+    from fedemb.ledger.key_rotation import rotate_keys
 
     unknown = sorted(set(role or ()) - set(ROLES))
     if unknown:
-        raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
+        raise InputError(f"--role {unknown[0]!r} is none of {', '.join(ROLES)}")
     written = rotate_keys(ledger, open_key_store(keys), _text(reason), role or ROLES)
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])

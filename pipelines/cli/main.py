@@ -14,7 +14,6 @@ import typer
 
 from fedemb.errors import ConfigError, FedEmbError
 from fedemb.pipelines.cli.data import check_data, make_data
-from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
@@ -34,7 +33,6 @@ app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)
 app.command()(submit)
-app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
 app.command(name="verify")(verify_release)
@@ -125,7 +123,7 @@ def report(
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:
-        typer.echo(json.dumps(found.document("privacy_report"), indent=1))
+        typer.echo(json.dumps(found.document("account_privacy", "privacy_report"), indent=1))
         return
     for line in found.read_state().get("closing_lines", []):
         typer.echo(line)

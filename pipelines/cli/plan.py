@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from fedemb.config import RunConfig
 
 
-class UnitName(StrEnum):
-    """Units of privacy."""
+class MechanismName(StrEnum):
+    """Mechanisms of the configuration."""
 
-    user = "user"
-    image = "image"
+    group_poisson_gaussian = "group_poisson_gaussian"
+    user_poisson = "user_poisson"
+    fixed_size = "fixed_size"
+    tree_aggregation = "tree_aggregation"
+    blt = "blt"
+    not_private = "not_private"
 
 
 class TuningLaw(StrEnum):
@@ -40,11 +44,8 @@ def plan(
         list[str] | None, typer.Option("--set", help="Override a.b=c of --config.")
     ] = None,
     mechanism: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND", help="One of `fedemb config describe mechanism`; default: the first."
-        ),
-    ] = None,
+        MechanismName, typer.Option(help="Which mechanism.")
+    ] = MechanismName.group_poisson_gaussian,
     population: Annotated[
         int | None,
         typer.Option(
@@ -91,26 +92,10 @@ def plan(
     tuning_law: Annotated[
         TuningLaw, typer.Option(help="Law of the number of trials.")
     ] = TuningLaw.logarithmic,
-    unit: Annotated[
-        UnitName, typer.Option(help="Whose presence is hidden: a user with all images, or one.")
-    ] = UnitName.user,
-    images_per_user: Annotated[int, typer.Option(min=1, help="Images of a user, at most.")] = 1,
-    frontier: Annotated[
-        bool,
-        typer.Option(
-            "--frontier", help="Batch, rounds and noise for --target-epsilon, as a table."
-        ),
-    ] = False,
-    simulate_at: Annotated[
-        str | None,
-        typer.Option(help="Also the run at this share of batch and noise, e.g. 1/16 (TAN)."),
-    ] = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Draw epsilon against users and compute.")
     ] = False,
-    figure: Annotated[Path, typer.Option(help="SVG of --extrapolate or --frontier.")] = Path(
-        "plan.svg"
-    ),
+    figure: Annotated[Path, typer.Option(help="SVG of --extrapolate.")] = Path("extrapolation.svg"),
     explain: Annotated[
         bool, typer.Option("--explain", help="Say in plain words what the plan means.")
     ] = False,
@@ -122,13 +107,8 @@ def plan(
     Give --config, or the numbers: --population, --clients-per-round, --rounds and one of
     --noise-multiplier and --target-epsilon.
     """
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
-
-    planned = MECHANISMS.get(mechanism or next(iter(MECHANISMS)))
-    if planned is None:
-        raise ConfigError(f"--mechanism {mechanism} is unknown; there are {', '.join(MECHANISMS)}")
     numbers = {
-        "mechanism": mechanism,
+        "mechanism": mechanism.value,
         "population": population,
         "users_per_client": users_per_client,
         "clients_per_round": clients_per_round,
@@ -142,12 +122,10 @@ def plan(
         "max_participations": max_participations,
         "restart_every": restart_every,
         "buffers": buffers,
-        "unit": unit.value,
-        "images_per_user": images_per_user,
     }
     one_or_the_other(context, config is not None, numbers)
     if config is None:
-        refuse_ignored(context, planned, drawn=extrapolate or frontier, search=tuning_trials)
+        refuse_ignored(context, mechanism.value, extrapolate=extrapolate, search=tuning_trials)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
@@ -155,13 +133,15 @@ def plan(
         if target_epsilon is not None:
             run_config = _calibrated(run_config, target_epsilon)
     else:
-        if planned.private and (noise_multiplier is None) == (target_epsilon is None):
+        if mechanism is not MechanismName.not_private and (noise_multiplier is None) == (
+            target_epsilon is None
+        ):
             raise ConfigError(
                 "give exactly one of --noise-multiplier and --target-epsilon, or --config"
             )
         from fedemb.pipelines.cli.plan_numbers import from_numbers
 
-        run_config = from_numbers(planned, numbers)
+        run_config = from_numbers(numbers)
         if target_epsilon is not None:
             run_config = _calibrated(run_config, target_epsilon)
     _report(
@@ -172,9 +152,6 @@ def plan(
         trials=tuning_trials,
         law=tuning_law.value,
         figure=figure if extrapolate else None,
-        frontier=figure if frontier else None,
-        simulate_at=simulate_at,
-        target_epsilon=target_epsilon,
         users_per_client=None if config is not None else users_per_client,
     )
 
@@ -187,79 +164,59 @@ def _report(
     trials: float | None,
     law: Any,
     figure: Path | None,
-    frontier: Path | None,
-    simulate_at: str | None,
-    target_epsilon: float | None,
     users_per_client: int | None,
 ) -> None:
-    from fedemb.documents.document import write
+    from fedemb.documents.run_artifacts import RunArtifacts
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
-    from fedemb.privacy.mechanisms.registry import plan_from_json
-    from fedemb.privacy.planning.prices import finite
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.step_context import StepContext
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
-    from fedemb.steps.plan_privacy.plan import document, warnings
+    from fedemb.steps.plan_privacy.plan import finite, run
 
-    plan = write(output, document(config)).json  # for people: no step takes what nobody signed
-    mechanism = plan_from_json(plan["plan"])
-    guarantee = PrivacyGuarantee.from_json(plan["guarantee"])
+    document = run(StepContext(RunArtifacts(privacy_plan=output), config=config))
+    mechanism = MechanismPlan.from_json(document["plan"])
+    guarantee = PrivacyGuarantee.from_json(document["guarantee"])
     fields: dict[str, Any] = {
         "mechanism": mechanism.kind,
         "epsilon": finite(guarantee.epsilon),
         "delta": guarantee.delta,
         "accountant": guarantee.accountant,
         "relation": guarantee.relation.name,
-        "epsilon_conservative_2c": plan["epsilon_conservative_2c"],
-        "epsilon_rdp": plan["epsilon_rdp"],
-        "zcdp_rho": plan["zcdp_rho"],
-        "comparisons": [
-            {**found, "words": other.words}
-            for found, other in zip(plan["comparisons"], mechanism.comparisons(), strict=True)
-        ],
-        "unit": mechanism.unit,
+        "epsilon_conservative_2c": document["epsilon_conservative_2c"],
+        "epsilon_rdp": document["epsilon_rdp"],
+        "zcdp_rho": document["zcdp_rho"],
         "noise_multiplier": mechanism.noise_multiplier,
-        "sampling_probability": mechanism.chance,
+        "sampling_probability": mechanism.sampling_probability,
         "clients_per_round": mechanism.normaliser,
         "rounds": mechanism.rounds,
         "virtual_clients": mechanism.virtual_clients,
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
-        "projections": plan["projections"],
-        "warnings": warnings(config),
+        "projections": document["projections"],
+        "warnings": document["warnings"],
         "plan": str(output),
-        "plan_sha": mechanism.digest,
+        "plan_sha": document["plan_sha"],
     }
     if trials is not None:
         search = price_tuning(mechanism, guarantee.delta, trials, law)
-        fields["tuning"] = {
-            **search.to_json(),
-            "sentence": str(search),
-            "conditions": conditions(trials, law),
-        }
+        fields["tuning"] = {**search.to_json(), "conditions": conditions(trials, law)}
     if words:
         fields["explanation"] = explain(mechanism, guarantee)
     if figure is not None:
         fields["extrapolation"] = extrapolate(config, mechanism, figure, users_per_client)
-    if frontier is not None:
-        from fedemb.steps.plan_privacy.frontier import draw_frontier
-
-        fields["frontier"] = draw_frontier(mechanism, guarantee.delta, target_epsilon, frontier)
-    if simulate_at is not None:
-        from fedemb.privacy.planning.frontier import simulation_at
-
-        fields["simulation"] = simulation_at(mechanism, simulate_at)
     if json_:
         typer.echo(json.dumps(fields, indent=1))
         return
-    for line in lines(fields, mechanism):
+    for line in lines(fields):
         typer.echo(line)
 
 
 def _calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     from fedemb.privacy.accounting.calibration import with_target_epsilon
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 
     found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from fedemb.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    "min_separation": ("tree_aggregation", "blt"),
+    "max_participations": ("tree_aggregation", "blt"),
+    "restart_every": ("tree_aggregation",),
+    "buffers": ("blt",),
+}
+"""Options that other mechanisms do not know."""
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -34,24 +39,16 @@ def one_or_the_other(context: typer.Context, from_file: bool, numbers: dict[str,
 
 
 def refuse_ignored(
-    context: typer.Context,
-    mechanism: type[MechanismPlan],
-    *,
-    drawn: bool,
-    search: float | None,
+    context: typer.Context, mechanism: str, *, extrapolate: bool, search: float | None
 ) -> None:
     """Refuses options that this mechanism or command has no use for."""
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
-
-    kind = mechanism.kind_name()
-    for name in dict.fromkeys(name for other in MECHANISMS.values() for name in other.options):
-        if _given(context, name) and name not in mechanism.options:
-            kinds = [other for other, known in MECHANISMS.items() if name in known.options]
+    for name, kinds in _ONLY_FOR.items():
+        if _given(context, name) and mechanism not in kinds:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is for {' and '.join(kinds)}, and this plan is "
-                f"{kind}; drop it or name another --mechanism"
+                f"{mechanism}; drop it or name another --mechanism"
             )
-    if not mechanism.private:
+    if mechanism == "not_private":
         asked = [
             f"--{name.replace('_', '-')}"
             for name in ("noise_multiplier", "target_epsilon", "tuning_trials", "extrapolate")
@@ -59,12 +56,10 @@ def refuse_ignored(
         ]
         if asked:
             raise ConfigError(
-                f"{kind} has no noise and no epsilon, so {', '.join(asked)} means nothing; "
+                f"not_private has no noise and no epsilon, so {', '.join(asked)} means nothing; "
                 "drop it or name another --mechanism"
             )
-    if _given(context, "figure") and not drawn:
-        raise ConfigError(
-            "--figure is where --extrapolate and --frontier draw; add one of them or drop it"
-        )
+    if _given(context, "figure") and not extrapolate:
+        raise ConfigError("--figure is where --extrapolate draws; add --extrapolate or drop it")
     if _given(context, "tuning_law") and search is None:
         raise ConfigError("--tuning-law belongs to --tuning-trials; add the mean number of trials")

@@ -8,13 +8,12 @@ from fedemb.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
 
 
-def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> RunConfig:
+def from_numbers(numbers: dict[str, Any]) -> RunConfig:
     """A configuration that holds just what is priced; the rest is the defaults."""
     missing = [
         f"--{name.replace('_', '-')}"
@@ -36,39 +35,50 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
     bound = numbers["users_lower_bound"] or users
     delta = numbers["delta"] if numbers["delta"] is not None else float(bound**-1.1)
     from fedemb.pipelines.run.load_config import validate
-    from fedemb.privacy.mechanisms.mechanism import Cohort
-
-    noise = numbers["noise_multiplier"]
-    cohort = Cohort(
-        population=users or bound,
-        users_per_client=size,
-        clients_per_round=numbers["clients_per_round"],
-        noise_multiplier=1.0 if noise is None else noise,
-        rounds=numbers["rounds"],
-        virtual_clients=groups,
-    )
-    columns = {"user_id": None} if numbers["unit"] == "image" else {}
-    options = {name: numbers[name] for name in mechanism.options}
 
     return validate(
         {
             "purpose": "simulation",
-            "data": {"source": {"uri": "builtin", "columns": columns}},
-            "partition": {
-                "virtual_clients": groups,
-                "max_images_per_user": numbers["images_per_user"],
-            },
-            "mechanism": {
-                "kind": mechanism.kind_name(),
-                "rounds": cohort.rounds,
-                **mechanism.section_at(cohort, **options),
-            },
+            "data": {"source": {"uri": "builtin"}},
+            "partition": {"virtual_clients": groups},
+            "mechanism": _mechanism(numbers, groups, users or bound),
             "policy": {
                 "users_lower_bound": bound,
                 "certify_at": numbers["certify_at"],
                 "delta": delta,
-                "unit": numbers["unit"],
                 "epsilon_cap": _UNCAPPED,
             },
         }
     )
+
+
+def _mechanism(numbers: dict[str, Any], groups: int, users: int) -> dict[str, Any]:
+    from fedemb.privacy.planning.extrapolation import cyclic_participation
+
+    kind, clients, rounds = (
+        numbers["mechanism"],
+        numbers["clients_per_round"],
+        numbers["rounds"],
+    )
+    out: dict[str, Any] = {"kind": kind, "rounds": rounds}
+    if kind != "not_private":
+        noise = numbers["noise_multiplier"]
+        out["noise_multiplier"] = 1.0 if noise is None else noise
+    if kind in ("group_poisson_gaussian", "not_private"):
+        out["sampling_probability"] = clients / groups
+        return out
+    out["clients_per_round"] = clients
+    if kind == "user_poisson":
+        out["sampling_probability"] = clients * numbers["users_per_client"] / users
+    elif kind == "fixed_size":
+        out["users_per_client"] = numbers["users_per_client"]
+    else:
+        separation, most = cyclic_participation(groups, clients, rounds)
+        out["min_separation"] = numbers["min_separation"] or separation
+        out["max_participations"] = numbers["max_participations"] or most
+        out |= (
+            {"restart_every": numbers["restart_every"]}
+            if kind == "tree_aggregation"
+            else {"buffers": numbers["buffers"]}
+        )
+    return out

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from typing import Any
 
 _USELESS = 20.0
 """Epsilon above which a plan is called what it is."""
 
 
-def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
+def lines(fields: dict[str, Any]) -> list[str]:
     """The fields of `fedemb plan --json` as lines of text."""
     out = [fields["sentence"], ""]
-    out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {plan.participants}")
+    out.append(
+        f"{fields['mechanism']}: noise multiplier {fields['noise_multiplier']:.4g}, "
+        + _round(fields)
+    )
     named = {"epsilon_rdp": "epsilon by the Renyi accountant, looser", "zcdp_rho": "zCDP rho"}
-    if fields["epsilon_conservative_2c"] != fields["epsilon"]:
+    if fields["mechanism"] == "group_poisson_gaussian":
+        # For the others the headline is this figure already.
         named = {"epsilon_conservative_2c": "epsilon if users were sampled first (2C)"} | named
     for name, words in named.items():
         if fields[name] is not None:
             out.append(f"  {words}: {fields[name]:.4g}")
-    for other in fields["comparisons"]:
-        epsilon = "infinite" if other["epsilon"] is None else f"{other['epsilon']:.4g}"
-        out.append(f"  {other['words']}: {epsilon}")
     for item in fields["projections"]:
         epsilon = item["epsilon"]
         out.append(
@@ -39,19 +37,22 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         out += ["", paragraph]
     if "extrapolation" in fields:
         out += ["", *_table(fields["extrapolation"])]
-    if "frontier" in fields:
-        out += ["", *_frontier(fields["frontier"])]
-    if "simulation" in fields:
-        found = fields["simulation"]
-        out += ["", f"simulation at {found['share']}: {', '.join(found['settings'])}"]
-        out.append(f"  {found['sentence']}")
-    out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields, plan)]]
+    out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields)]]
     return [*out, "", f"wrote {fields['plan']}"]
 
 
-def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
+def _round(fields: dict[str, Any]) -> str:
+    """Who takes part in a round."""
+    clients, q = f"{fields['clients_per_round']:.4g}", fields["sampling_probability"]
+    if fields["mechanism"] in ("user_poisson", "fixed_size"):
+        return f"{clients} virtual clients a round, made of users drawn with probability {q:.4g}"
+    of = f"{clients} of {fields['virtual_clients']:,} virtual clients a round"
+    return of + (f" (probability {q:.4g})" if q else " in turn")
+
+
+def _useless(fields: dict[str, Any]) -> list[str]:
     epsilon = fields["epsilon"]
-    if not plan.private:
+    if fields["mechanism"] == "not_private":
         return ["no noise, no guarantee: for baselines only, no gate passes it"]
     if epsilon is not None and epsilon <= _USELESS:
         return []
@@ -59,18 +60,6 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "
         "it takes more noise, fewer rounds or far more users (--target-epsilon finds the noise)"
     ]
-
-
-def _frontier(frontier: dict[str, Any]) -> list[str]:
-    out = [f"settings of epsilon {frontier['target_epsilon']:g}, noise as little as it takes:"]
-    out.append(f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}")
-    for point in frontier["points"]:
-        mark = "  full batch" if point["full_batch"] else ""
-        out.append(
-            f"{point['batch']:>10,}{point['rounds']:>10,}{point['noise_multiplier']:>10.4g}"
-            f"{point['noise_per_batch']:>14.3g}{point['epochs']:>10.4g}{mark}"
-        )
-    return [*out, f"wrote {frontier['figure']}"]
 
 
 def _table(extrapolation: dict[str, Any]) -> list[str]:

@@ -35,8 +35,8 @@ def results_table(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def _row(run: RunDirectory) -> tuple[str, ...]:
-    utility = run.document("utility_report")
-    plan = run.document("privacy_plan")
+    utility = run.document("evaluate_embeddings", "utility_report")
+    plan = run.document("plan_privacy", "privacy_plan")
     if utility is None or plan is None:
         raise InputError(f"run {run.run_id} has no utility report; finish it with --resume")
     config = run.config()

@@ -65,7 +65,6 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs until they are what the folder says."""
-    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -77,7 +76,6 @@ def apply(
     if not todo:
         typer.echo("nothing to do")
         return
-    look_first(kubeflow.namespace, profile)
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     reconcile.apply(kubeflow, todo, _now())
@@ -136,10 +134,8 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print, send nothing.")] = False,
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
-    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package, run_arguments
-    from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
 
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
@@ -147,10 +143,9 @@ def submit(
     check_package(package)
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
-    typer.echo(f"planned: {guarantee_sentence(document(loaded).guarantee)}")
+    typer.echo(f"planned: {document(loaded)['guarantee']['sentence']}")
     if kubeflow is None:
         return
-    look_first(kubeflow.namespace, profile, package)
     run_id = kubeflow.submit(
         package,
         loaded,
@@ -169,10 +164,10 @@ def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | Non
 
     if not host:
         raise ConfigError("no Kubeflow API was named; say --host, or set KFP_HOST")
-    return Kubeflow(host, namespace_of(namespace, profiles), os.environ.get("KFP_TOKEN"))
+    return Kubeflow(host, _namespace(namespace, profiles), os.environ.get("KFP_TOKEN"))
 
 
-def namespace_of(named: str | None, profiles: list[str] | None) -> str:
+def _namespace(named: str | None, profiles: list[str] | None) -> str:
     """The namespace that was named, else the profile's, this pod's own, or that of `infra`."""
     from fedemb.pipelines.compile.cluster import load_profile
 

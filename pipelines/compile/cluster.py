@@ -14,10 +14,7 @@ from pydantic import Field, ValidationError
 from fedemb.config import Section
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
-from fedemb.pipelines.compile.rules import STEP_LABEL
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.graph import Pipeline, build_pipeline
-from fedemb.step import Step
+from fedemb.pipelines.compile.rules import OUTPUTS, STEP_LABEL
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 IMAGE_NAMES = ("light", "cpu", "trainer")
@@ -81,41 +78,34 @@ class Profile(Section):
     """Seconds after which finished workflows are removed from the cluster, however they ended."""
     namespace: str | None = None
     """Namespace of the runs; null: that of the pod that submits them, or `fedemb`."""
-    accepts: tuple[str, ...] = ()
-    """Findings of `fedemb doctor --cluster` that are unsafe, and that this cluster lives with."""
 
 
 def load_profile(*sources: str | Path) -> Profile:
     """Reads profiles by name (cpu, gpu, tpu) or path, each laid over the ones before it.
 
-    An entry is `default`, a kind of resources that steps declare (`train`, say), or one step. It
-    says only how it differs from the more general ones of the same file, and a later file only how
-    it differs from the earlier ones: mappings are merged, everything else is replaced.
+    A step's entry says only how it differs from the `default` of the same file, and a later file
+    only how it differs from the earlier ones: mappings are merged, everything else is replaced.
 
     Raises:
       ConfigError: there is no such profile, or it is wrong.
     """
     tree: dict[str, Any] = {}
-    from fedemb.pipelines.steps import all_steps
-
-    known = all_steps()
-    kinds = sorted({step.resources for step in known.values()})
+    names = [step.replace("-", "_") for step in OUTPUTS]
     for source in sources:
         layer = _read_profile(source)
         steps = layer.pop("steps", None) or {}
-        if unknown := sorted(set(steps) - {*known, *kinds, "default"}):
+        if unknown := sorted(set(steps) - {*names, "default"}):
             raise ConfigError(
-                f"profile {source} names the step {unknown[0]}; there are default, the kinds "
-                f"{', '.join(kinds)}, and the steps {', '.join(known)}"
+                f"profile {source} names the step {unknown[0]}; there are default, "
+                f"{', '.join(names)}"
             )
         before = tree.get("steps", {})
         basis = before.get("default", {})
-        layer["steps"] = {"default": _merged(basis, steps.get("default", {}))}
-        for name, step in known.items():
-            entry = before.get(name, basis)
-            for general in ("default", step.resources, name):
-                entry = _merged(entry, steps.get(general, {}))
-            layer["steps"][name] = entry
+        over = steps.get("default", {})
+        layer["steps"] = {
+            name: _merged(_merged(before.get(name, basis), over), steps.get(name, {}))
+            for name in ["default", *names]
+        }
         tree = {**tree, **layer}
     try:
         return Profile.model_validate(tree)
@@ -175,11 +165,7 @@ def parse_images(options: Sequence[str]) -> dict[str, str]:
 
 
 def compile_pipeline(
-    output: Path,
-    *,
-    profile: str | Path | Sequence[str | Path],
-    images: Mapping[str, str],
-    pipeline: Pipeline = DP_FEDEMB,
+    output: Path, *, profile: str | Path | Sequence[str | Path], images: Mapping[str, str]
 ) -> None:
     """Writes the pipeline's YAML, if it keeps every rule of `fedemb.pipelines.compile.rules`.
 
@@ -187,7 +173,6 @@ def compile_pipeline(
       output: file to write.
       profile: one or more profiles; see `load_profile`.
       images: name -> reference with a digest.
-      pipeline: which of the pipelines.
 
     Raises:
       ConfigError: the profile is wrong or the result breaks a rule. Nothing is written.
@@ -203,13 +188,13 @@ def compile_pipeline(
             "environment or the image cpu"
         ) from error
     from fedemb.pipelines.compile.rules import violations
+    from fedemb.pipelines.dp_fedemb import build_pipeline
 
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
     seconds = resources.ttl_seconds_after_finished
-    graph = build_pipeline(
-        pipeline,
-        configure=lambda step, task: _configure(step, task, resources),
+    pipeline = build_pipeline(
+        configure=lambda name, task: _configure(name, task, resources),
         pipeline_config=dsl.PipelineConfig(
             ttl_seconds_after_finished=seconds,
             # Kubeflow's defaults name these two, and they win over the general one.
@@ -219,7 +204,7 @@ def compile_pipeline(
     )
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(graph, str(raw))
+        compiler.Compiler().compile(pipeline, str(raw))
         documents = list(yaml.safe_load_all(raw.read_text()))
     _pin_images(documents[0], images)
     if problems := violations(documents):
@@ -227,19 +212,20 @@ def compile_pipeline(
     write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
 
 
-def _configure(step: Step, task: Any, profile: Profile) -> None:
+def _configure(name: str, task: Any, profile: Profile) -> None:
     from kfp import kubernetes
 
+    from fedemb.pipelines.dp_fedemb import PUBLIC_STEPS
     from fedemb.step import PLACEHOLDER_IMAGES
 
-    wanted = profile.steps[step.name]
+    wanted = profile.steps[name]
     task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)
     task.set_memory_request(wanted.memory).set_memory_limit(wanted.memory)
     kubernetes.set_timeout(task, wanted.timeout_seconds)
-    kubernetes.add_pod_label(task, STEP_LABEL, step.slug)
+    kubernetes.add_pod_label(task, STEP_LABEL, name.replace("_", "-"))
     kubernetes.set_security_context(task, run_as_non_root=True)
     kubernetes.empty_dir_mount(task, "tmp", "/tmp")  # its root is read-only (infra/kustomize/base)
-    if not step.cached:
+    if name not in PUBLIC_STEPS:
         task.set_retry(0)  # said, because Kubeflow's default retries what says nothing
     if wanted.accelerator:
         task.set_accelerator_type(wanted.accelerator.type)

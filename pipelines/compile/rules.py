@@ -1,11 +1,10 @@
 """What a compiled pipeline must never do. Each rule looks at the YAML, not at our intentions.
 
-Why each: docs/platform.md#rules; in short, a cached or retried private step spends
+Why each: `platform.md` 7 in the design notes; in short, a cached or retried private step spends
 privacy that nobody accounts for, and a path around the gate releases what nobody allowed.
 
 A step is known by the function its container runs, not by the name of its task, which anybody may
-choose. Which steps may be cached and what each may put out are their declarations; what is not
-declared counts as private: the rules fail closed.
+choose. What is not on a list here counts as private: the rules fail closed.
 """
 
 from __future__ import annotations
@@ -13,12 +12,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedemb.documents.artifacts import Noised, Public
+PUBLIC = ("pretrain-public",)
+"""Steps that see public data only; every other one is never cached nor retried."""
 
-if TYPE_CHECKING:
-    from fedemb.step import Step
+OUTPUTS: dict[str, frozenset[str]] = {
+    "plan-privacy": frozenset({"privacy_plan"}),
+    "pretrain-public": frozenset({"pretrained"}),
+    "reserve-budget": frozenset({"reservation"}),
+    "partition-users": frozenset({"users"}),
+    "train-dp-fedemb": frozenset({"model"}),
+    "evaluate-embeddings": frozenset({"utility_report", "utility_page", "metrics", "roc"}),
+    "audit-privacy": frozenset({"audit_report", "audit_page"}),
+    "account-privacy": frozenset({"privacy_report", "privacy_page", "lineage", "metrics"}),
+    "gate-release": frozenset({"verdict", "lineage"}),
+    "release-model": frozenset({"release"}),
+}
+"""Artifacts a step may put out. Raw is none of them: `users` is a page of commitments and counts
+that points below the private root."""
 
 SECRET_WORDS = re.compile(r"(secret|password|token|private_key|access_key|credential)", re.I)
 SECRET_VALUES = re.compile(
@@ -29,13 +41,6 @@ STEP_LABEL = "fedemb.dev/step"
 RUNS_AFTER_FAILURE = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 Spec = dict[str, Any]
-
-
-def _declared() -> dict[str, Step]:
-    """Every step by its name in Kubeflow. Read when a rule asks: it imports kfp."""
-    from fedemb.pipelines.steps import all_steps
-
-    return {step.slug: step for step in all_steps().values()}
 
 
 def violations(documents: list[Spec]) -> list[str]:
@@ -91,8 +96,7 @@ def _inside(spec: Spec, task: Spec) -> Iterator[tuple[str, Spec]]:
 def _private(spec: Spec, task: Spec) -> bool:
     """Whether a task is a step that must run exactly once; groups are judged by what they hold."""
     component = spec.get("components", {}).get(task["componentRef"]["name"], {})
-    step = _declared().get(_step(spec, task))
-    return "dag" not in component and (step is None or not step.cached)
+    return "dag" not in component and _step(spec, task) not in PUBLIC
 
 
 def no_cache(spec: Spec, _: Spec) -> Iterator[str]:
@@ -225,13 +229,11 @@ def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
         if "dag" in component:
             continue
         outputs = component.get("outputDefinitions", {})
-        step = _declared().get(_step(spec, {"componentRef": {"name": name}}))
-        kinds = {} if step is None else step.outputs
-        allowed = {output for output, kind in kinds.items() if issubclass(kind, Noised | Public)}
+        allowed = OUTPUTS.get(_step(spec, {"componentRef": {"name": name}}), frozenset())
         for output in sorted(set(outputs.get("artifacts", {})) - allowed):
             yield (
                 f"{name} puts out {output}, which is not known to be free of Raw; write it below "
-                "the private root, or declare it in `outputs` of its @step after review"
+                "the private root, or add it to compile_rules.OUTPUTS after review"
             )
         for output in outputs.get("parameters", {}):
             yield f"{name} puts out the parameter {output}, which metadata keeps; take it out"
@@ -243,7 +245,7 @@ def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
         if task.get("triggerPolicy", {}).get("strategy") != RUNS_AFTER_FAILURE:
             continue
         for inner, held in ((name, task), *_inside(spec, task)):
-            if _step(spec, held) in _declared():
+            if _step(spec, held) in OUTPUTS:
                 yield f"{inner} runs as an exit handler; take it out"
 
 
@@ -253,7 +255,7 @@ def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
     for name, executor in spec["deploymentSpec"]["executors"].items():
         labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
         step = _function(executor)
-        if labels.get(STEP_LABEL) != (step if step in _declared() else None):
+        if labels.get(STEP_LABEL) != (step if step in OUTPUTS else None):
             yield (
                 f"{name} runs {step or 'none of our steps'} under the label "
                 f"{labels.get(STEP_LABEL)}; compile it with `fedemb compile`"
@@ -275,7 +277,7 @@ def restricted_pods(spec: Spec, platform: Spec) -> Iterator[str]:
         if context.get("runAsNonRoot") is not True or int(context.get("runAsUser", 1)) == 0:
             yield f"{name} may run as root; compile it with `fedemb compile`"
         if not any(volume.get("mountPath") == "/tmp" for volume in held.get("emptyDirMounts", [])):
-            yield f"{name} has no volume at /tmp, the one place it may write; compile it again"
+            yield f"{name} has no volume at /tmp, the one place it may write; compile it anew"
 
 
 def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:

@@ -5,9 +5,8 @@
     URI/private/<run>/                 Raw artifacts, written by the steps themselves
     URI/ledger/  URI/releases/         the lasting ledger; bundles, each made visible by a marker
 
-Keys are in none of them: whoever reads the store must not be able to sign or to undo a hash. The
-steps declare what may be published, output by output; anything else in the run directory stays
-there.
+Keys are in none of them: whoever reads the store must not be able to sign or to undo a hash. What
+may be published is listed below, output by output; anything else in the run directory stays there.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
     Artifact,
     Noised,
+    Public,
     canonical_json,
     config_digest,
     file_digest,
@@ -29,14 +29,30 @@ from fedemb.documents.artifacts import (
     require_publishable,
 )
 from fedemb.errors import ConfigError, LedgerError
-from fedemb.ledger.root import TRUST_NAME
+from fedemb.ledger.ledger import TRUST_NAME
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import View
-from fedemb.pipelines.steps import pipeline_of
 from fedemb.storage import join, open_store
 
 SCHEMA = "fedemb/published_run/1"
 MANIFEST = "run.json"
+
+OUTPUTS: Mapping[str, Mapping[str, type[Artifact]]] = {
+    "plan_privacy": {"privacy_plan": Public},
+    "pretrain_public": {"pretrained": Public},
+    "reserve_budget": {"reservation": Public},
+    "partition_users": {"users": Public},  # the manifest; the users are in the private root
+    "train_dp_fedemb": {"model": Noised},
+    "evaluate_embeddings": {"utility_report": Public, "utility_page": Public},
+    "audit_privacy": {"audit_report": Public, "audit_page": Public},
+    "account_privacy": {"privacy_report": Public, "privacy_page": Public, "lineage": Public},
+    "gate_release": {"verdict": Public, "lineage": Public},
+    "release_model": {"release": Public},
+}
+"""Step -> output -> kind: all that is ever copied to the public root. A test holds it against the
+compiled pipeline."""
+TRAINED = ("train_dp_fedemb", "model")
+"""Not copied from a simulation: it has the noise of a larger population, or none."""
 
 
 def store_overrides(uri: str | None, keys: str | None) -> list[str]:
@@ -135,9 +151,7 @@ class Publisher:
 
     def __init__(self, run: RunDirectory, public_root: str):
         self._run = run
-        self._outputs = pipeline_of(run.config()).published()
-        # The model of a simulation has the noise of a larger population, or none.
-        self._left_out = (Noised,) if run.config().purpose == "simulation" else ()
+        self._left_out = [TRAINED] if run.config().purpose == "simulation" else []
         self._store = open_store(join(public_root, run.run_id))
         self._pool = ThreadPoolExecutor(1)
         self._sent: list[Future[None]] = []
@@ -145,7 +159,7 @@ class Publisher:
 
     def step_finished(self, step: str) -> None:
         """Sends the outputs of a step, without waiting for it."""
-        if step in self._outputs:
+        if step in OUTPUTS:
             self._sent.append(self._pool.submit(self._send_step, step))
 
     def finish(self, state: Mapping[str, Any], progress: Callable[[int, int], None]) -> int:
@@ -164,7 +178,7 @@ class Publisher:
         self._pool.shutdown(wait=True)
         found = [
             (step, name, kind, path)
-            for step, outputs in self._outputs.items()
+            for step, outputs in OUTPUTS.items()
             for name, kind in outputs.items()
             if (path := self._path(step, name)) is not None
         ]
@@ -185,13 +199,13 @@ class Publisher:
         return len(rows)
 
     def _path(self, step: str, name: str) -> Path | None:
-        if issubclass(self._outputs[step][name], self._left_out):
+        if (step, name) in self._left_out:
             return None
-        path = self._run.output(name, step)
+        path = self._run.output(step, name)
         return path if path is not None and path.exists() else None
 
     def _send_step(self, step: str) -> None:
-        for name, kind in self._outputs[step].items():
+        for name, kind in OUTPUTS[step].items():
             path = self._path(step, name)
             if path is not None:
                 self._send(step, name, kind(path))

@@ -27,7 +27,6 @@ from fedemb.pipelines.run.local import (
     collect_reports,
     run_pipeline,
 )
-from fedemb.pipelines.steps import pipeline_of
 
 
 def run(
@@ -151,7 +150,7 @@ def _run(run: RunDirectory, console: Console, publisher: Publisher | None) -> Ou
 
     if not console.is_terminal:
         return run_pipeline(run, publishing(PlainView(typer.echo)))
-    view = LiveView(pipeline_of(run.config()).steps)
+    view = LiveView()
     with Live(view, console=console, refresh_per_second=4):
         return run_pipeline(run, publishing(view))
 
@@ -184,8 +183,10 @@ def write_index(run: RunDirectory) -> None:
 class LiveView:
     """A table of steps and the newest round, redrawn in place."""
 
-    def __init__(self, steps: Sequence[str]) -> None:
-        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(steps, ("", ""))
+    def __init__(self) -> None:
+        from fedemb.pipelines.dp_fedemb import STEPS
+
+        self.rows: dict[str, tuple[str, str]] = dict.fromkeys(STEPS, ("", ""))
         self.notes: list[str] = []
         self._since: dict[str, float] = {}
 

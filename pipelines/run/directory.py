@@ -137,29 +137,25 @@ class RunDirectory:
             "releases": storage.releases or str(self.root / "releases"),
         }
 
-    def output(self, name: str, step: str = "*") -> Path | None:
-        """Newest output `name`, or None if no step has written it yet.
+    def output(self, step: str, name: str) -> Path | None:
+        """Newest output `name` of a step, or None if the step has not written it.
 
         Kfp puts outputs into `<pipeline>-<time>/<component>/<output>` below its root.
-
-        Args:
-          name: of the output.
-          step: whose, where several steps give one of this name.
         """
         pattern = f"*/{step.replace('_', '-')}/{name}"
         found = sorted(self.public.glob(pattern), key=lambda path: path.stat().st_mtime)
         return found[-1] if found else None
 
-    def document(self, name: str) -> dict[str, Any] | None:
-        """The newest JSON output of this name, or None."""
-        path = self.output(name)
+    def document(self, step: str, name: str) -> dict[str, Any] | None:
+        """The newest JSON output of a step, or None."""
+        path = self.output(step, name)
         if path is None or not path.is_file():
             return None
         try:
             return json.loads(path.read_text())
         except ValueError as error:
             raise ArtifactError(
-                f"output {name} is not JSON; run the step that writes it again"
+                f"output {name} of {step} is not JSON; run the step anew"
             ) from error
 
     def write_state(self, state: dict[str, Any]) -> None:

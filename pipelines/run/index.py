@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
-from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
-from fedemb.ledger import open_ledger, read_trust
+from fedemb.documents.artifacts import file_digest, json_digest, tree_digest
+from fedemb.ledger.history import history, worst_block
+from fedemb.ledger.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
-from fedemb.pipelines.steps import pipeline_of
-from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index, significant
 from fedemb.storage import open_store
 
-NOTES = {
-    "utility_report": "un-noised on evaluation users",
-    "audit_report": "Public (figures are private)",
+AFTER: dict[str, tuple[str, ...]] = {
+    "plan_privacy": (),
+    "pretrain_public": (),
+    "reserve_budget": ("plan_privacy",),
+    "partition_users": ("reserve_budget",),
+    "train_dp_fedemb": ("partition_users", "pretrain_public"),
+    "evaluate_embeddings": ("train_dp_fedemb",),
+    "audit_privacy": ("train_dp_fedemb",),
+    "account_privacy": ("evaluate_embeddings", "audit_privacy"),
+    "gate_release": ("account_privacy",),
+    "release_model": ("gate_release",),
 }
-"""What there is to say of an artifact beside its kind."""
+"""The arrows of the pipeline, without those that follow from others. A test holds them against
+the compiled pipeline."""
 
-LEFT_OUT = {*PAGES.values(), "lineage"}
-"""Published too, and shown otherwise."""
+ARTIFACTS = (
+    ("plan_privacy", "privacy_plan", "Public"),
+    ("pretrain_public", "pretrained", "Public"),
+    ("reserve_budget", "reservation", "Public"),
+    ("partition_users", "users", "Public"),
+    ("train_dp_fedemb", "model", "Noised"),
+    ("evaluate_embeddings", "utility_report", "un-noised on evaluation users"),
+    ("audit_privacy", "audit_report", "Public (figures are private)"),
+    ("account_privacy", "privacy_report", "Public"),
+    ("gate_release", "verdict", "Public"),
+    ("release_model", "release", "Public"),
+)
+"""Step, output, kind."""
 
 TITLES = {
     "privacy_report": "Privacy report",
@@ -38,8 +54,7 @@ def render_index(run: RunDirectory) -> str:
     lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
     config = run.config()
     gain = _gain(run)
-    report = run.document("privacy_report")
-    pipeline = pipeline_of(config)
+    report = run.document("account_privacy", "privacy_report")
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
@@ -49,15 +64,10 @@ def render_index(run: RunDirectory) -> str:
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
         release=_below(run, lines.get("release", "none")),
-        steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
+        steps=[_step(name, run, state) for name in AFTER],
         reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
         budget=_budget(run),
-        artifacts=[
-            _artifact(run, path, step, name, kind)
-            for step, outputs in pipeline.published().items()
-            for name, kind in outputs.items()
-            if name not in LEFT_OUT and (path := run.output(name, step))
-        ],
+        artifacts=[_artifact(run, *row) for row in ARTIFACTS if run.output(row[0], row[1])],
         facts=(
             ("configuration", json_digest(config.model_dump(mode="json"))[:12]),
             (
@@ -71,14 +81,14 @@ def render_index(run: RunDirectory) -> str:
 
 def _gain(run: RunDirectory) -> dict[str, float] | None:
     """Recall of the model less that of the public start, at the first false accept rate."""
-    utility = run.document("utility_report") or {}
+    utility = run.document("evaluate_embeddings", "utility_report") or {}
     public = utility.get("public_backbone")
     return next(iter(public["difference"].values())) if public else None
 
 
 def _headline(run: RunDirectory, purpose: str, release: str, gain: dict[str, float] | None) -> str:
     """How the run ended, in one line."""
-    report = run.document("privacy_report")
+    report = run.document("account_privacy", "privacy_report")
     if release.startswith("refused: "):
         return f"Refused: {release.removeprefix('refused: ')}"
     points = ""
@@ -99,18 +109,16 @@ def _below(run: RunDirectory, release: str) -> str:
     return release.removeprefix(f"{run.root}/")
 
 
-def _step(
-    name: str, after: tuple[str, ...], run: RunDirectory, state: dict[str, Any]
-) -> dict[str, Any]:
+def _step(name: str, run: RunDirectory, state: dict[str, Any]) -> dict[str, Any]:
     seconds = state.get("seconds", {})
     status = "done" if name in seconds else "waiting"
     if state.get("failed_step") == name:
         status = "refused" if state.get("exit_code") == 3 else "failed"
-    page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
+    page = next((key for key, (step, *_) in PAGES.items() if step == name), None)
     shown = page is not None and (run.reports / f"{page}.html").exists()
     return {
         "name": name,
-        "after": after,
+        "after": AFTER[name],
         "status": status,
         "seconds": seconds.get(name),
         "href": f"reports/{page}.html" if shown else None,
@@ -119,28 +127,26 @@ def _step(
 
 def _report(name: str, run: RunDirectory) -> dict[str, str]:
     """Link and what is behind it; the page's head has said guarantee and utility already."""
-    path = run.output(name)
+    step, _, output = PAGES[name]
+    document = run.document(step, output) or {}
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
         "utility_report": "Verification and retrieval on identities that never trained.",
-        "audit_report": audit_sentence(read(path, AuditReport).body)
-        if path is not None and name == "audit_report"
-        else "",
+        "audit_report": document.get("sentence", ""),
     }
     return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 
 
 def _budget(run: RunDirectory) -> dict[str, Any] | None:
     """What the fullest block had spent before this run's reservation, and has now."""
-    report = run.document("privacy_report")
+    report = run.document("account_privacy", "privacy_report")
     if report is None or report["cumulative"]["max_block_epsilon"] is None:
         return None
     cumulative = report["cumulative"]
     store = open_store(run.stores()["ledger"])
     ledger = open_ledger(store.uri, cumulative["policy_id"], trust=read_trust(store))
-    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
-    last = cumulative["ledger_sequence"]
-    points = ledger.state.price_history(block, last) if block else []
+    block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
+    points = history(ledger, block, cumulative["ledger_sequence"]) if block else []
     before = [point.epsilon for point in points if point.run_id != run.run_id]
     spent = before[-1] if before else 0.0
     return {
@@ -151,13 +157,13 @@ def _budget(run: RunDirectory) -> dict[str, Any] | None:
     }
 
 
-def _artifact(
-    run: RunDirectory, path: Path, step: str, name: str, kind: type[Artifact]
-) -> dict[str, Any]:
+def _artifact(run: RunDirectory, step: str, output: str, kind: str) -> dict[str, Any]:
+    path = run.output(step, output)
+    assert path is not None  # filtered by the caller
     digest = tree_digest(path) if path.is_dir() else file_digest(path)
     return {
-        "name": name,
-        "kind": NOTES.get(name, kind.__name__),
+        "name": output,
+        "kind": kind,
         "step": step,
         "path": path.relative_to(run.root).as_posix(),
         "digest": digest,

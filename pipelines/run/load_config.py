@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedemb.config import MechanismConfig, RunConfig
-from fedemb.config.mechanism import mechanism_sections
+from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 
 BUILTIN = "builtin"
@@ -128,7 +127,9 @@ def _set(tree: dict[str, Any], override: str) -> None:
 
 
 def _sentence(problem: Any) -> str:
-    parts = [str(part) for part in problem["loc"] if part not in _UNION_TAGS]
+    kinds = {"group_poisson_gaussian", "user_poisson", "fixed_size", "tree_aggregation", "blt"}
+    tags = kinds | {"not_private", *_UNION_TAGS}
+    parts = [str(part) for part in problem["loc"] if part not in tags]
     name = ".".join(parts)
     if problem["type"] == "value_error":
         return str(problem["ctx"]["error"])
@@ -159,8 +160,6 @@ def _field_names(location: Sequence[Any]) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if annotation is MechanismConfig:
-        return list(mechanism_sections().values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]

@@ -21,17 +21,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemb.config import RunConfig
-from fedemb.documents.document import read
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+from fedemb.reports.privacy_report_words import all_runs
 from fedemb.reports.report import WAY_BACK
-from fedemb.reports.utility_words import utility_sentence
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
-ROUND = re.compile(r"INFO [\w.]*?\.(train\w+)[\w.]*: (round .*)")
+ROUND = re.compile(r"INFO [\w.]*train[\w.]*: (round .*)")
 
 
 class View(Protocol):
@@ -134,7 +131,7 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 outcome.message, outcome.exit_code = event["message"], event["exit_code"]
                 view.failed(step, event["message"])
     elif found := ROUND.search(line):
-        view.progress(found.group(1), found.group(2))
+        view.progress("train_dp_fedemb", found.group(1))
     elif found := WARNING.search(line):
         view.warned(found.group(1))
 
@@ -209,10 +206,10 @@ def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
 
 
 def _guarantee(run: RunDirectory) -> str:
-    report = run.document("privacy_report")
-    plan = run.document("privacy_plan")
+    report = run.document("account_privacy", "privacy_report")
+    plan = run.document("plan_privacy", "privacy_plan")
     if report is not None and run.config().purpose == "release":
-        words = (guarantee_sentence(report["guarantee"]), all_runs(report))
+        words = (report["guarantee"]["sentence"], all_runs(report))
         return "; ".join(text for text in words if text)
     if plan is None:
         return "none (nothing was planned)"
@@ -222,7 +219,7 @@ def _guarantee(run: RunDirectory) -> str:
             for item in plan["projections"]
         )
         return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
-    return "none (training did not finish); planned: " + guarantee_sentence(plan["guarantee"])
+    return "none (training did not finish); planned: " + plan["guarantee"]["sentence"]
 
 
 def _stated(epsilon: float | None) -> str:
@@ -230,8 +227,8 @@ def _stated(epsilon: float | None) -> str:
 
 
 def _utility(run: RunDirectory) -> str:
-    path = run.output("utility_report")
-    return "not measured" if path is None else utility_sentence(read(path, UtilityReport).body)
+    report = run.document("evaluate_embeddings", "utility_report")
+    return "not measured" if report is None else report["sentence"]
 
 
 def _release(run: RunDirectory, outcome: Outcome) -> str:
@@ -239,26 +236,26 @@ def _release(run: RunDirectory, outcome: Outcome) -> str:
         return f"refused: {outcome.message}"
     if outcome.exit_code != 0:
         return f"none ({outcome.failed_step or 'the pipeline'} stopped: {outcome.message})"
-    published = run.document("release")
+    published = run.document("release_model", "release")
     if published is None or not published.get("uri"):
         return "none (simulation)"
     return published["uri"]
 
 
 PAGES = {
-    "privacy_report": "privacy_page",
-    "utility_report": "utility_page",
-    "audit_report": "audit_page",
+    "privacy_report": ("account_privacy", "privacy_page", "privacy_report"),
+    "utility_report": ("evaluate_embeddings", "utility_page", "utility_report"),
+    "audit_report": ("audit_privacy", "audit_page", "audit_report"),
 }
-"""JSON output -> the HTML output that shows it."""
+"""Report -> step, HTML output, JSON output."""
 
 
 def collect_reports(run: RunDirectory) -> dict[str, Path]:
     """Copies the newest report pages and documents into `reports/`, with endings browsers know."""
     pages: dict[str, Path] = {}
-    for name, page in PAGES.items():
-        for output, ending in ((page, "html"), (name, "json")):
-            source = run.output(output)
+    for name, (step, page, document) in PAGES.items():
+        for output, ending in ((page, "html"), (document, "json")):
+            source = run.output(step, output)
             if source is not None and source.is_file() and source.stat().st_size:
                 target = run.reports / f"{name}.{ending}"
                 shutil.copyfile(source, target)
@@ -283,8 +280,7 @@ def _execute(run: RunDirectory) -> None:
     """Runs the pipeline with kfp in this process."""
     from kfp import local
 
-    from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
-    from fedemb.pipelines.steps import pipeline_of
+    from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
 
     config: RunConfig = run.config()
     local.init(
@@ -296,7 +292,7 @@ def _execute(run: RunDirectory) -> None:
     arguments: dict[str, Any] = pipeline_arguments(
         config, **run.stores(), beam_options=run.beam_options()
     )
-    build_pipeline(pipeline_of(config), run.run_id)(**arguments)
+    build_pipeline(run.run_id)(**arguments)
 
 
 if __name__ == "__main__":

@@ -50,14 +50,12 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
       ConfigError: the run has no price.
     """
     from fedemb.ledger.budget import Charge
-    from fedemb.ledger.terms import series_of, terms_of
+    from fedemb.ledger.terms import schedule_of, terms_of
     from fedemb.privacy.accounting.events import event_to_json
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 
-    if not config.mechanism.private:
-        raise ConfigError(
-            f"mechanism.kind={config.mechanism.kind} has no price and cannot be scheduled"
-        )
+    if config.mechanism.kind == "not_private":
+        raise ConfigError("mechanism.kind=not_private has no price and cannot be scheduled")
     plan = plan_mechanism(config)
     charge = Charge(
         sequence=0,
@@ -67,7 +65,7 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
         rounds=plan.rounds,
         rounds_charged=plan.rounds,
     )
-    return charge, terms_of(config, series_of(config, plan))
+    return charge, terms_of(config, schedule_of(config, plan))
 
 
 def cost_of(schedule: Schedule, config: RunConfig) -> Cost:
@@ -111,14 +109,14 @@ def check_together(schedules: Sequence[_Priced]) -> None:
 
 
 def _check_policy(policy_id: str, sharing: Sequence[_Priced]) -> None:
-    from fedemb.ledger import blocks_of
+    from fedemb.ledger.ledger import blocks_of
 
     names = ", ".join(schedule.name for schedule, _ in sharing)
     charged = {schedule.name: charge_of(config) for schedule, config in sharing}
     terms = charged[sharing[0][0].name][1]
     for name, (_, others) in charged.items():
         # The plan may differ where the policy filters; the rest is fixed for the policy's life.
-        if dataclasses.replace(others, series=terms.series) != terms:
+        if dataclasses.replace(others, schedule=terms.schedule) != terms:
             raise ConfigError(
                 f"schedules {names} share policy {policy_id}, and {name} gives it other terms; "
                 "make the sections `policy`, and who is one user, the same"
@@ -165,8 +163,8 @@ def _check(who: str, runs: _Runs, terms: PolicyTerms, cap: float, whose: str) ->
     due = _moment(runs, passes)
     if whole is not None:
         why = f"epsilon={whole.epsilon:.3f} in {total} runs, and {whose} allows {cap:.3f}"
-    elif terms.series is not None:
-        why = f"{total} runs, and the policy commits {terms.series.runs} of one plan"
+    elif terms.schedule is not None:
+        why = f"{total} runs, and the policy commits {terms.schedule.runs} of one plan"
     else:
         why = f"{total} runs, which leave nothing of delta={terms.delta:g}"
     raise BudgetExceeded(

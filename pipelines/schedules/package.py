@@ -50,7 +50,7 @@ def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict
       ConfigError: a store is missing, and a run without a lasting ledger would have no budget; a
         source lies on this machine; or a secret stands in an argument, which the API keeps.
     """
-    from fedemb.pipelines.graph import pipeline_arguments
+    from fedemb.pipelines.dp_fedemb import pipeline_arguments
 
     names = ("private_root", "ledger", "keys", "releases")
     stores = {name: getattr(config.storage, name) for name in names}
@@ -98,7 +98,7 @@ def resumed(package: Path, run_id: str, folder: Path) -> Path:
     changed = text.replace(f"'{PIPELINE_JOB_ID_PLACEHOLDER}'", f"'{run_id}'")
     if PIPELINE_JOB_ID_PLACEHOLDER in changed or changed == text:
         raise ConfigError(
-            f"package {package.name} does not take the run's id from Kubeflow; compile it again"
+            f"package {package.name} does not take the run's id from Kubeflow; compile it anew"
         )
     copy = folder / package.name
     copy.write_text(changed)

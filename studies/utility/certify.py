@@ -2,8 +2,7 @@
 
 Utility follows the noise on the mean, sigma / clients per round; epsilon follows sigma and the
 sampling rate. So the cohort and sigma grow together until epsilon is low enough (the paper's
-extrapolation, arXiv 2211.10844, section 4; docs/privacy/recipes.md#projections), and what is paid
-is examples to train on.
+extrapolation, arXiv 2211.10844, section 4; dp.md 8), and what is paid is examples to train on.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.planning.extrapolation import points
+from fedemb.privacy.mechanisms.mechanism import Kind
+from fedemb.privacy.planning.extrapolation import Cohort, points
 from studies.utility.rows import Method, Row
 
 POPULATIONS = (100_000, 1_000_000, 10_000_000)
@@ -28,10 +25,10 @@ LEAST_NOISE = 0.35
 """Noise multiplier of the smallest cohort that is tried."""
 ENOUGH = 1.1
 """Where a larger cohort lowers epsilon by less than this factor, no larger one is tried."""
-MECHANISMS: dict[Method, type[MechanismPlan]] = {
-    "fedemb": GroupPoissonGaussian,
-    "fedavg": GroupPoissonGaussian,
-    "ftrl": TreeAggregation,
+MECHANISMS: dict[Method, Kind] = {
+    "fedemb": "group_poisson_gaussian",
+    "fedavg": "group_poisson_gaussian",
+    "ftrl": "tree_aggregation",
 }
 
 
@@ -69,16 +66,12 @@ def cohorts(noise: float, virtual_clients: int) -> list[int]:
 
 @cache
 def certify(
-    mechanism: type[MechanismPlan],
-    noise: float,
-    rounds: int,
-    users_per_client: int,
-    population: int,
+    kind: Kind, noise: float, rounds: int, users_per_client: int, population: int
 ) -> Certificate | None:
     """The cheapest cohort that reaches the target, or the one from which more compute helps little.
 
     Args:
-      mechanism: correlated ones get the noise that leaves running sums equally noisy.
+      kind: the mechanism; correlated ones get the noise that leaves running sums equally noisy.
       noise: standard deviation of the noise on the mean / clip.
       rounds: of the run.
       users_per_client: users per virtual client.
@@ -96,8 +89,7 @@ def certify(
             noise_multiplier=noise * clients,
             rounds=rounds,
         )
-        plan = mechanism.at(cohort).at_equal_utility(cohort.noise_multiplier)
-        for point in points([plan], population, [(1, 1)]):
+        for point in points([kind], [cohort], None):
             found.append(
                 Certificate(
                     population=population,

@@ -44,7 +44,7 @@ class Study:
         path = Path(self.base.data.source.uri)
         if not path.is_file():
             raise InputError(
-                f"the study reads one local file, and {path} is not one; name the Omniglot Parquet "
+                f"the study reads one local file, and {path} is none; name the Omniglot Parquet "
                 "file with --data"
             )
         object.__setattr__(self, "data_sha", file_digest(path))

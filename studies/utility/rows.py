@@ -9,10 +9,7 @@ from typing import Any, Literal
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort
-from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
+from fedemb.privacy.planning.extrapolation import cyclic_participation
 from studies.utility.protocol import Split, Stage
 
 VERSION = 1
@@ -72,25 +69,21 @@ class Row:
         clients = self.clients_per_round
         groups = max(clients, round(users / self.users_per_client))
         rounds = self.settings.get("mechanism.rounds", base.mechanism.rounds)
-        chosen = TreeAggregation if self.method == "ftrl" else GroupPoissonGaussian
-        if not self.noise and self.method != "ftrl":
-            chosen = NotPrivate
-        cohort = Cohort(
-            population=users,
-            users_per_client=self.users_per_client,
-            clients_per_round=clients,
-            noise_multiplier=self.noise * clients or 1.0,
-            rounds=rounds,
-            virtual_clients=groups,
-        )
-        mechanism = {
-            "kind": chosen.kind_name(),
-            "rounds": rounds,
-            "l2_norm_clip": 1.0,
-            **chosen.section_at(cohort),
-        }
+        mechanism = {"rounds": rounds, "l2_norm_clip": 1.0}
         if self.method == "ftrl":
-            mechanism["noise_multiplier"] = 1.0  # set to equal utility when the plan is made
+            separation, most = cyclic_participation(groups, clients, rounds)
+            mechanism |= {
+                "kind": "tree_aggregation",
+                "noise_multiplier": 1.0,
+                "clients_per_round": clients,
+                "min_separation": separation,
+                "max_participations": most,
+            }
+        else:
+            mechanism |= {"kind": "not_private", "sampling_probability": clients / groups}
+            if self.noise:
+                multiplier = self.noise * clients
+                mechanism |= {"kind": "group_poisson_gaussian", "noise_multiplier": multiplier}
         algorithm = "dp_fedavg" if self.method == "fedavg" else "dp_fedemb"
         first = {"mechanism": mechanism, "partition.virtual_clients": groups}
         fixed = {

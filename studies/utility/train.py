@@ -26,7 +26,8 @@ from fedemb.embedding import (
     pretrain,
     train_centralized,
 )
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.privacy.planning.extrapolation import at_equal_utility
 from fedemb.provenance import code_digest
 from fedemb.simulation import Simulation
 from fedemb.steps.evaluate_embeddings.measure import Subjects, measure, rate_name
@@ -100,12 +101,12 @@ def with_noise(config: RunConfig, noise: float) -> RunConfig:
     """The configuration with noise of `noise` x clip on the mean; as it is without privacy.
 
     Equal noise, for correlated noise, means: the running sum of updates is as noisy as with
-    independent noise, root mean square over rounds (`MechanismPlan.at_equal_utility`).
+    independent noise, root mean square over rounds (`extrapolation.at_equal_utility`).
     """
     plan = plan_mechanism(config)
     if not plan.private:
         return config
-    equal = plan.at_equal_utility(noise * plan.normaliser).noise_multiplier
+    equal = at_equal_utility(plan, noise * plan.normaliser).noise_multiplier
     return config.updated({"mechanism.noise_multiplier": equal})
 
 

@@ -65,41 +65,47 @@ class Bench:
     """The engine and the plain loop on one workload."""
 
     def __init__(self, workload: Workload, cores: int) -> None:
-        import fedemb
+        from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig
+        from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
         from fedemb.embedding.backbones import with_bfloat16
+        from fedemb.embedding.threads import configure_threads
+        from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+        from fedemb.privacy.queries import build_mechanism
 
-        workers = fedemb.configure_threads(cores)
+        workers = configure_threads(cores)
         self.workload, self.cores = workload, cores
-        model = fedemb.ModelConfig(
+        model = ModelConfig(
             backbone=workload.backbone, image_size=workload.size, channels=workload.channels
         )
-        self.build = lambda: fedemb.build_backbone(model, 0)
+        self.build = lambda: build_backbone(model, 0)
         random = np.random.default_rng(0)
         shape = (workload.clients, workload.examples, workload.size, workload.size)
         self.images = random.integers(0, 256, (*shape, workload.channels), np.uint8)
         rows = np.arange(workload.examples) % workload.rows
         self.labels = np.stack([random.permutation(rows) for _ in range(workload.clients)])
-        mechanism = fedemb.GroupPoissonGaussianConfig(
+        plan = MechanismPlan(
             kind="group_poisson_gaussian",
             rounds=1000,
+            l2_norm_clip=1.0,
             noise_multiplier=1.0,
+            virtual_clients=10 * workload.clients,
+            groupings=1,
             sampling_probability=0.1,
         )
-        plan = fedemb.plan(mechanism, virtual_clients=10 * workload.clients)
-        self.mechanism = fedemb.build_mechanism(plan, bytes(32), "bench", 1, "0" * 64)
-        local = fedemb.LocalTrainingConfig(
+        self.mechanism = build_mechanism(plan, bytes(32), "bench", 1, "0" * 64)
+        local = LocalTrainingConfig(
             epochs=workload.epochs,
             batch_size=workload.batch_size,
             max_examples_per_client=workload.examples,
             client_learning_rate=RATE,
             client_momentum=0.0,
             head_learning_rate_scale=1.0,
-            loss=fedemb.LossConfig(kind="softmax"),
+            loss=LossConfig(kind="softmax"),
         )
         backbone = with_bfloat16(self.build()) if workload.bfloat16 else self.build()
-        self.function = fedemb.RoundFunction(backbone, self.mechanism, local, workers=workers)
+        self.function = RoundFunction(backbone, self.mechanism, local, workers=workers)
         self.clients = [
-            fedemb.ClientExamples(0, group, *arrays)
+            ClientExamples(0, group, *arrays)
             for group, arrays in enumerate(zip(self.images, self.labels, strict=True))
         ]
         self.weights = self.function.initial_weights()

@@ -2,12 +2,12 @@
 
     python -m tests.benchmarks.bench_noise [--parameters 23770304] [--rounds 3] [--clients 4]
 
-Times the real calls on vectors as long as a ResNet-50 backbone with a 128-d embedding
-(docs/method.md#backbones): clip and sum of one virtual client, and `Mechanism.aggregate`, which is
-the whole way from the exact integer sum through its digest, keyed ChaCha20 normals and the integer
-grid to the float32 mean. The goal is 3 s a round on two cores. Beside it stands one training step
-of the same backbone on a batch of 16 images of 224 x 224, for the share of a round: noise once,
-clip and sum once per virtual client, steps many times per virtual client.
+Times the real calls on vectors as long as a ResNet-50 backbone with a 128-d embedding (paper.md c):
+clip and sum of one virtual client, and `Mechanism.aggregate`, which is the whole way from the exact
+integer sum through its digest, keyed ChaCha20 normals and the integer grid to the float32 mean. The
+goal is 3 s a round on two cores. Beside it stands one training step of the same backbone on a batch
+of 16 images of 224 x 224, for the share of a round: noise once, clip and sum once per virtual
+client, steps many times per virtual client.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def mechanism_seconds(
     """Seconds of each aggregate, and of clip and sum for each virtual client."""
     import tensorflow as tf
 
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
     from fedemb.privacy.queries import build_mechanism
 
-    plan = GroupPoissonGaussian(
+    plan = MechanismPlan(
+        kind="group_poisson_gaussian",
         rounds=800,
         l2_norm_clip=1.0,
         noise_multiplier=1.28,

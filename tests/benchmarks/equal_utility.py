@@ -1,13 +1,10 @@
-"""What each mechanism costs where running sums of updates are equally noisy.
-
-The table of docs/privacy/accounting.md#equal-utility.
+"""dp.md 1.2: what each mechanism costs where running sums of updates are equally noisy.
 
     python -m tests.benchmarks.equal_utility      four populations, four mechanisms, two minutes
 
 T = 1000 rounds, delta = n^-1.1; noise as independent noise of multiplier 2 would leave it in the
 running sums, in root mean square over rounds. Every cell is priced twice: as the product does, and
-with the settings of the published table, found by search and confirmed here to every digit it
-prints:
+with the settings of dp.md, found by search and confirmed here to every digit it prints:
 
 * losses on a grid of 1e-3 (the product's is 1e-4; both are pessimistic, so the finer is the truer),
 * as many trees, and participations of a user, as epochs of `users // users_per_round` rounds fit
@@ -15,8 +12,8 @@ prints:
 * a second BLT buffer only where it lowers the squared error by more than 2 % (the product's default
   is 2 buffers, which is never worse).
 
-A cell fails if the table's figure does not come out at its settings, or if ours is more than 0.5 %
-off and none of these, nor the table's two printed digits, explains it.
+A cell fails if dp.md's figure does not come out at its settings, or if ours is more than 0.5 % off
+and none of these, nor dp.md's two printed digits, explains it.
 """
 
 from __future__ import annotations
@@ -34,16 +31,18 @@ from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
-from fedemb.privacy.mechanisms.blt import Blt
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
-from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.mechanisms.turns import even_turns
-from fedemb.privacy.mechanisms.user_poisson import UserPoisson
+from fedemb.privacy.mechanisms import blt
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.extrapolation import (
+    BltParameters,
+    Cohort,
+    at_equal_utility,
+    correlated_plan,
+    cyclic_participation,
+    plan_at,
+    prefix_variance,
+)
 
-BltParameters = tuple[tuple[float, ...], tuple[float, ...]]
-"""Decays and scales."""
 ROUNDS, NOISE, USERS_PER_CLIENT = 1000, 2.0, 16
 TOLERANCE = 0.005
 PUBLISHED = {
@@ -52,10 +51,10 @@ PUBLISHED = {
     1_000_000: (512, "1.19", "1.87", "9.70", "2.35"),
     10_000_000: (2048, "0.505", "0.91", "4.56", "1.46"),
 }
-"""Users: clients per round, then epsilon of the four mechanisms as the table prints it."""
+"""Users: clients per round, then epsilon of the four mechanisms as dp.md prints it."""
 COARSE_GRID = 1e-3
 WORTH_A_BUFFER = 1.02
-"""Squared error / squared error with one buffer more, from which the table took that buffer."""
+"""Squared error / squared error with one buffer more, from which dp.md took that buffer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +65,20 @@ class Cell:
     mechanism: str
     ours: float
     published: str
-    """As the table prints it."""
+    """As dp.md prints it."""
     at_settings: float
-    """Ours with the settings of the table."""
+    """Ours with the settings of dp.md."""
     setting: str
     """What differs, in words; empty where the settings are the same."""
 
     @property
     def deviation(self) -> float:
-        """Of ours from the table's, relative."""
+        """Of ours from dp.md's, relative."""
         return self.ours / float(self.published) - 1
 
     @property
     def reproduced(self) -> bool:
-        """Whether the table's settings give the table's figure to its last digit."""
+        """Whether dp.md's settings give dp.md's figure to its last digit."""
         return _rounds_to(self.at_settings, self.published)
 
     @property
@@ -88,7 +87,7 @@ class Cell:
         if abs(self.deviation) <= TOLERANCE:
             return ""
         if _rounds_to(self.ours, self.published):
-            return "the table prints so few digits; ours rounds to them"
+            return "dp.md prints so few digits; ours rounds to them"
         return self.setting
 
     @property
@@ -113,12 +112,12 @@ def cells(users: int) -> Iterator[Cell]:
         noise_multiplier=NOISE,
         rounds=ROUNDS,
     )
-    base = GroupPoissonGaussian.at(cohort)
+    base = plan_at("group_poisson_gaussian", cohort)
     for name, kind, published in (
-        ("group-Poisson", GroupPoissonGaussian, group),
-        ("user-Poisson 2C", UserPoisson, doubled),
+        ("group-Poisson", "group_poisson_gaussian", group),
+        ("user-Poisson 2C", "user_poisson", doubled),
     ):
-        plan = kind.at(cohort)
+        plan = plan_at(kind, cohort)
         ours = price(
             plan.event(), plan.relation, delta, runs=0
         ).epsilon  # as the table: ideal noise
@@ -131,13 +130,13 @@ def cells(users: int) -> Iterator[Cell]:
             at_settings=on_grid(plan, delta, COARSE_GRID),
             setting=f"grid 1e-3; 1e-5 gives {on_grid(plan, delta, 1e-5):.4f}" if far else "",
         )
-    separation, most = even_turns(base.virtual_clients, clients, ROUNDS)
+    separation, most = cyclic_participation(base.virtual_clients, clients, ROUNDS)
     epochs = math.ceil(ROUNDS / separation)
-    restarts = {
-        "restart_every": separation,
-        "matrix_sensitivity": tree_sensitivity.sensitivity(ROUNDS, separation, most, separation),
-    }
-    tree = TreeAggregation.at(cohort).replaced(**restarts).at_equal_utility(NOISE)
+    turns = {"clients": clients, "separation": separation}
+    tree = at_equal_utility(
+        correlated_plan(base, "tree_aggregation", most=most, restart_every=separation, **turns),
+        NOISE,
+    )
     fewer = f"{epochs} participations, where turns give nobody more than {most}"
     yield Cell(
         users=users,
@@ -154,9 +153,9 @@ def cells(users: int) -> Iterator[Cell]:
     yield Cell(
         users=users,
         mechanism="BLT, 2C",
-        ours=exact(base, two, clients, separation, most, delta),
+        ours=toeplitz(base, two, clients, separation, most, delta),
         published=banded,
-        at_settings=exact(base, theirs, clients, separation, epochs, delta),
+        at_settings=toeplitz(base, theirs, clients, separation, epochs, delta),
         setting="; ".join(differs),
     )
 
@@ -177,7 +176,7 @@ def restarted(noise: float, leaves: int, trees: int, delta: float) -> float:
 def parameters(separation: int, most: int, buffers: int) -> BltParameters:
     """BLT noise of least mean error, by jax-privacy."""
     logging.set_verbosity(logging.ERROR)  # It warns where a buffer is left unused.
-    return toeplitz.optimise(ROUNDS, separation, most, buffers)
+    return blt.optimise(ROUNDS, separation, most, buffers)
 
 
 def frugal(
@@ -188,13 +187,13 @@ def frugal(
     errors = []
     for chosen in (one, two):
         plan = _blt_plan(base, chosen, clients, separation, most)
-        errors.append(plan.prefix_variance() * plan.sensitivity_over(ROUNDS) ** 2)
+        errors.append(prefix_variance(plan) * plan.sensitivity_over(ROUNDS) ** 2)
     if errors[0] > WORTH_A_BUFFER * errors[1]:
         return two, False
     return one, errors[0] > 1.001 * errors[1]
 
 
-def exact(  # noqa: PLR0917 - the numbers of one cell
+def toeplitz(  # noqa: PLR0917 - the numbers of one cell
     base: MechanismPlan,
     chosen: BltParameters,
     clients: int,
@@ -203,7 +202,7 @@ def exact(  # noqa: PLR0917 - the numbers of one cell
     delta: float,
 ) -> float:
     """Exact epsilon of one Gaussian mechanism at twice the clip."""
-    plan = _blt_plan(base, chosen, clients, separation, most).at_equal_utility(NOISE)
+    plan = at_equal_utility(_blt_plan(base, chosen, clients, separation, most), NOISE)
     gaussian = plan.event()
     assert isinstance(gaussian, dpe.GaussianDpEvent)
     return dpa.get_epsilon_gaussian(gaussian.noise_multiplier, delta)
@@ -211,20 +210,14 @@ def exact(  # noqa: PLR0917 - the numbers of one cell
 
 def _blt_plan(
     base: MechanismPlan, chosen: BltParameters, clients: int, separation: int, most: int
-) -> Blt:
-    column = toeplitz.coefficients(*chosen, ROUNDS)
-    return Blt(
-        rounds=ROUNDS,
-        noise_multiplier=NOISE,
-        virtual_clients=base.virtual_clients,
-        groupings=1,
-        clients_per_round=clients,
-        min_separation=separation,
-        max_participations=most,
-        buffers=len(chosen[0]),
-        blt_decay=chosen[0],
-        blt_scale=chosen[1],
-        matrix_sensitivity=toeplitz.sensitivity(column, separation, most),
+) -> MechanismPlan:
+    return correlated_plan(
+        base,
+        "blt",
+        clients=clients,
+        separation=separation,
+        most=most,
+        blt_parameters=chosen,
     )
 
 
@@ -236,8 +229,8 @@ def table() -> Iterator[Cell]:
 
 def show(rows: Iterator[Cell]) -> bool:
     """Prints cells as they come; returns whether all stand."""
-    heads = f"{'ours':>10}{'table':>9}{'off by':>9}{'at its settings':>17}"
-    sys.stdout.write(f"{'equal utility, n and mechanism':46}{heads}\n")
+    heads = f"{'ours':>10}{'dp.md':>9}{'off by':>9}{'at its settings':>17}"
+    sys.stdout.write(f"{'equal utility (dp.md 1.2), n and mechanism':46}{heads}\n")
     agree = True
     for cell in rows:
         mark = "" if cell.ok else "  NOT EXPLAINED"

@@ -7,8 +7,7 @@ DigiFace poster (Xu et al., CVPR 2023): N = 1e7, delta = 1e-7, T = 800, 2048 x 6
 figures for DP-FedAvg and DP-FedEmb are reproduced as published (fixed size, replace-one, RDP,
 sensitivity C); for clients that hold several users that is not a valid claim. Beside them stands
 what our mechanisms would honestly claim for the same noise. A row fails if it is more than 0.5 %
-off. The last part is the table of equal utility of docs/privacy/accounting.md#equal-utility, see
-`equal_utility`.
+off. The last part is the table of equal utility of dp.md 1.2, see `equal_utility`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import tree_sensitivity
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms import tree
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from tests.benchmarks import equal_utility
 
 POPULATION, DELTA, ROUNDS, USERS = 10_000_000, 1e-7, 800, 2048 * 64
@@ -56,7 +55,8 @@ def as_published(noise: float) -> float:
 
 def honest(noise: float) -> tuple[float, float]:
     """Group-Poisson, and users grouped after sampling (2C), for the same noise."""
-    plan = GroupPoissonGaussian(
+    plan = MechanismPlan(
+        kind="group_poisson_gaussian",
         rounds=ROUNDS,
         l2_norm_clip=1.0,
         noise_multiplier=noise,
@@ -70,7 +70,7 @@ def honest(noise: float) -> tuple[float, float]:
 
 def tree_rows() -> Iterator[Row]:
     """DP-FTRL of the poster and the Gboard run."""
-    noise, squared = 0.26 * 64, tree_sensitivity.sensitivity(ROUNDS, 77, 11) ** 2
+    noise, squared = 0.26 * 64, tree.sensitivity(ROUNDS, 77, 11) ** 2
     rho = 4 * squared / (2 * noise**2)
     renyi = _epsilon(dpe.ZCDpEvent(rho), Relation.ADD_OR_REMOVE_ONE, DELTA, "rdp")
     gaussian = dpe.GaussianDpEvent(noise / (2 * squared**0.5))
@@ -78,7 +78,7 @@ def tree_rows() -> Iterator[Row]:
     yield Row("DP-FTRL 0.26 x 64: epsilon, RDP", renyi, 9.67)
     exact = _epsilon(gaussian, Relation.ADD_OR_REMOVE_ONE, DELTA)
     yield Row("DP-FTRL 0.26 x 64: epsilon, exact Gaussian", exact, 9.15, note="ours, honest")
-    gboard = tree_sensitivity.sensitivity(2000, 314, 6) ** 2 / (2 * 7**2)
+    gboard = tree.sensitivity(2000, 314, 6) ** 2 / (2 * 7**2)
     yield Row("Gboard z = 7, T = 2000: zCDP", gboard, 0.81)
 
 

@@ -3,12 +3,7 @@
 import pytest
 from evaluation_run import config, shared_run
 
-from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
-from fedemb.documents.utility import UtilityReport
-from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index
-from fedemb.reports.utility_words import utility_sentence
 
 pytestmark = pytest.mark.browser
 
@@ -54,11 +49,11 @@ def build_index(folder, _):
     return "weekly-2026-11-21"
 
 
-def measured(step, folder, settings, document, words):
+def measured(step, folder, settings):
     finished = shared_run(lambda name: folder / name)
-    step(finished.context(settings, folder))
+    sentence = step(finished.context(settings, folder))["sentence"]
     (folder / "report.html").rename(folder / "page.html")
-    return words(read(folder / "report.json", document).body)
+    return sentence
 
 
 def build_utility(folder, _):
@@ -72,19 +67,19 @@ def build_utility(folder, _):
             "evaluation.previous_release": str(start),
         }
     )
-    return measured(run, folder, settings, UtilityReport, utility_sentence)
+    return measured(run, folder, settings)
 
 
 def build_audit(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config(purpose="simulation"), AuditReport, audit_sentence)
+    return measured(run, folder, config(purpose="simulation"))
 
 
 def build_audit_of_release(folder, _):
     from fedemb.steps.audit_privacy.audit import run
 
-    return measured(run, folder, config(), AuditReport, audit_sentence)
+    return measured(run, folder, config())
 
 
 def build_privacy_report(folder, _):

@@ -68,7 +68,6 @@ def overlay(request, plane, tmp_path_factory) -> Iterator[str]:
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     _wait_until_in_force(plane)
-    plane.deployed = folder / "deploy" / "overlays" / request.param
     yield request.param
     deployed = str(folder / "deploy" / "overlays" / request.param)
     plane.kubectl("delete", "-k", deployed, "--ignore-not-found", "--wait=true")
@@ -87,17 +86,6 @@ def _wait_until_in_force(plane: ControlPlane) -> None:
             return
         assert time.monotonic() < until, "the policies are not in force"
         time.sleep(0.2)
-
-
-@pytest.fixture
-def reapply(plane, overlay):
-    """Puts the overlay back as it was."""
-
-    def again() -> None:
-        plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(plane.deployed))
-        _wait_until_in_force(plane)
-
-    return again
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ class ControlPlane:
 
     binaries: Path
     folder: Path
-    deployed: Path | None = None
-    """The overlay that is applied."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property

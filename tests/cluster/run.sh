@@ -30,4 +30,4 @@ if [ "$(id -u)" -ne 0 ]; then own_network=(unshare --map-root-user --net); fi
 # The API server asks for an address that is not loopback; this one leads nowhere.
 # shellcheck disable=SC2016
 exec "${own_network[@]}" bash -c 'ip link set lo up && ip address add 10.90.0.1/32 dev lo
-  cd "$1" && shift && exec .venv/bin/python -m pytest -q -rs "${@:-tests/cluster}"' _ "$root" "$@"
+  cd "$1" && shift && exec .venv/bin/python -m pytest -q -rs tests/cluster "$@"' _ "$root" "$@"

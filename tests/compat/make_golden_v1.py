@@ -18,21 +18,14 @@ GOLDEN = TESTS / "golden" / "v1"
 def main() -> None:
     import honest_run
 
-    from fedemb import planted_bug_suite
     from fedemb.documents.artifacts import file_digest
     from fedemb.embedding import build_backbone
     from fedemb.embedding.loading import save_backbone
-    from fedemb.provenance import privacy_code_digest
     from fedemb.steps.release_model import release
 
     if GOLDEN.exists():
         sys.exit(f"{GOLDEN} exists; version 1 is written once")
     with tempfile.TemporaryDirectory() as folder:
-        # A record as the tests have it: the golden files pin formats, not what the suite found.
-        planted_bug_suite.RECORD = Path(folder) / "record.json"
-        planted_bug_suite.write_record(
-            planted_bug_suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest()
-        )
         run = honest_run.start(Path(folder), **{"model.image_size": 8})
         backbone = build_backbone(run.config.model, seed=0)
         start = run.root / "pretrained" / "backbone.keras"

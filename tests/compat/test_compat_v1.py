@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.documents.document import read
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.keys.trust import TrustStore
-from fedemb.ledger import open_ledger
+from fedemb.documents.evidence import read_document
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import TrustStore, open_ledger
 from fedemb.steps.release_model.verify import verify_bundle
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
@@ -28,9 +27,9 @@ def test_ledger_of_version_1_verifies_and_charges_the_same():
 
 
 def test_report_of_version_1_is_read_and_its_signature_holds():
-    report = read(GOLDEN / "privacy_report.json", PrivacyReport)
-    TrustStore.load(TRUST).check(report)
-    assert report.body.accounting.epsilon == pytest.approx(0.4642628674469744, rel=0.01)
+    report = read_document(GOLDEN / "privacy_report.json", "report").body
+    verify_document(report, TrustStore.load(TRUST), "report")
+    assert report["accounting"]["epsilon"] == pytest.approx(0.4642628674469744, rel=0.01)
 
 
 def test_bundle_of_version_1_verifies_offline_and_against_its_ledger():

@@ -13,7 +13,7 @@ FOLDERS = ("components", "docs", "images", "infra", "pipelines", "requirements",
 """Where a path in backticks begins, if it names a file of the repository."""
 MADE_LATER = ("components/fedemb/planted_bug_suite.json",)
 """Written by a command, so not in a fresh clone."""
-NOTES = r"(?<![\w/])(dp|paper|platform|design|performance|utility|dpsgd)\.md\b"
+NOTES = r"\b(dp|paper|platform|design|performance|utility|dpsgd)\.md\b"
 """Pages that were once cited without being in the repository."""
 
 
@@ -138,19 +138,6 @@ def test_every_page_and_anchor_that_code_cites_exists():
             if not (ROOT / page).is_file() or (anchor and anchor not in anchors(page)):
                 wrong.append(f"{name}: {citation}")
     assert not wrong
-
-
-def test_code_cites_no_page_outside_the_repository():
-    kinds = (".py", ".toml", ".yaml", ".yml", ".html", ".sh", ".md")
-    own = Path(__file__).relative_to(ROOT).as_posix()
-    places = [name for name in tracked() if name.endswith(kinds) and not name.startswith("docs/")]
-    found = [
-        f"{name}: {note[0]}"
-        for name in places
-        if name not in (own, "mkdocs.yml")
-        for note in re.finditer(NOTES, (ROOT / name).read_text())
-    ]
-    assert not found, "cite the page of docs/ that carries the fact"
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,14 @@ import pytest
 
 import fedemb
 from tests.conftest import REPOSITORY
-from tests.front.readme import lines_of_readme
+
+CODE = re.compile(r"<!-- quickstart -->\s*```python\n(.*?)```", re.DOTALL)
+
+
+def lines_of_readme():
+    found = CODE.search((REPOSITORY / "README.md").read_text())
+    assert found, "README.md shows the code after <!-- quickstart -->"
+    return found.group(1)
 
 
 def test_import_brings_nothing_along():

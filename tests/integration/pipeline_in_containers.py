@@ -11,8 +11,7 @@ def main(root: Path, light: str, cpu: str, data: Path) -> None:
     """Runs it; ends with a traceback if a step fails."""
     from kfp import local
 
-    from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-    from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
+    from fedemb.pipelines.dp_fedemb import build_pipeline, pipeline_arguments
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.docker_runner import container_runner
     from fedemb.step import PLACEHOLDER_IMAGES
@@ -25,7 +24,7 @@ def main(root: Path, light: str, cpu: str, data: Path) -> None:
     }
     runner = container_runner(images=images, mounts=[run.root], read_only_mounts=[data])
     local.init(runner=runner, pipeline_root=str(run.public), raise_on_error=True)
-    build_pipeline(DP_FEDEMB, run.run_id)(**pipeline_arguments(run.config(), **run.stores()))
+    build_pipeline(run.run_id)(**pipeline_arguments(run.config(), **run.stores()))
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
     program = (
         "import json\n"
         "from fedemb.planted_bug_suite import read_record, record_problem\n"
-        "from fedemb.provenance import code_digest, privacy_code_digest\n"
-        "assert record_problem(read_record(), privacy_code_digest()) is None\n"
+        "from fedemb.provenance import code_digest\n"
+        "assert record_problem(read_record(), code_digest()) is None\n"
         "parts = json.load(open('/opt/fedemb/sbom.cdx.json'))['components']\n"
         "print(json.dumps([code_digest(), len(parts)]))"
     )
@@ -170,9 +170,9 @@ def test_whole_pipeline_runs_with_every_step_in_a_container(engine, tmp_path):
     result = _run_pipeline(engine, run.root, tmp_path / "builtin-data")
     contained = time.monotonic() - started
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    released = run.document("release")
+    released = run.document("release_model", "release")
     assert Path(released["uri"]).is_dir()
-    assert run.document("verdict")["allow"] is True
+    assert run.document("gate_release", "verdict")["allow"] is True
 
     settings = [word for item in SMALL for word in ("--set", item)]
     command = [

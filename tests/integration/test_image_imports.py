@@ -103,7 +103,7 @@ def roots(flavour: str) -> list[Path]:
             file for folder in ("components", "pipelines") for file in (ROOT / folder).rglob("*.py")
         ]
     steps = (ROOT / "components").glob("*/component.py")
-    found = [file for file in steps if 'image="light"' in file.read_text()]
+    found = [file for file in steps if '@step("light")' in file.read_text()]
     assert len(found) >= 3
     return found
 

@@ -32,7 +32,7 @@ def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
     import honest_run
 
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import open_or_create
 
     run = honest_run.start(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from test_whole_pipeline import SMALL
 
 from fedemb.documents.artifacts import tree_digest
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.run.artifact_store import OUTPUTS
 from fedemb.storage import join, local_tree, open_store
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_whole_run_in_a_bucket(kind, tmp_path, request):
     manifest = json.loads(open_store(uri).read("public/first/run.json"))
     assert manifest["exit_code"] == 0
     assert {(row["step"], row["name"]) for row in manifest["artifacts"]} == {
-        (step, name) for step, outputs in DP_FEDEMB.published().items() for name in outputs
+        (step, name) for step in OUTPUTS for name in OUTPUTS[step]
     }
     (model,) = [row for row in manifest["artifacts"] if row["name"] == "model"]
     with local_tree(f"{uri}/public/first/train_dp_fedemb/model") as folder:

@@ -8,11 +8,10 @@ from pathlib import Path
 import honest_run
 import pytest
 
-from fedemb.documents.document import encode
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
-from fedemb.steps.release_model import release, verify
+from fedemb.steps.release_model import release
 from fedemb.storage import join, open_store
 
 
@@ -44,7 +43,7 @@ def _release(run, releases, document="release.json"):
 
 def _problems(run, uri):
     with honest_run.stand_in_for_serving():
-        return verify.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
+        return release.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
 
 
 def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, releases):
@@ -56,13 +55,13 @@ def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, release
     assert len(run.ledger().state.attempts["monday", 1].releases) == 1
 
 
-@pytest.mark.parametrize("tree", ["../evil", "glyphs/1.0/0123456789abcdef"])
-def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, tree):
+@pytest.mark.parametrize("where", ["s3://evil/bundle", "{releases}/glyphs/1.0/0123456789abcdef"])
+def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, where):
     card = json.loads((run.model / "model.json").read_text())
     shas = {"model_sha": card["weights_sha"], "bundle_sha": "b" * 64, "report_sha": "a" * 64}
-    known = {"schema": "fedemb/release_marker/1", "name": "glyphs", "version": "1.0", **shas}
-    marker = {**known, "run_id": "monday", "attempt": 1, "tree": tree}
-    open_store(releases).write("glyphs/1.0.json", encode(marker))
+    known = {"schema": "fedemb/release/1", "name": "glyphs", "version": "1.0", **shas}
+    marker = {**known, "run_id": "monday", "attempt": 1, "uri": where.format(releases=releases)}
+    open_store(releases).write("glyphs/1.0.json", json.dumps(marker).encode())
     with pytest.raises(Refused, match="remove the marker"):
         _release(run, releases)
     assert run.ledger().state.attempts["monday", 1].releases == []
@@ -112,7 +111,7 @@ def test_marker_that_names_another_bundle_is_found(run, releases):
         _problems(run, f"{releases}/glyphs/1.0")
 
 
-def test_resumed_run_that_was_priced_again_takes_over_what_it_had_published(run, releases):
+def test_resumed_run_that_priced_itself_anew_takes_over_what_it_had_published(run, releases):
     document = _release(run, releases)
     report = json.loads(run.report.read_text())
     run.do_account()

@@ -7,9 +7,8 @@ import pytest
 
 from fedemb.documents.artifacts import Raw, file_digest, tree_digest
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused, StorageError
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.graph import Pipeline, build_pipeline
-from fedemb.pipelines.run.artifact_store import Publisher, check_stores, store_overrides
+from fedemb.pipelines.run import artifact_store
+from fedemb.pipelines.run.artifact_store import OUTPUTS, Publisher, check_stores, store_overrides
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.storage import local_tree, open_store
@@ -84,7 +83,9 @@ def test_bucket_without_a_ledger_names_the_command_that_makes_one(monkeypatch):
 
 
 def test_every_output_of_the_pipeline_is_known_and_no_other():
-    spec = build_pipeline(DP_FEDEMB, "run").pipeline_spec
+    from fedemb.pipelines.dp_fedemb import build_pipeline
+
+    spec = build_pipeline("run").pipeline_spec
     for name, component in spec.components.items():
         declared = {
             output
@@ -114,7 +115,6 @@ def run(tmp_path) -> RunDirectory:
     return made
 
 
-OUTPUTS = DP_FEDEMB.published()
 STATE = {"exit_code": 0, "failed_step": None}
 TOTAL = sum(len(outputs) for outputs in OUTPUTS.values())
 
@@ -173,7 +173,7 @@ def test_nothing_raw_and_nothing_unknown_is_published(run, tmp_path):
 
 def test_output_declared_raw_is_refused(run, tmp_path, monkeypatch):
     raw = {**OUTPUTS, "audit_privacy": {"audit_report": Raw}}
-    monkeypatch.setattr(Pipeline, "published", lambda _: raw)
+    monkeypatch.setattr(artifact_store, "OUTPUTS", raw)
     with pytest.raises(Refused, match="Raw"):
         _publish(run, str(tmp_path / "public"))
     assert not (tmp_path / "public" / "one" / "run.json").exists()

@@ -9,7 +9,8 @@ import yaml
 from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import RULES, violations
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.dp_fedemb import PUBLIC_STEPS, STEPS
+from fedemb.pipelines.run.index import AFTER
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 IMAGES = [
@@ -343,18 +344,18 @@ def test_rule_notices_its_planted_change(compiled_once, rule, plant):
 def test_only_public_steps_may_be_cached(compiled):
     tasks = compiled[0]["root"]["dag"]["tasks"]
     cached = {name for name, task in tasks.items() if task["cachingOptions"].get("enableCache")}
-    assert cached == {"pretrain-public"}
+    assert cached == {name.replace("_", "-") for name in PUBLIC_STEPS}
 
 
-def test_arrows_drawn_are_those_of_the_compiled_pipeline(compiled):
+def test_index_draws_the_arrows_of_the_pipeline(compiled):
     tasks = compiled[0]["root"]["dag"]["tasks"]
-    assert set(tasks) == {name.replace("_", "-") for name in DP_FEDEMB.steps}
+    assert set(tasks) == {name.replace("_", "-") for name in STEPS}
     direct = {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
 
     def above(name):
         return direct[name] | {far for near in direct[name] for far in above(near)}
 
-    for name, before in DP_FEDEMB.after().items():
+    for name, before in AFTER.items():
         drawn = {step.replace("_", "-") for step in before}
         reachable = drawn | {far for step in drawn for far in above(step)}
         assert drawn <= direct[name.replace("_", "-")]
@@ -451,7 +452,7 @@ steps:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("steps: {trains: {cpu: '1'}}", "names the step trains"),
+        ("steps: {train: {cpu: '1'}}", "names the step train"),
         ("steps: {default: {memory: 1Gi}}", "cpu"),
         (
             "steps: {default: {cpu: '1', memory: 1Gi, timeout_seconds: 9, accelerator: {type: x}}}",

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.pipelines.cli.results import _price
-from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.run import artifact_store
 from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
@@ -42,7 +42,7 @@ def _shown(view, render):
 def test_warning_of_a_step_is_shown_and_the_noise_of_libraries_is_not():
     written: list[str] = []
     plain = _shown(PlainView(written.append), lambda: "\n".join(written))
-    live = LiveView(DP_FEDEMB.steps)
+    live = LiveView()
     console = Console(file=io.StringIO(), width=120)
     terminal = _shown(live, lambda: (console.print(live), console.file.getvalue())[1])
     for text in (plain, terminal):
@@ -86,7 +86,7 @@ def test_failure_to_publish_changes_only_a_good_end(ended, code, capsys):
 
 
 def test_outputs_are_published_by_type():
-    kinds = {kind for outputs in DP_FEDEMB.published().values() for kind in outputs.values()}
+    kinds = {kind for outputs in artifact_store.OUTPUTS.values() for kind in outputs.values()}
     assert Public in kinds
     assert {kind.__name__ for kind in kinds} == {"Public", "Noised"}
 
@@ -97,7 +97,7 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     folder = run.public / "dp-fedemb-1" / "plan-privacy"
     folder.mkdir(parents=True)
     artifacts = RunArtifacts(privacy_plan=folder / "privacy_plan")
-    plan = plan_privacy(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
+    plan = plan_privacy(StepContext(artifacts, config=config))
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
     assert "projected epsilon: infinite at 100,000 users, 3.79 at" in _guarantee(run)
     nobody = {"projections": plan["projections"][:1]}

@@ -91,7 +91,7 @@ def test_example_is_valid_by_the_committed_schema():
 def test_whole_schedule_is_priced_as_the_ledger_will(folder):
     from fedemb.ledger.budget import repeated
     from fedemb.privacy.accounting.accounting import price
-    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.mechanisms.mechanism import plan_mechanism
 
     loaded = load_schedule(folder / "weekly.yaml")
     plan = plan_mechanism(loaded.config)
@@ -498,11 +498,11 @@ def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_p
     profile, pod = tmp_path / "ours.yaml", tmp_path / "namespace"
     profile.write_text("namespace: vision")
     monkeypatch.setattr(schedule, "POD_NAMESPACE", pod)
-    assert schedule.namespace_of(None, None) == "fedemb"
+    assert schedule._namespace(None, None) == "fedemb"
     pod.write_text("jobs\n")
-    assert schedule.namespace_of(None, ["cpu"]) == "jobs"
-    assert schedule.namespace_of(None, ["cpu", str(profile)]) == "vision"
-    assert schedule.namespace_of("mine", ["cpu", str(profile)]) == "mine"
+    assert schedule._namespace(None, ["cpu"]) == "jobs"
+    assert schedule._namespace(None, ["cpu", str(profile)]) == "vision"
+    assert schedule._namespace("mine", ["cpu", str(profile)]) == "mine"
 
 
 def test_submit_checks_then_starts_one_run_each_time(folder, kfp):

@@ -1,4 +1,4 @@
-"""Bugs that happened elsewhere (docs/privacy/planted_bugs.md), each switched on by a test alone.
+"""Bugs that happened elsewhere (dp.md 6), each switched on by a test alone.
 
 A fault takes the sound `System` and returns it with one part replaced. Nothing in the product knows
 of this module.
@@ -231,7 +231,7 @@ def weighted_by_examples(system: System) -> System:
     return dataclasses.replace(system, contribute=contribute)
 
 
-class _ExactSize(sampling.Sampler):
+class _ExactSize(sampling.GroupPoissonSampler):
     def sample(self, round_index, index):
         rng = np.random.default_rng(round_index)
         count = round(self.plan.normaliser)
@@ -239,7 +239,7 @@ class _ExactSize(sampling.Sampler):
         return [sampling.VirtualClient(0, int(g), index.members(0, int(g))) for g in chosen]
 
 
-class _ShuffledEpochs(sampling.Sampler):
+class _ShuffledEpochs(sampling.GroupPoissonSampler):
     def sample(self, round_index, index):
         count = round(self.plan.normaliser)
         epoch, turn = divmod(round_index * count, index.virtual_clients)
@@ -284,10 +284,10 @@ def naive_sensitivity(system: System) -> System:
 
 
 def quantile_bit_not_charged(system: System) -> System:
-    plan = system.plan.replaced(adaptive_clip=adaptive(count_noise_multiplier=0.6))
+    plan = dataclasses.replace(system.plan, adaptive_clip=adaptive(count_noise_multiplier=0.6))
 
     def document(plan):
-        free = plan.replaced(adaptive_clip=None)
+        free = dataclasses.replace(plan, adaptive_clip=None)
         guarantee = price(free.event(), free.relation, 1e-6)
         return real_document(plan) | {
             "event": event_to_json(free.event()),
@@ -336,4 +336,4 @@ FAULTS = [
     (17, quantile_bit_not_charged, "recomputation"),
     (17, clip_from_the_same_round, "record_replay"),
 ]
-"""Number in docs/privacy/planted_bugs.md, fault, layer that must go red."""
+"""Number in dp.md 6, fault, layer that must go red."""

@@ -1,4 +1,4 @@
-"""The test layers of docs/privacy/planted_bugs.md, as functions that return what is wrong.
+"""The test layers of dp.md 4 and 6, as functions that name what is wrong; no news is good news.
 
 Each takes a `System`: the real parts of a round, any of which a fault replaces.
 """
@@ -6,7 +6,7 @@ Each takes a `System`: the real parts of a round, any of which a fault replaces.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.privacy.queries import Mechanism, build_mechanism
 
 TARGET = 1_000
@@ -232,8 +231,8 @@ def coin_chi_square(system: System, rounds: int = 300) -> list[str]:
 def recomputation(system: System) -> list[str]:
     """What the gate does: event and epsilon from the plan, compared with what was claimed."""
     # Few rounds, for an epsilon that can be stated; the other layers need many.
-    document = system.document(system.plan.replaced(rounds=4))
-    plan = plan_from_json(document["plan"])
+    document = system.document(replace(system.plan, rounds=4))
+    plan = MechanismPlan.from_json(document["plan"])
     claimed = PrivacyGuarantee.from_json(document["guarantee"])
     problems = []
     if event_from_json(document["event"]) != plan.event():

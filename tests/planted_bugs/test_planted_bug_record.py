@@ -7,10 +7,10 @@ import pytest
 
 import fedemb
 from fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
-from fedemb.provenance import privacy_code_digest
+from fedemb.provenance import code_digest
 
 PACKAGED = Path(fedemb.__file__).parent / "planted_bug_suite.json"
-GOOD = {"passed": 50, "total": 50, "privacy_code_sha": "a" * 64}
+GOOD = {"passed": 50, "total": 50, "code_sha": "a" * 64}
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def record_was_made(request):
 def test_packaged_record_is_of_this_code():
     record = json.loads(PACKAGED.read_bytes())
     assert record.pop("schema") == SCHEMA
-    problem = record_problem(record, privacy_code_digest())
+    problem = record_problem(record, code_digest())
     assert problem is None, f"{problem}; run `make planted-bugs`"
 
 
@@ -40,8 +40,8 @@ def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):
         ({"passed": float("nan"), "total": float("nan")}, "no numbers"),
         ({"passed": 50.0}, "no numbers"),
         ({"passed": True, "total": True}, "no numbers"),
-        ({"privacy_code_sha": "b" * 64}, "other code"),
-        ({"privacy_code_sha": None}, "other code"),
+        ({"code_sha": "b" * 64}, "other code"),
+        ({"code_sha": None}, "other code"),
         ({"further": 1}, "no record"),
     ],
 )

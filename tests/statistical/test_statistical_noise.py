@@ -14,6 +14,7 @@ from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
 
 from fedemb.privacy.mechanisms import noise
+from fedemb.privacy.mechanisms.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 SIZE = 1_000_000
@@ -99,10 +100,7 @@ def in_process(root: bytes, mode: str) -> str:
 
 @pytest.mark.slow
 def test_processes_differ_by_their_key_and_by_nothing_else():
-    """XLA gives every process the same stream; ours follows the key, jit on or off.
-
-    See docs/privacy/noise.md#why-no-framework-draws-the-noise.
-    """
+    """dp.md 1.5: XLA gives every process the same stream. Ours follows the key, jit on or off."""
     fresh = hashlib.sha256(b"another reservation").digest()
     one, same, other = (in_process(root, "plain") for root in (ROOT, ROOT, fresh))
     assert one == same
@@ -126,7 +124,7 @@ def dispersion_p_value(counts: np.ndarray, trials: int, probability: float) -> f
 def test_coins_come_up_with_the_planned_frequency(q):
     """Chi-square over virtual clients and over rounds, each at 1e-4."""
     plan = make_plan(sampling_probability=q, rounds=2000, virtual_clients=50)
-    sampler, world = plan.sampler(ROOT), World([], 50)
+    sampler, world = build_sampler(plan, ROOT), World([], 50)
     rounds = [sampler.sample(r, world) for r in range(2000)]
     per_round = np.array([len(clients) for clients in rounds])
     per_client = np.bincount([c.group for clients in rounds for c in clients], minlength=50)
@@ -149,7 +147,7 @@ def test_coins_come_up_with_the_planned_frequency(q):
 def test_coins_of_different_rounds_and_clients_are_independent():
     """Pairwise correlations below 6 / sqrt(rounds)."""
     plan = make_plan(sampling_probability=0.5, rounds=4000, virtual_clients=30)
-    sampler, world = plan.sampler(ROOT), World([], 30)
+    sampler, world = build_sampler(plan, ROOT), World([], 30)
     table = np.zeros((4000, 30))
     for r in range(4000):
         table[r, [c.group for c in sampler.sample(r, world)]] = 1
@@ -162,7 +160,7 @@ def test_coins_of_different_rounds_and_clients_are_independent():
 def test_users_of_user_poisson_are_sampled_and_placed_evenly():
     """Chance and group of each user, chi-square at 1e-4."""
     plan = make_plan("user_poisson", rounds=1500)
-    sampler, world = plan.sampler(ROOT), World(range(60), 40)
+    sampler, world = build_sampler(plan, ROOT), World(range(60), 40)
     counts, places = np.zeros(60), np.zeros(4)
     for r in range(1500):
         for client in sampler.sample(r, world):

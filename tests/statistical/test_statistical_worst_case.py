@@ -1,6 +1,4 @@
-"""Monte Carlo on worst-case data: the accountant's delta is attained, and not passed.
-
-The pair is that of docs/privacy/theorem.md#statement.
+"""Monte Carlo on worst-case data: the accountant's delta is attained, and not passed (dp.md 2.2).
 
 One dimension; all other users push nothing, the target flips its virtual client from -C to +C. The
 likelihood-ratio test between the two worlds is the best attack there is, so its advantage at
@@ -17,6 +15,7 @@ from scipy.stats import norm
 
 from fedemb.privacy.accounting.accounting import delta_at
 from fedemb.privacy.mechanisms.noise import coins, gaussian
+from fedemb.privacy.mechanisms.sampling import build_sampler
 
 pytestmark = pytest.mark.statistical
 
@@ -62,7 +61,7 @@ def test_the_real_sampler_gives_the_target_this_chance():
     """The target's virtual client takes part in Binomial(rounds, q) rounds; 5 sigma."""
     plan = make_plan(rounds=4000, sampling_probability=Q)
     world = World(range(30), 40)
-    sampler = plan.sampler(ROOT)
+    sampler = build_sampler(plan, ROOT)
     target = world.group_of(7, 0)
     hits = sum(
         any(client.group == target for client in sampler.sample(r, world)) for r in range(4000)

@@ -12,9 +12,8 @@ import pytest
 from fedemb.config import RunConfig
 from fedemb.errors import ArtifactError, InputError
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.mechanism import Cohort
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.mechanisms.mechanism import plan_mechanism
+from fedemb.privacy.planning.extrapolation import Cohort, plan_at
 from studies.utility import grid
 from studies.utility.certify import LEAST_NOISE, TARGET, certify, cohorts
 from studies.utility.execute import SCHEMA, Study, estimate, execute
@@ -244,7 +243,7 @@ def test_ablations_are_compared_with_the_first_row():
 def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
     from fedemb.privacy.accounting.accounting import price
 
-    found = certify(GroupPoissonGaussian, 1e-2, 10, 32, 1_000_000)
+    found = certify("group_poisson_gaussian", 1e-2, 10, 32, 1_000_000)
     assert found.noise_multiplier == pytest.approx(1e-2 * found.clients_per_round)
     assert found.epsilon <= TARGET
     tried = cohorts(1e-2, 1_000_000 // 32)
@@ -259,7 +258,7 @@ def test_the_certified_cohort_is_the_smallest_tried_that_reaches_the_target():
             noise_multiplier=1e-2 * clients,
             rounds=10,
         )
-        plan = GroupPoissonGaussian.at(cohort)
+        plan = plan_at("group_poisson_gaussian", cohort)
         epsilon = price(plan.event(), plan.relation, found.delta).epsilon
         assert (epsilon <= TARGET) is wanted
     assert found.examples(users_per_client=32, images_per_user=20, visits=20) == (

@@ -13,9 +13,15 @@ from fedemb.config.data import EvaluationByHash as EvaluationByHash
 from fedemb.config.data import EvaluationByValue as EvaluationByValue
 from fedemb.config.data import PartitionConfig as PartitionConfig
 from fedemb.config.data import SourceConfig as SourceConfig
+from fedemb.config.mechanism import TRACKS_PARTICIPATION as TRACKS_PARTICIPATION
 from fedemb.config.mechanism import AdaptiveClipConfig as AdaptiveClipConfig
-from fedemb.config.mechanism import AnyMechanism as AnyMechanism
+from fedemb.config.mechanism import BltConfig as BltConfig
+from fedemb.config.mechanism import FixedSizeConfig as FixedSizeConfig
+from fedemb.config.mechanism import GroupPoissonGaussianConfig as GroupPoissonGaussianConfig
 from fedemb.config.mechanism import MechanismConfig as MechanismConfig
+from fedemb.config.mechanism import NotPrivateConfig as NotPrivateConfig
+from fedemb.config.mechanism import TreeAggregationConfig as TreeAggregationConfig
+from fedemb.config.mechanism import UserPoissonConfig as UserPoissonConfig
 from fedemb.config.policy import AuditConfig as AuditConfig
 from fedemb.config.policy import EvaluationConfig as EvaluationConfig
 from fedemb.config.policy import PolicyConfig as PolicyConfig
@@ -33,4 +39,3 @@ from fedemb.config.training import ModelConfig as ModelConfig
 from fedemb.config.training import PretrainingConfig as PretrainingConfig
 from fedemb.config.training import ServerConfig as ServerConfig
 from fedemb.config.training import TrainingConfig as TrainingConfig
-from fedemb.config.training import UnitGradientConfig as UnitGradientConfig

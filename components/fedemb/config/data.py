@@ -17,9 +17,8 @@ class Columns(Section):
 
     image: str = "image"
     """Encoded image bytes (Parquet, TFRecord); unused for CSV and image folders."""
-    user_id: str | None = "user_id"
-    """The owner of the image: the unit of privacy; null with `policy.unit: image` only, where every
-    row is a unit of its own."""
+    user_id: str = "user_id"
+    """The owner of the image: the unit of privacy."""
     label: str | None = "label"
     """Class of the image; null: every user is one class (face identities)."""
     image_id: str = "image_id"

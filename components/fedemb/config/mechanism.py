@@ -1,58 +1,22 @@
-"""What every mechanism's section holds, and how a configuration finds the section of a `kind`.
-
-A mechanism is told once, in its module below `privacy/mechanisms/`: its section too. The registry
-there is asked when a configuration is checked, not when this module is imported.
-"""
+"""Sampling, clipping and noise: one tagged variant per mechanism."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveFloat, PositiveInt
-from pydantic_core import PydanticKnownError, core_schema
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedemb.config.section import Section
-
-if TYPE_CHECKING:
-    from fedemb.config.run import RunConfig
+from fedemb.config.section import Probability, Section
 
 
-class MechanismConfig(Section):
-    """What is common to the sections of all mechanisms."""
-
-    private: ClassVar[bool] = True
-    """Whether there is any guarantee."""
-    tracks_participation: ClassVar[bool] = False
-    """Whether noise is correlated over rounds, so that the guarantee rests on how often a virtual
-    client takes part."""
-
-    samples_units: ClassVar[bool] = False
-    """Whether each unit has its own coin and contribution, so that a unit may be an image."""
-
-    kind: Any
-    """Name of the mechanism; each section narrows it to its own."""
+class _MechanismBase(Section):
     rounds: PositiveInt
     """Training rounds (T)."""
     l2_norm_clip: PositiveFloat = 1.0
     """Bound (C) on the L2 norm of a virtual client's update, all released variables together."""
 
-    def check_run(self, config: RunConfig) -> None:
-        """Refuses a run whose other sections contradict this one.
 
-        Raises:
-          ValueError: with the sentence to show.
-        """
-        if config.policy.unit == "image" and not self.samples_units:
-            raise ValueError(
-                f"mechanism.kind={self.kind} groups what it samples, so policy.unit=image has no "
-                "price under it; name a mechanism that samples units alone, or unit: user"
-            )
-
-
-class NoisedConfig(MechanismConfig):
-    """A mechanism that adds noise."""
-
+class _Noised(_MechanismBase):
     noise_multiplier: PositiveFloat
     """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
 
@@ -68,48 +32,85 @@ class AdaptiveClipConfig(Section):
     """Standard deviation of the noise on the number of unclipped clients, in clients."""
 
 
-def mechanism_sections() -> dict[str, type[MechanismConfig]]:
-    """The sections of all registered mechanisms by `kind`."""
-    from fedemb.privacy.mechanisms.registry import MECHANISMS
+class GroupPoissonGaussianConfig(_Noised):
+    """Default: whole virtual clients are sampled independently; sensitivity as in dp.md 2.2."""
 
-    return {kind: mechanism.section for kind, mechanism in MECHANISMS.items()}
-
-
-class _OfRegisteredKind:
-    """Validates a section by its `kind`; the schema is the union of all registered sections."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            _section,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda section, info: section.model_dump(mode=info.mode), info_arg=True
-            ),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        sections = mechanism_sections().items()
-        choices = {kind: section.__pydantic_core_schema__ for kind, section in sections}
-        union = handler(core_schema.tagged_union_schema(choices, discriminator="kind"))
-        return {**union, "required": ["kind"]}  # in Python the class says it, in a file only this
+    kind: Literal["group_poisson_gaussian"]
+    sampling_probability: Probability
+    """Chance (q) of each virtual client in each round."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
-def _section(value: Any) -> MechanismConfig:
-    sections = mechanism_sections()
-    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
-    if kind is None:
-        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-    if kind not in sections:
-        expected = ", ".join(map(repr, sections))
-        raise PydanticKnownError(
-            "union_tag_invalid",
-            {"discriminator": "'kind'", "tag": str(kind), "expected_tags": expected},
-        )
-    return sections[kind].model_validate(value)
+class UserPoissonConfig(_Noised):
+    """Users are sampled, then assigned to clients_per_round groups; priced at 2C."""
+
+    kind: Literal["user_poisson"]
+    sampling_probability: Probability
+    """Chance (q) of each user in each round."""
+    clients_per_round: PositiveInt
+    """Groups (K) the sampled users are hashed into; the normaliser."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
-AnyMechanism = Annotated[MechanismConfig, _OfRegisteredKind()]
-"""The section of any registered mechanism."""
+class FixedSizeConfig(_Noised):
+    """The paper's sampler: a fixed number of users without replacement, in groups; priced at 2C."""
+
+    kind: Literal["fixed_size"]
+    clients_per_round: PositiveInt
+    """Groups (K) per round; the normaliser."""
+    users_per_client: PositiveInt
+    """Users (M) per group."""
+    adaptive_clip: AdaptiveClipConfig | None = None
+    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+
+class TreeAggregationConfig(_Noised):
+    """DP-FTRL: noise on the nodes of a binary tree over rounds; bounded participation."""
+
+    kind: Literal["tree_aggregation"]
+    clients_per_round: PositiveInt
+    """Virtual clients per round; the normaliser."""
+    min_separation: PositiveInt
+    """Rounds between two participations of one virtual client, at least (difference of indices)."""
+    max_participations: PositiveInt
+    """Participations of one virtual client in the whole run, at most."""
+    restart_every: NonNegativeInt = 0
+    """Rounds per tree; 0: one tree for the run."""
+
+
+class BltConfig(_Noised):
+    """Buffered linear Toeplitz noise: correlated, no sampling, bounded participation."""
+
+    kind: Literal["blt"]
+    clients_per_round: PositiveInt
+    """Virtual clients per round; the normaliser."""
+    min_separation: PositiveInt
+    """Rounds between two participations of one virtual client, at least (difference of indices)."""
+    max_participations: PositiveInt
+    """Participations of one virtual client in the whole run, at most."""
+    buffers: Annotated[int, Field(ge=1, le=8)] = 2
+    """Noise buffers (d)."""
+
+
+class NotPrivateConfig(_MechanismBase):
+    """No noise: a baseline that can never pass the gate."""
+
+    kind: Literal["not_private"]
+    sampling_probability: Probability
+    """Chance of each virtual client in each round."""
+
+
+MechanismConfig = Annotated[
+    GroupPoissonGaussianConfig
+    | UserPoissonConfig
+    | FixedSizeConfig
+    | TreeAggregationConfig
+    | BltConfig
+    | NotPrivateConfig,
+    Field(discriminator="kind"),
+]
+
+TRACKS_PARTICIPATION = ("tree_aggregation", "blt")
+"""Mechanisms that bound how often a virtual client takes part, and so need one fixed grouping."""

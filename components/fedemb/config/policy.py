@@ -14,9 +14,6 @@ class PolicyConfig(Section):
 
     policy_id: Name = "default"
     """Name of the policy in the ledger; caps and keys belong to it."""
-    unit: Literal["user", "image"] = "user"
-    """Whose presence the guarantee hides, for the policy's life: a user with everything they own,
-    or one image. `image` needs `data.source.columns.user_id: null`, and promises owners less."""
     users_lower_bound: Annotated[int, Field(ge=2)]
     """A public number below which the population surely never falls; delta must be safe for it."""
     certify_at: tuple[Annotated[int, Field(ge=2)], ...] = ()
@@ -32,7 +29,7 @@ class PolicyConfig(Section):
     rounds in all, the higher the best order: 3 at noise multiplier 1, 8 to 16 at 2 and more."""
     planned_runs: PositiveInt = 1
     """`planned` only: how many runs of exactly this plan the schedule holds."""
-    unplanned_runs: Literal["refuse", "renyi"] = "refuse"
+    off_schedule: Literal["refuse", "renyi"] = "refuse"
     """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
     prices each way at half of delta, as which way is taken may depend on earlier models."""
     audit_level: Literal["monitoring", "full"] = "monitoring"
@@ -46,7 +43,7 @@ class TuningConfig(Section):
     """
 
     data: Literal["undeclared", "public", "private"] = "undeclared"
-    """A release needs a declaration. `public`: on public images, which costs
+    """A release needs a declaration. `public`: on images that are nobody's secret, which costs
     nothing; `private`: by looking at runs on private users, each charged in the ledger of this
     policy."""
     trials: NonNegativeInt = 0
@@ -119,6 +116,6 @@ class StorageConfig(Section):
     keys: str | None = None
     """Key store, apart from the ledger and unversioned."""
     deletion_marks: str | None = None
-    """Keyed deletion marks of users who asked to be forgotten; null: there are none."""
+    """Keyed deletion marks of users who asked to be forgotten; null: nobody did."""
     releases: str | None = None
     """Where bundles are published."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
-from fedemb.config.mechanism import AnyMechanism
+from fedemb.config.mechanism import TRACKS_PARTICIPATION, MechanismConfig
 from fedemb.config.policy import (
     AuditConfig,
     EvaluationConfig,
@@ -53,7 +53,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     training: TrainingConfig = TrainingConfig()
-    mechanism: AnyMechanism
+    mechanism: MechanismConfig
     """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
     policy: PolicyConfig
     tuning: TuningConfig = TuningConfig()
@@ -64,20 +64,28 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
-        policy = self.policy
+        policy, mechanism = self.policy, self.mechanism
         if policy.delta >= 1 / policy.users_lower_bound:
             raise ValueError(
                 f"policy.delta={policy.delta:g} must be below 1/users_lower_bound="
                 f"{1 / policy.users_lower_bound:g}; lower delta (customary: users_lower_bound**-1.1"
                 f" = {policy.users_lower_bound**-1.1:.2g})"
             )
-        if (policy.unit == "image") != (self.data.source.columns.user_id is None):
+        if self.partition.groupings > 1 and mechanism.kind in TRACKS_PARTICIPATION:
             raise ValueError(
-                f"policy.unit={policy.unit} with data.source.columns.user_id="
-                f"{self.data.source.columns.user_id}: an image is a unit of its own exactly where "
-                "no column names its owner; set user_id: null with unit: image, and neither else"
+                f"mechanism.kind={mechanism.kind} tracks participation, so partition.groupings must"
+                f" be 1, got {self.partition.groupings}; a user would change virtual client"
             )
-        self.mechanism.check_run(self)
+        clients = getattr(mechanism, "clients_per_round", None)
+        if (
+            clients
+            and mechanism.kind in TRACKS_PARTICIPATION
+            and clients > self.partition.virtual_clients
+        ):
+            raise ValueError(
+                f"mechanism.clients_per_round={clients} exceeds partition.virtual_clients="
+                f"{self.partition.virtual_clients}; lower it"
+            )
         if self.pretraining.source is not None and _overlap(
             self.data.source, self.pretraining.source
         ):
@@ -124,4 +132,4 @@ class RunConfig(Section):
                     child = node[parent] = {}
                 node = child
             node[leaf] = value
-        return type(self).model_validate(tree)
+        return RunConfig.model_validate(tree)

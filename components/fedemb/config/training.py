@@ -21,32 +21,15 @@ class ModelConfig(Section):
     """The backbone and what it sees."""
 
     backbone: str = "resnet8"
-    """Name of a backbone in `embedding/backbones/`, or `module:function` of one's own."""
-    embedding_dim: Annotated[int, Field(ge=2, le=65536)] = 128
+    """Name in the registry of `embedding/backbones.py`, or `module:function` of one's own."""
+    embedding_dim: Annotated[int, Field(ge=2, le=8192)] = 128
     """Length of the embedding."""
-    projection: bool = True
-    """A dense layer to `embedding_dim` after the pooled features; false: they are the embedding."""
-    norm_groups: NonNegativeInt | None = None
-    """Groups of each normalisation; 0: none at all; null: what the backbone's authors have."""
-    weight_standardization: Literal["none", "plain", "gain"] | None = None
-    """Kernels with mean 0 and norm 1 per channel, or times a trained gain; null: the authors'."""
-    scale_norm: bool = False
-    """Another normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
     """Height and width in pixels."""
     channels: Literal[1, 3] = 1
     """1 grey, 3 RGB."""
-    trainable: Literal[
-        "all",
-        "head",
-        "norm_only",
-        "last_block",
-        "dense_only",
-        "conv_frozen",
-        "first_blocks_frozen",
-    ] = "all"
-    """Which named group of variables private training may change; the head of a classifier trains
-    with each of them, and alone with `head`."""
+    trainable: Literal["all", "norm_only", "last_block", "dense_only", "conv_frozen"] = "all"
+    """Which named group of backbone variables private training may change."""
 
 
 class LossConfig(Section):
@@ -106,50 +89,21 @@ class LocalTrainingConfig(Section):
     """None trains on the images as they are."""
 
 
-class UnitGradientConfig(Section):
-    """DP-SGD: what one unit (a user, or an image) brings to a round, before it is clipped."""
-
-    images_per_unit: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Images of one unit in one round, at most, in keyed order; their gradients are averaged."""
-    microbatch: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Units computed side by side. Part of what is reserved: other sizes give other bits. Memory
-    grows with it, 12 bytes for each unit and trained weight, and not with the batch."""
-    views: Annotated[int, Field(ge=1, le=64)] = 1
-    """Augmented copies of each image (K), averaged before the clip: free of charge."""
-    flip: bool = False
-    """Mirror each view left-right with probability one half."""
-    crop_padding: Annotated[int, Field(ge=0, le=64)] = 0
-    """Shift each view by up to so many pixels either way; the border is mirrored."""
-    automatic_clip: PositiveFloat | None = None
-    """Bring every record to just below the clip, whatever its length; the number is the floor under
-    the length (gamma). Null: only what is longer than the clip is shortened."""
-
-
 class ServerConfig(Section):
     """What the server does with the noised mean update: post-processing, free of charge."""
 
-    optimizer: Literal["sgd", "adam", "lamb"] = "sgd"
-    """Rule that applies the noised mean update; `lamb` scales Adam's step of each tensor to the
-    length of the tensor (arXiv 1904.00962)."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Rule that applies the noised mean update."""
     learning_rate: PositiveFloat = 0.5
     """Step along the noised mean update."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD momentum, or beta_1 of Adam and LAMB."""
-    nesterov: bool = False
-    """SGD only: momentum looks one step ahead."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Each round takes this share times the learning rate off the weights. No data is in it, so it
-    stands outside the clip."""
-    rescale_to_unit_norm: bool = False
-    """Divide the noised mean by the clip, so that the learning rate does not depend on it."""
+    """SGD momentum, or Adam's beta_1."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Decay of the learning rate over all rounds."""
     warmup_rounds: NonNegativeInt = 0
     """Linear warm-up before the schedule."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Average of the weights that is released; 0 releases the last weights."""
-    other_ema_decays: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
-    """More averages, kept and measured beside the released one: free of charge."""
 
 
 class TrainingConfig(Section):
@@ -157,7 +111,7 @@ class TrainingConfig(Section):
 
     algorithm: Literal["dp_fedemb", "dp_fedavg", "centralized"] = "dp_fedemb"
     """`dp_fedavg` shares its head (and clips and noises it); `centralized` is a
-    baseline: it needs `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
+    baseline: it needs `purpose: simulation`, mechanism `not_private` and `rounds: 1`."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0

@@ -18,14 +18,6 @@ class ArrayUsers:
     A user's virtual clients depend on the key and on their own id alone, as in a pipeline, so that
     a user more or less changes no other user's (docs/privacy/sensitivity.md).
 
-    >>> images = np.zeros((4, 8, 8, 1), np.uint8)
-    >>> people = ArrayUsers(
-    ...     images, np.array([5, 5, 6, 7]), np.array(["ada", "ada", "ben", "cleo"]),
-    ...     virtual_clients=1, groupings=1, key=bytes(32))
-    >>> _, labels = people.examples(people.members(grouping=0, group=0), max_examples=3)
-    >>> sorted(labels.tolist())  # everyone's first image before anyone's second
-    [5, 6, 7]
-
     Args:
       images: uint8 `[images, size, size, channels]`.
       labels: `[images]` whole numbers, any values.
@@ -40,8 +32,8 @@ class ArrayUsers:
 
     def __init__(
         self,
-        images: np.ndarray,
-        labels: np.ndarray,
+        images: UInt8[np.ndarray, "images size size channels"],
+        labels: Int[np.ndarray, " images"],
         users: np.ndarray,
         *,
         virtual_clients: int,
@@ -94,7 +86,7 @@ class ArrayUsers:
 
 
 def check_images(images: np.ndarray, size: int | None = None, channels: int | None = None) -> None:
-    """Refuses arrays that are not square uint8 images of the wanted size and channels.
+    """Refuses what are no square uint8 images, or none of the size and channels that are wanted.
 
     Raises:
       InputError: see above.

@@ -112,7 +112,7 @@ def load_examples(
     image_size: int,
     channels: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Loads the images of some users as arrays, in an order that no other user changes.
+    """Loads the images of some users as arrays, in an order that is theirs alone.
 
     If there are too many, `choose_examples` says which; a user's are in keyed-hash order.
 

@@ -1,9 +1,9 @@
-"""Keyed hashes that place users: block, split and virtual client, fixed for a policy's life.
+"""Who is who: every identity and every choice about it is a keyed hash, fixed for a policy's life.
 
-The key is the policy's partition key (`keys/`), so without it one cannot tell which users share a
-virtual client, are held out, or fill a block; and a user is placed alike in every run.
+The key is the policy's partition key (`privacy/keys.py`), so nobody without it can tell which users
+share a virtual client, are held out, or fill a block; and a user meets the same fate in every run.
 Nothing depends on order, counts or other users: that is what makes removing a user change one
-virtual client per grouping and nothing else (docs/privacy/sensitivity.md#rule-a).
+virtual client per grouping and nothing else (dp.md 2.1, rule A).
 """
 
 from __future__ import annotations

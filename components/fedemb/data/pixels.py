@@ -1,4 +1,4 @@
-"""Decodes any PNG or JPEG, writes one canonical PNG, and decodes that one very fast.
+"""Pixels in and out: any PNG or JPEG in, one canonical PNG out, and that one back very fast.
 
 A canonical PNG has 8 bits, no filter, one IDAT chunk and nothing else, so it decodes in two
 microseconds without an image library; every other program reads it too. Training never meets an
@@ -128,7 +128,7 @@ def canonical_image(
 
 
 def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray | None:
-    """Decodes a canonical PNG without Pillow; None if the file is another one."""
+    """Decodes our own PNG without Pillow; None: not ours, let Pillow look."""
     length, crc = int.from_bytes(data[33:37], "big"), data[-16:-12]
     if (
         length != len(data) - 57

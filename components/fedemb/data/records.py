@@ -165,7 +165,7 @@ def _canonical_text(value: Any) -> str | None:
 
 
 def canonical_user_id(value: Any) -> str | None:
-    """Returns the one spelling of a user id, or None if the value is no id.
+    """Returns the one spelling of a user id, or None if the value names nobody.
 
     See `canonical_text` for what counts as the same. Joining too much is the safe error: two
     people with one id are protected together.

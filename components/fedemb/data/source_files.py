@@ -1,7 +1,7 @@
-"""Opens the files of a source, one by one.
+"""The files of a source, one by one: opened here, judged as files, never as data.
 
-A file that is missing, cut short or not readable is an error, said in one sentence. Bad records in
-a readable file are left to the caller, who drops and counts them.
+A file that is missing, cut or forbidden is an error of one sentence; what its records hold is the
+concern of whoever reads them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
 
 
 def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None:
-    """First value of each named feature of a tf.train.Example; None if the bytes are not one."""
+    """First value of each named feature of a tf.train.Example; None if it is none."""
     try:
         features = example_class().FromString(record).features.feature
     except Exception:  # whatever protobuf throws at hostile bytes: the record is dropped

@@ -1,10 +1,10 @@
-"""Lists what there is to read (files, row groups, folders), and fails if it is missing.
+"""Finding what there is to read: files, row groups, folders; and failing loudly if it is not there.
 
-Only names and schemas are read, never data: a missing file, a missing column, a cut file or a lack
-of permission is a fault of the infrastructure, and one sentence says so before anything runs.
-`find_parts` runs in the driver and lists files; what grows with the users, a folder each or the row
-groups of a file, is found by workers with `split_part`, a few at a time. Of files in a bucket the
-driver looks into the first only, workers into all.
+Only names and schemas are looked at, never data: a missing file, a missing column, a cut file or a
+lack of permission is infrastructure, and one sentence says so before anything runs. `find_parts`
+runs in the driver and lists files; what grows with the users, a folder each or the row groups of a
+file, is found by workers with `split_part`, a few at a time. Of files in a bucket the driver looks
+into the first only, workers into all.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
 
 
 def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
-    known = [name for name in (source.columns.user_id, source.columns.label) if name]
+    known = [source.columns.user_id, *([source.columns.label] if source.columns.label else [])]
     check_columns("an image folder", known, wanted)
     store = open_store(source.uri)
     if store.local_root is not None and not store.local_root.is_dir():

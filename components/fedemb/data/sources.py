@@ -144,9 +144,7 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
         for start in range(0, len(names), BATCH_ROWS):
             images = names[start : start + BATCH_ROWS]
             classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]
-            everything: dict[str, list[str]] = {}
-            if source.columns.user_id:
-                everything[source.columns.user_id] = [_unicode(folder)] * len(images)
+            everything = {source.columns.user_id: [_unicode(folder)] * len(images)}
             if source.columns.label:
                 everything[source.columns.label] = [_unicode(name) for name in classes]
             readable = [name if name == _unicode(name) else "" for name in images]
@@ -154,7 +152,7 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 
 def _unicode(name: str) -> str:
-    """A file name without bytes that are not Unicode, which Beam cannot carry between workers."""
+    """A name without the bytes that are no Unicode: no engine carries them between workers."""
     return name.encode(errors="ignore").decode()
 
 
@@ -203,11 +201,6 @@ def read_public_images(
       StorageError: it cannot be read.
     """
     column = source.columns.label or source.columns.user_id
-    if column is None:
-        raise InputError(
-            f"nothing tells the classes of {source.uri} apart; name columns.label or "
-            "columns.user_id of the public source"
-        )
     files = image_files(source)
 
     def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:

@@ -5,29 +5,35 @@ The report is compared with all of it; nothing of it is trusted for being in a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import canonical_json, config_digest, file_digest, strict_json
-from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import Written, read
-from fedemb.documents.fields import Tensor
-from fedemb.documents.model import ModelCard, RoundLine
+from fedemb.documents.artifacts import (
+    canonical_json,
+    config_digest,
+    parse_json,
+    sha256_hex,
+    tree_digests,
+)
+from fedemb.documents.evidence_schema import SCHEMAS, document_problem
 from fedemb.documents.model_files import stored_tensors
-from fedemb.documents.plan import PrivacyPlan
-from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ArtifactError, FedEmbError
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
 """What a model artifact holds, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON document and the digest of its bytes."""
+
+    body: Mapping[str, Any]
+    sha: str
 
 
 @dataclass(frozen=True)
@@ -37,52 +43,75 @@ class Evidence:
     config: RunConfig
     config_sha: str
     """Digest of the configuration as it was written, perhaps by an older version."""
-    plan: Written[PrivacyPlan]
-    reservation: Written[ReservationDocument]
-    users: Written[UsersManifest]
-    model: Written[ModelCard]
-    rounds: tuple[RoundLine, ...]
+    plan: Document
+    reservation: Document
+    users: Document
+    model: Document
+    rounds: tuple[Mapping[str, Any], ...]
     model_files: Mapping[str, str]
     """Digest of every file of the model artifact."""
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Mapping[str, Any], ...]
     """Names and shapes found inside `backbone.keras`."""
-    audit: Written[AuditReport]
-    utility: Written[UtilityReport]
-
-    @property
-    def signed(self) -> tuple[Written[Any], ...]:
-        """What steps before the report signed, the reservation apart."""
-        return (self.plan, self.users, self.model, self.audit, self.utility)
+    audit: Document
+    utility: Document
 
 
-def write_rounds(lines: Sequence[RoundLine]) -> bytes:
-    """The public round log: one line of canonical JSON per round."""
-    return b"".join(canonical_json(line.model_dump(mode="json")) + b"\n" for line in lines)
-
-
-def read_rounds(path: Path) -> tuple[RoundLine, ...]:
-    """Reads the public round log, whose bytes must be those the trainer gives its content.
+def read_document(path: Path, kind: str) -> Document:
+    """Reads a document whose bytes must be those our writers give its content.
 
     Raises:
-      ArtifactError: missing, a line is not that of a round, or its bytes say more than its content.
+      ArtifactError: missing, of another schema, with an unknown or a missing field, or with bytes
+        that say more than its content (blanks, repeated keys, another spelling of a number).
     """
     try:
         data = path.read_bytes()
-        rounds = tuple(
-            RoundLine.model_validate(strict_json(line, f"a line of {path.name}"))
-            for line in data.splitlines()
-        )
-    except (OSError, ArtifactError, ValidationError) as error:
+    except OSError as error:
         raise ArtifactError(
-            f"a line of the round log {path.name} cannot be read, or is not the public line of its "
-            "round and nothing else; resume the training"
+            f"the {kind} document {path.name} cannot be read; run the step that writes it"
         ) from error
-    if write_rounds(rounds) != data:
+    try:
+        body = parse_json(data, SCHEMAS[kind], f"the {kind} document")
+        text = json.dumps(body, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"the {kind} document {path.name} holds a number that is none, or is nested without "
+            "end; it was not written by us"
+        ) from error
+    if text.encode() + b"\n" != data:
+        raise ArtifactError(
+            f"the {kind} document {path.name} was changed after it was written; run its step again"
+        )
+    problem = document_problem(kind, body)
+    if problem is not None:
+        raise ArtifactError(
+            f"{problem} of the {kind} document {path.name} is unknown, missing or not of its form; "
+            "run its step again with this version"
+        )
+    return Document(body, sha256_hex(data))
+
+
+def read_rounds(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Reads the public round log, whose bytes must be those the trainer gives its content.
+
+    Raises:
+      ArtifactError: missing, a line is no JSON object, or its bytes say more than its content.
+    """
+    try:
+        data = path.read_bytes()
+        rounds = [json.loads(line) for line in data.splitlines()]
+        if not all(isinstance(entry, dict) for entry in rounds):
+            raise ValueError("no object")
+        written = b"".join(canonical_json(entry) + b"\n" for entry in rounds)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"the round log {path.name} cannot be read; resume the training"
+        ) from error
+    if written != data:
         raise ArtifactError(
             f"the round log {path.name} was changed after it was written; take the model artifact "
             "from the training step again"
         )
-    return rounds
+    return tuple(rounds)
 
 
 def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
@@ -91,49 +120,26 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
     Raises:
       ArtifactError: one is missing or broken, or the model artifact holds other files.
     """
-    folder = artifacts.model
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    if found != MODEL_FILES:
+    model = artifacts.model
+    files = tree_digests(model)
+    if set(files) != MODEL_FILES:
         raise ArtifactError(
-            f"the model artifact holds {sorted(found ^ MODEL_FILES)} beside or instead of "
+            f"the model artifact holds {sorted(set(files) ^ MODEL_FILES)} beside or instead of "
             "backbone, model.json and rounds.jsonl; run the training again"
         )
-    return gather(config, config_digest(config), artifacts)
-
-
-def gather(config: RunConfig, config_sha: str, artifacts: RunArtifacts) -> Evidence:
-    """Reads the documents of a run, and of the folder `model` the files of a model and no other.
-
-    Raises:
-      ArtifactError: one is missing or broken.
-    """
-    model = read(artifacts.model / "model.json", ModelCard)
-    backbone = artifacts.model / "backbone.keras"
-    files = {name: _digest(artifacts.model / name) for name in sorted(MODEL_FILES)}
-    # Another file than the trainer's is not looked into; the gate says that it is another.
-    its_own = files[backbone.name] == model.body.weights_sha
     return Evidence(
         config=config,
-        config_sha=config_sha,
-        plan=read(artifacts.privacy_plan, PrivacyPlan),
-        reservation=read(artifacts.reservation, ReservationDocument),
-        users=read(artifacts.users, UsersManifest),
-        model=model,
-        rounds=read_rounds(artifacts.model / "rounds.jsonl"),
+        config_sha=config_digest(config),
+        plan=read_document(artifacts.privacy_plan, "plan"),
+        reservation=read_document(artifacts.reservation, "reservation"),
+        users=read_document(artifacts.users, "users"),
+        model=read_document(model / "model.json", "model"),
+        rounds=read_rounds(model / "rounds.jsonl"),
         model_files=files,
-        tensors=stored_tensors(backbone, files[backbone.name]) if its_own else (),
-        audit=read(artifacts.audit_report, AuditReport),
-        utility=read(artifacts.utility_report, UtilityReport),
+        tensors=tuple(stored_tensors(model / "backbone.keras")),
+        audit=read_document(artifacts.audit_report, "audit"),
+        utility=read_document(artifacts.utility_report, "utility"),
     )
-
-
-def _digest(path: Path) -> str:
-    try:
-        return file_digest(path)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path.name} of the model cannot be read; run the training again"
-        ) from error
 
 
 def sentence_of(error: Exception) -> str:

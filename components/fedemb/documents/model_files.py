@@ -3,37 +3,18 @@
 A `.keras` file is a zip of `config.json`, `metadata.json` and `model.weights.h5`. Whatever else it
 holds, and every tensor beyond the backbone's, must not leave the private side: a head knows its
 virtual client, optimizer slots know the last updates.
-
-A file may say it is far larger than it is (a zip that unfolds, a tensor without its numbers), so it
-is looked into by another process, which has `MEMORY` and `SECONDS` and no more, and never unfolds.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import json
-import os
-import resource
-import subprocess
-import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import strict_json
-from fedemb.documents.fields import Tensor
 from fedemb.errors import ArtifactError
 
-MEMORY = 4 << 30
-"""Bytes of address space for the look inside; the weights themselves are never read."""
-SECONDS = 60
-"""Of processor time."""
-_REFUSED = 3
-"""Exit code for a file that is none; a process that was cut off has any other."""
-_PLAIN_LAYOUTS = (0, 1)
-"""Of HDF5: compact and contiguous, not chunked and not virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
 _LIST = 64
 """Numbers in one list of a layer's settings: shapes, strides, axes; more would be a tensor."""
@@ -41,115 +22,66 @@ _TEXT = 1024
 """Characters in one setting; more would be code or data."""
 
 
-@functools.lru_cache(maxsize=64)
-def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
-    """Lists every tensor of a `.keras` file, in a process of limited memory and time.
-
-    Args:
-      path: the file.
-      sha: digest of its bytes, under which the answer is remembered.
+def stored_tensors(path: Path) -> list[dict[str, Any]]:
+    """Lists every tensor of a `.keras` file.
 
     Returns:
-      Their paths inside the weights file and their shapes, sorted by name.
+      `{"name": path inside the weights file, "shape": [..]}`, sorted by name.
 
     Raises:
-      ArtifactError: not such a file, other members inside, an optimizer or compiled state, layers
-        that carry code or numbers in their settings, or a file that takes too much to look into.
+      ArtifactError: not such a file, other members inside, an optimizer or compiled state, or
+        layers that carry code or numbers in their settings.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(path.absolute())]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    try:
-        child = subprocess.run(
-            command, capture_output=True, timeout=4 * SECONDS, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        child = None
-    if child is None or child.returncode not in (0, _REFUSED):
-        raise ArtifactError(
-            f"{path.name} takes more than {MEMORY >> 30} GB or {SECONDS} s to look into, so it is "
-            "no backbone; run the step that writes it again"
-        )
-    if child.returncode == _REFUSED:
-        raise ArtifactError(child.stdout.decode(errors="replace"))
-    listed = strict_json(child.stdout, path.name)
-    return tuple(Tensor.model_validate(tensor) for tensor in listed)
+    return [{"name": name, "shape": list(value.shape)} for name, value in _read(path)]
 
 
-def main(path: Path) -> int:
-    """Prints the tensors of a file as JSON, or what is wrong with it; the exit code says which."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    try:
-        sys.stdout.write(json.dumps(_tensors(path)))
-    except ArtifactError as error:
-        sys.stdout.write(str(error))
-        return _REFUSED
-    return 0
+def stored_values(path: Path) -> list[Any]:
+    """The tensors of a `.keras` file as arrays, in the order of `stored_tensors`.
+
+    Raises:
+      ArtifactError: as `stored_tensors`.
+    """
+    return [value for _, value in _read(path)]
 
 
-def _tensors(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[tuple[str, Any]]:
     import h5py
+    import numpy as np
 
     try:
         with zipfile.ZipFile(path) as archive:
-            config = strict_json(_member(archive, path, "config.json"), path.name)
-            weights = _member(archive, path, "model.weights.h5")
-        tensors: list[dict[str, Any]] = []
+            members = archive.namelist()
+            if sorted(members) != sorted(_MEMBERS):
+                odd = sorted(set(members) ^ _MEMBERS) or ["a member twice"]
+                raise ArtifactError(
+                    f"{path.name} holds {odd} beside or instead of a backbone; save the backbone "
+                    "alone"
+                )
+            config = json.loads(archive.read("config.json"))
+            weights = archive.read("model.weights.h5")
+        tensors: list[tuple[str, Any]] = []
 
         def visit(name: str, item: Any) -> None:
-            for attribute in item.attrs:
-                extent = item.attrs.get_id(attribute).get_space().get_simple_extent_npoints()
-                value = item.attrs[attribute] if extent <= _LIST else None
-                if value is None or (isinstance(value, str | bytes) and len(value) > _TEXT):
-                    raise ArtifactError(f"{path.name} holds numbers beside its tensors")
+            if any(value.size > _LIST for value in map(np.asarray, item.attrs.values())):
+                raise ArtifactError(f"{path.name} holds numbers beside its tensors; save it anew")
             if isinstance(item, h5py.Dataset):
-                _require_plain(item, path)
-                tensors.append({"name": name, "shape": list(item.shape)})
+                tensors.append((name, item[()]))
 
         with h5py.File(io.BytesIO(weights), "r") as file:
             visit("/", file)
             file.visititems(visit)
-    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ArtifactError(
             f"{path.name} is not a readable .keras file; run the step that writes it again"
         ) from error
-    if not isinstance(config, dict) or config.get("compile_config"):
+    if config.get("compile_config"):
         raise ArtifactError(
             f"{path.name} holds compile settings, so it is not a bare backbone; save it uncompiled"
         )
     problem = _setting_problem(config)
     if problem is not None:
         raise ArtifactError(f"{path.name} {problem}; keep weights in tensors and code in modules")
-    return sorted(tensors, key=lambda tensor: tensor["name"])
-
-
-def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
-    """A member as it lies in the file: Keras packs nothing, and what is packed could unfold."""
-    names = archive.namelist()
-    if sorted(names) != sorted(_MEMBERS):
-        odd = sorted(set(names) ^ _MEMBERS) or ["a member twice"]
-        raise ArtifactError(
-            f"{path.name} holds {odd} beside or instead of a backbone; save the backbone alone"
-        )
-    member = archive.getinfo(name)
-    packed = member.compress_type != zipfile.ZIP_STORED
-    if packed or not member.file_size == member.compress_size <= path.stat().st_size:
-        raise ArtifactError(
-            f"{path.name} holds a packed {name}, and Keras packs nothing; save the backbone with "
-            "Keras 3"
-        )
-    return archive.read(name)
-
-
-def _require_plain(item: Any, path: Path) -> None:
-    """A tensor's numbers lie in the file, all of them, as they are."""
-    layout = item.id.get_create_plist().get_layout()
-    plain = layout in _PLAIN_LAYOUTS and not item.external
-    if not plain or item.id.get_storage_size() != item.size * item.dtype.itemsize:
-        raise ArtifactError(
-            f"{path.name} holds a tensor that is packed, elsewhere or not there; save the backbone "
-            "with Keras 3"
-        )
+    return sorted(tensors, key=lambda tensor: tensor[0])
 
 
 def _setting_problem(value: Any) -> str | None:
@@ -176,7 +108,7 @@ def _numbers(value: Any) -> int:
     return isinstance(value, int | float)
 
 
-def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+def tensor_problem(stored: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str | None:
     """Compares what a file holds with the backbone's own tensors.
 
     The weights file has its own names, so shapes are compared, each as often as it occurs; words
@@ -184,26 +116,22 @@ def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str 
 
     Args:
       stored: result of `stored_tensors`.
-      expected: the backbone's variables.
+      expected: `{"name", "shape"}` of the backbone's variables.
 
     Returns:
       What is wrong, or None.
     """
     for tensor in stored:
-        words = tensor.name.lower().split("/")
+        words = tensor["name"].lower().split("/")
         if words[0] not in ("layers", "_layer_checkpoint_dependencies", "vars") or any(
             word.startswith(("optimizer", "head", "seed_generator", "momentum", "velocity"))
             for word in words
         ):
-            return f"the tensor {tensor.name!r} is not of a backbone"
-    found = sorted(tensor.shape for tensor in stored)
-    wanted = sorted(tensor.shape for tensor in expected)
+            return f"the tensor {tensor['name']!r} is not of a backbone"
+    found = sorted(json.dumps(tensor["shape"]) for tensor in stored)
+    wanted = sorted(json.dumps(list(tensor["shape"])) for tensor in expected)
     if found != wanted:
         return (
             f"it holds {len(found)} tensors, the backbone has {len(wanted)}, or their shapes differ"
         )
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

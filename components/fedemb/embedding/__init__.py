@@ -5,10 +5,11 @@ Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing el
     >>> import secrets
     >>> import numpy as np
     >>> from fedemb.config import LocalTrainingConfig, ModelConfig, ServerConfig
-    >>> from fedemb import GroupPoissonGaussianConfig, build_mechanism
-    >>> from fedemb import plan as plan_of
-    >>> plan = plan_of(GroupPoissonGaussianConfig(
-    ...     rounds=2, noise_multiplier=1.0, sampling_probability=0.5), virtual_clients=8)
+    >>> from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    >>> from fedemb.privacy.queries import build_mechanism
+    >>> plan = MechanismPlan(
+    ...     kind="group_poisson_gaussian", rounds=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+    ...     virtual_clients=8, groupings=1, sampling_probability=0.5)
     >>> mechanism = build_mechanism(plan, secrets.token_bytes(32), "my-run", 1, "0" * 64)
     >>> backbone = build_backbone(ModelConfig(backbone="tiny", image_size=12, embedding_dim=8), 0)
     >>> train_round = RoundFunction(backbone, mechanism, LocalTrainingConfig(batch_size=4))

@@ -1,4 +1,4 @@
-"""Training on one pooled data set: public pretraining, and the baseline without privacy.
+"""Training on one pile of data: public pretraining, and the centralized baseline without privacy.
 
 The same losses, augmentation and optimizer kernels as local training, in one loop over shuffled
 batches with a learning rate that rises for a tenth of the steps, then falls along a half cosine.
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
 
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
 from fedemb.embedding.augmentation import augment
@@ -33,8 +32,8 @@ def minimize(
     backbone: Any,
     extra: Sequence[np.ndarray],
     loss_of: LossOf,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
+    images: np.ndarray,
+    labels: np.ndarray,
     *,
     epochs: int,
     batch_size: int,
@@ -138,8 +137,8 @@ def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
 
 def train_supervised(
     backbone: Any,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
+    images: np.ndarray,
+    labels: np.ndarray,
     *,
     loss: LossConfig,
     augmentation: AugmentationConfig | None,
@@ -161,7 +160,7 @@ def train_supervised(
 
 def train_contrastive(
     backbone: Any,
-    images: UInt8[np.ndarray, "images size size channels"],
+    images: np.ndarray,
     *,
     augmentation: AugmentationConfig | None,
     temperature: float,
@@ -190,12 +189,7 @@ def train_contrastive(
 
 
 def pretrain(
-    backbone: Any,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
-    config: PretrainingConfig,
-    *,
-    seed: int,
+    backbone: Any, images: np.ndarray, labels: np.ndarray, config: PretrainingConfig, *, seed: int
 ) -> float:
     """Trains a backbone in place on public images.
 
@@ -220,8 +214,8 @@ def pretrain(
 
 def train_centralized(
     backbone: Any,
-    images: UInt8[np.ndarray, "images size size channels"],
-    labels: Int[np.ndarray, " images"],
+    images: np.ndarray,
+    labels: np.ndarray,
     training: TrainingConfig,
     *,
     epochs: int = 15,

@@ -1,4 +1,4 @@
-"""Training on several machines: the chief assigns virtual clients to the devices of all hosts.
+"""Several machines: the chief deals virtual clients to devices of other hosts as to its own.
 
 Every host runs one process. The cluster is described in `TF_CONFIG`, as Kubeflow's TFJob writes it:
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedemb.embedding.rounds import ClientExamples, ParallelRounds, Slab
+from fedemb.embedding.rounds import ClientExamples, RoundFunction, Slab
 
 _AHEAD = 2
 """Slabs waiting at most: with their own bound, the memory this takes."""
@@ -25,7 +25,7 @@ class Feed:
 
     def __init__(
         self,
-        function: ParallelRounds,
+        function: RoundFunction,
         *,
         first: int,
         index: Any,

@@ -9,12 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float32, Int, Int32, Int64, UInt8
 
-
-def local_labels(
-    labels: Int64[Any, " examples"],
-) -> tuple[Int32[Any, " examples"], Int32[Any, ""]]:
+def local_labels(labels: Any) -> tuple[Any, Any]:
     """Renumbers labels inside one client: order of first appearance.
 
     Args:
@@ -29,7 +25,7 @@ def local_labels(
     return indices, tf.shape(distinct)[0]
 
 
-def glorot_head(classes: Any, dim: int, seed: Int[Any, "2"]) -> Float32[Any, "classes {dim}"]:
+def glorot_head(classes: Any, dim: int, seed: Any) -> Any:
     """Glorot-uniform head (the paper's), float32 `[classes, dim]`, from a stateless seed `[2]`."""
     import tensorflow as tf
 
@@ -39,13 +35,13 @@ def glorot_head(classes: Any, dim: int, seed: Int[Any, "2"]) -> Float32[Any, "cl
 
 def prototype_head(
     embed: Callable[[Any], Any],
-    images: UInt8[Any, "examples size size channels"],
-    labels: Int32[Any, " examples"],
-    classes: Int32[Any, ""],
+    images: Any,
+    labels: Any,
+    classes: Any,
     *,
     dim: int,
     batch_size: int,
-) -> Float32[Any, "classes {dim}"]:
+) -> Any:
     """Head of normalised class means of the client's own embeddings.
 
     Deterministic in the broadcast backbone and the client's examples, so it adds nothing to the

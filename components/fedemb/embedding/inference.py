@@ -6,14 +6,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Float32, UInt8
 
 _TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def embed(
-    backbone: Any, images: UInt8[np.ndarray, "images size size channels"], batch_size: int = 256
-) -> Float32[np.ndarray, "images dim"]:
+def embed(backbone: Any, images: np.ndarray, batch_size: int = 256) -> np.ndarray:
     """Embeds images and scales every embedding to unit length.
 
     Args:

@@ -1,4 +1,4 @@
-"""Loads and saves finished backbones."""
+"""Loading and saving a finished backbone, wherever a step meets one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.embedding.backbones import check_backbone
-from fedemb.embedding.standardized import register_layers
+from fedemb.embedding.standardized import standardized_convolution
 from fedemb.errors import ArtifactError
 
 
@@ -29,7 +29,7 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     """
     import keras
 
-    register_layers()
+    standardized_convolution()  # from here on Keras knows it by name
     try:
         backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (OSError, ValueError, TypeError, KeyError) as error:

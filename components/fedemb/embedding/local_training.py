@@ -1,9 +1,9 @@
-"""Local training of one virtual client, as graph code.
+"""What one virtual client does with the broadcast backbone, as graph code.
 
 Fresh head, labels renumbered inside the client, local steps, difference of the weights: algorithm
-of DP-FedEmb (arXiv 2211.10844; docs/method.md#algorithm). The state of a client lives in the
-variables of the worker that trains it and is overwritten by the next one; nothing of it is returned
-but the update. Fused in-place optimizer kernels keep a local step as cheap as one of a plain loop.
+of DP-FedEmb (arXiv 2211.10844; paper.md (a) 4-7). The state of a client lives in the variables of
+the worker that trains it and is overwritten by the next one; nothing of it is returned but the
+update. Fused in-place optimizer kernels keep a local step as cheap as one of a plain loop.
 
 All randomness is stateless and depends on the seed of the client alone. All batch shapes depend on
 the number of the client's examples alone: the last batch of an epoch is short, never padded.
@@ -199,7 +199,7 @@ def _stream(seed: Any, purpose: int, step: Any = 0) -> Any:
 
 
 def _complete(gradients: Sequence[Any]) -> list[Any]:
-    """The same gradients, after all are computed: no weight has to be copied before its update."""
+    """The same, none before all: then nobody reads a weight that is updated, and none is copied."""
     import tensorflow as tf
 
     with tf.control_dependencies(gradients):

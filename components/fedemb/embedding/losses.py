@@ -110,7 +110,7 @@ def triplet_loss(
     """Batch-hard triplet loss on unit embeddings; the head is not used.
 
     Each example that has both a positive and a negative in the batch is an anchor; the mean is
-    over anchors, and 0 where there are no such triplets.
+    over anchors, and 0 where there is none.
     """
     import tensorflow as tf
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxtyping import Float32, Num, UInt8
 
-
-def decode_image(encoded: Any, size: int, channels: int) -> UInt8[Any, "{size} {size} {channels}"]:
+def decode_image(encoded: Any, size: int, channels: int) -> Any:
     """Decodes one PNG or JPEG and brings it to the size a backbone was built for.
 
     Args:
@@ -29,9 +27,7 @@ def decode_image(encoded: Any, size: int, channels: int) -> UInt8[Any, "{size} {
     return tf.ensure_shape(image, [size, size, channels])
 
 
-def preprocess(
-    images: Num[Any, "*batch height width channels"],
-) -> Float32[Any, "*batch height width channels"]:
+def preprocess(images: Any) -> Any:
     """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
 
     Args:

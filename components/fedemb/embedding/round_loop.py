@@ -1,6 +1,6 @@
 """The loop over private rounds: the only one, for a pipeline step and for a simulation.
 
-sample, load -> local training or gradient -> clip, exact sum -> noise -> commit -> server step
+sample, load -> local training -> clip, exact sum -> noise -> commit -> server step
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from fedemb.config import ServerConfig
 from fedemb.embedding.feed import Feed
-from fedemb.embedding.rounds import ParallelRounds, RoundSums
-from fedemb.embedding.server import ServerState
+from fedemb.embedding.rounds import RoundFunction, RoundSums
+from fedemb.embedding.server import ServerState, server_step
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Round:
 
 
 def run_rounds(
-    function: ParallelRounds,
+    function: RoundFunction,
     server: ServerConfig,
     state: ServerState,
     feed: Feed,
@@ -44,7 +44,7 @@ def run_rounds(
     """Runs the rounds that `state` has not seen yet, one for each step of the iterator.
 
     Args:
-      function: what units bring to a round, with the mechanism that clips, sums, noises and prices.
+      function: local training, with the mechanism that clips, sums, noises and prices.
       server: rule that applies the noised mean.
       state: before the first round to run.
       feed: virtual clients of the same rounds.
@@ -59,7 +59,7 @@ def run_rounds(
         output = mechanism.aggregate(index, sums.sample_state)
         noised = time.perf_counter()
         record = commit(index, output) if commit else None
-        state = function.advance(server, state, output.mean)
+        state = server_step(server, state, output.mean, rounds=mechanism.plan.rounds)
         seconds = {
             "train": trained - start,
             "noise": noised - trained,

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64
 
-from fedemb.config import LocalTrainingConfig, ServerConfig
+from fedemb.config import LocalTrainingConfig
 from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
-from fedemb.embedding.server import ServerState, server_step
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""
@@ -71,18 +68,14 @@ class Share(NamedTuple):
     """int64 `[clients, 2]`."""
 
 
-Slab = list[Any]
+Slab = list[Share]
 """Some virtual clients of a round, one share per worker."""
 
 
-def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random.SeedSequence:
-    """Seed of one virtual client or unit in one round: depends on nothing else."""
-    return np.random.SeedSequence([seed, round_index, grouping, group])
-
-
-def client_seed(seed: int, round_index: int, grouping: int, group: int) -> Int64[np.ndarray, "2"]:
-    """The same as two numbers, int64 `[2]`."""
-    return seed_of(seed, round_index, grouping, group).generate_state(2).astype(np.int64)
+def client_seed(seed: int, round_index: int, grouping: int, group: int) -> np.ndarray:
+    """Seed of one virtual client in one round, int64 `[2]`: depends on nothing else."""
+    words = np.random.SeedSequence([seed, round_index, grouping, group]).generate_state(2)
+    return words.astype(np.int64)
 
 
 def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
@@ -108,7 +101,7 @@ def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, work
     return [share(part) for part in parts]
 
 
-def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"]) -> None:
+def assign_weights(variables: Sequence[Any], weights: np.ndarray) -> None:
     """Writes flat weights into Keras variables, in order; what is left over (a head) is dropped."""
     start = 0
     for variable in variables:
@@ -118,152 +111,7 @@ def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"
         start = stop
 
 
-class ParallelRounds(ABC):
-    """What all kinds of round share: workers, slabs of bounded size, one exact sum.
-
-    Args:
-      shapes: of the tensors that train.
-      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each record.
-      share: `tf.TensorSpec`s of the part of a slab that one worker gets.
-      slab_units: units of one slab, at most.
-      seed: of everything random but noise and sampling.
-      devices: one name for each worker that works side by side, or None: left to TensorFlow.
-    """
-
-    def __init__(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        mechanism: Any,
-        share: Any,
-        *,
-        slab_units: int,
-        seed: int,
-        devices: Sequence[str | None],
-    ) -> None:
-        import tensorflow as tf
-
-        self.mechanism, self.seed = mechanism, seed
-        self.worker_count = len(devices)
-        self.seconds_waited = 0.0
-        """Of the last round: how long it waited for data."""
-        self._devices, self._slab_units = devices, slab_units
-        self._shapes = list(shapes)
-        self._sizes = [int(np.prod(shape)) for shape in shapes]
-        self.dim = sum(self._sizes)
-        self._train = tf.function(
-            self._train_slab,
-            input_signature=[
-                [tf.TensorSpec(shape, tf.float32) for shape in shapes],
-                [share] * self.worker_count,
-                [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
-                _specs(mechanism.sample_params()),
-            ],
-        )
-
-    @abstractmethod
-    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`."""
-
-    @abstractmethod
-    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        """At least one unit, spread over the workers."""
-
-    @abstractmethod
-    def _loop(
-        self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
-    ) -> tuple[Any, Any]:
-        """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
-
-    def _split(self, weights: np.ndarray) -> list[np.ndarray]:
-        parts = np.split(weights, np.cumsum(self._sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def slabs(self, clients: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
-        """Packs the clients of a round into slabs of bounded size; empty ones contribute zero."""
-        waiting: list[ClientExamples] = []
-        size = 0
-        for client in clients:
-            if not len(client.labels):
-                continue
-            full = len(waiting) == self._slab_units or size + client.images.nbytes > SLAB_BYTES
-            if waiting and full:
-                yield self._pack(waiting, round_index)
-                waiting, size = [], 0
-            waiting.append(client)
-            size += client.images.nbytes
-        if waiting:
-            yield self._pack(waiting, round_index)
-
-    def __call__(
-        self,
-        weights: Float32[np.ndarray, " dim"],
-        clients: Iterable[ClientExamples],
-        round_index: int,
-    ) -> RoundSums:
-        """Computes the clipped sum of one round.
-
-        Args:
-          weights: float32 `[dim]`, what all clients start from.
-          clients: the sampled virtual clients.
-          round_index: enters the seeds.
-        """
-        return self.run(weights, self.slabs(clients, round_index))
-
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """The same from packed slabs, for callers that pack ahead of time."""
-        import tensorflow as tf
-
-        broadcast = [tf.constant(part) for part in self._split(weights)]
-        query, parameters = self.mechanism.query, self.mechanism.sample_params()
-        states = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
-        statistics = []
-        self.seconds_waited, asked = 0.0, time.perf_counter()
-        for slab in slabs:
-            self.seconds_waited += time.perf_counter() - asked
-            # The clip is an argument of the traced function, never a constant in it: it may move.
-            states, rows = self._train(broadcast, slab, states, parameters)
-            statistics.append(rows.numpy())
-            asked = time.perf_counter()
-        total = states[0]
-        for state in states[1:]:
-            total = query.merge_sample_states(total, state)
-        empty = np.zeros((0, len(STATISTICS)), np.float32)
-        return RoundSums(total, np.concatenate([empty, *statistics]))
-
-    def advance(
-        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
-    ) -> ServerState:
-        """The server's step on the noised mean of a round of this kind."""
-        plan = self.mechanism.plan
-        return server_step(
-            server,
-            state,
-            mean,
-            rounds=plan.rounds,
-            l2_norm_clip=plan.l2_norm_clip,
-            sizes=self._sizes,
-        )
-
-    def _train_slab(
-        self, broadcast: Any, slab: Slab, states: Any, parameters: Any
-    ) -> tuple[Any, Any]:
-        import tensorflow as tf
-
-        done, statistics = [], []
-        for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
-            with tf.device(device):
-                summed, rows = self._loop(number, broadcast, share, states[number], parameters)
-            done.append(summed)
-            statistics.append(rows)
-        return done, tf.concat(statistics, axis=0)
-
-
-def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
-    """A device for each worker, in turn; None: left to TensorFlow."""
-    return [devices[number % len(devices)] if devices else None for number in range(workers)]
-
-
-class RoundFunction(ParallelRounds):
+class RoundFunction:
     """Trains the virtual clients of a round and sums their updates through a mechanism.
 
     Args:
@@ -294,26 +142,37 @@ class RoundFunction(ParallelRounds):
 
         chosen = list(backbone.trainable_variables if variables is None else variables)
         self.objective = Objective(backbone, chosen, config, shared_head_rows)
+        self.mechanism, self.seed, self.worker_count = mechanism, seed, workers
+        self.seconds_waited = 0.0
+        """Of the last round: how long it waited for data."""
+        self._devices = [devices[w % len(devices)] if devices else None for w in range(workers)]
         self._workers = []
-        for index, device in enumerate(dealt(devices, workers)):
+        for index, device in enumerate(self._devices):
             with tf.device(device):
                 self._workers.append(Worker(self.objective, index))
+        self._shapes = self.objective.shapes
+        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.dim = sum(self._sizes)
         size, channels = backbone.input_shape[1], backbone.input_shape[3]
-        super().__init__(
-            self.objective.shapes,
-            mechanism,
-            Share(
-                tf.TensorSpec([None, size, size, channels], tf.uint8),
-                tf.TensorSpec([None], tf.int64),
-                tf.TensorSpec([None], tf.int32),
-                tf.TensorSpec([None, 2], tf.int64),
-            ),
-            slab_units=SLAB_CLIENTS_PER_WORKER * workers,
-            seed=seed,
-            devices=dealt(devices, workers),
+        self._train = tf.function(
+            self._train_slab,
+            input_signature=[
+                [tf.TensorSpec(shape, tf.float32) for shape in self._shapes],
+                [
+                    Share(
+                        tf.TensorSpec([None, size, size, channels], tf.uint8),
+                        tf.TensorSpec([None], tf.int64),
+                        tf.TensorSpec([None], tf.int32),
+                        tf.TensorSpec([None, 2], tf.int64),
+                    )
+                ]
+                * workers,
+                [_specs(mechanism.initial_sample_state(self.dim))] * workers,
+                _specs(mechanism.sample_params()),
+            ],
         )
 
-    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+    def initial_weights(self) -> np.ndarray:
         """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
         parts = [v.numpy().ravel() for v in self.objective.variables]
         if self.objective.shared_head_rows:
@@ -322,8 +181,74 @@ class RoundFunction(ParallelRounds):
             parts.append(random.uniform(-limit, limit, self._sizes[-1]))
         return np.concatenate(parts).astype(np.float32)
 
-    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        return pack(units, seed=self.seed, round_index=round_index, workers=self.worker_count)
+    def _split(self, weights: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(weights, np.cumsum(self._sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def slabs(self, clients: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
+        """Packs the clients of a round into slabs of bounded size; empty ones contribute zero."""
+        waiting: list[ClientExamples] = []
+        size = 0
+        limit = SLAB_CLIENTS_PER_WORKER * self.worker_count
+        for client in clients:
+            if not len(client.labels):
+                continue
+            if waiting and (len(waiting) == limit or size + client.images.nbytes > SLAB_BYTES):
+                yield self._pack(waiting, round_index)
+                waiting, size = [], 0
+            waiting.append(client)
+            size += client.images.nbytes
+        if waiting:
+            yield self._pack(waiting, round_index)
+
+    def _pack(self, clients: Sequence[ClientExamples], round_index: int) -> Slab:
+        return pack(clients, seed=self.seed, round_index=round_index, workers=self.worker_count)
+
+    def __call__(
+        self, weights: np.ndarray, clients: Iterable[ClientExamples], round_index: int
+    ) -> RoundSums:
+        """Runs the local training of one round.
+
+        Args:
+          weights: float32 `[dim]`, what all clients start from.
+          clients: the sampled virtual clients.
+          round_index: enters the seeds.
+        """
+        return self.run(weights, self.slabs(clients, round_index))
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Slab]) -> RoundSums:
+        """The same from packed slabs, for callers that pack ahead of time."""
+        import tensorflow as tf
+
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+        query, parameters = self.mechanism.query, self.mechanism.sample_params()
+        states = [self.mechanism.initial_sample_state(self.dim) for _ in self._workers]
+        statistics = []
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for slab in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            # The clip is an argument of the traced function, never a constant in it: it may move.
+            states, rows = self._train(broadcast, slab, states, parameters)
+            statistics.append(rows.numpy())
+            asked = time.perf_counter()
+        total = states[0]
+        for state in states[1:]:
+            total = query.merge_sample_states(total, state)
+        empty = np.zeros((0, len(STATISTICS)), np.float32)
+        return RoundSums(total, np.concatenate([empty, *statistics]))
+
+    def _train_slab(
+        self, broadcast: Any, slab: Slab, states: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        done, statistics = [], []
+        for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
+            with tf.device(device):
+                summed, rows = self._loop(number, broadcast, share, states[number], parameters)
+            done.append(summed)
+            statistics.append(rows)
+        return done, tf.concat(statistics, axis=0)
 
     def _loop(
         self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any

@@ -6,11 +6,9 @@ Plain numpy on one flat vector, in a fixed order: a resumed run computes the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
 
 from fedemb.config import ServerConfig
 
@@ -33,111 +31,65 @@ def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Weights, optimizer slots and averaged weights, float32; all noised."""
+    """Weights, optimizer slots and averaged weights, float32 `[dim]` each; all noised."""
 
     weights: np.ndarray
-    """`[dim]`."""
     momentum: np.ndarray
-    """`[dim]`."""
     second_moment: np.ndarray
-    """Adam and LAMB only, `[dim]`; else empty."""
-    averages: np.ndarray
-    """Weighted sums of the weights so far, `[decays, dim]`, the released one first; see
-    `released_weights`."""
+    """Adam only; else empty."""
+    average: np.ndarray
+    """Weighted sum of the weights so far; see `released_weights`."""
+    average_weight: float
+    """Sum of the factors in `average`: 1 - decay^rounds."""
     rounds: int
     """Rounds applied."""
 
 
-def decays(config: ServerConfig) -> tuple[float, ...]:
-    """Decay of each average that is kept, the released one first."""
-    return (config.ema_decay, *config.other_ema_decays)
-
-
-def initial_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
+def initial_state(config: ServerConfig, weights: np.ndarray) -> ServerState:
     """State before round 0."""
     zeros = np.zeros_like(weights)
-    second = zeros[:0] if config.optimizer == "sgd" else zeros
-    averages = np.zeros((len(decays(config)), len(weights)), np.float32)
-    return ServerState(weights.copy(), zeros, second.copy(), averages, 0)
+    second = zeros.copy() if config.optimizer == "adam" else zeros[:0].copy()
+    return ServerState(weights.copy(), zeros, second, zeros.copy(), 0.0, 0)
 
 
 def server_step(
-    config: ServerConfig,
-    state: ServerState,
-    mean: Float32[np.ndarray, " dim"],
-    *,
-    rounds: int,
-    l2_norm_clip: float = 1.0,
-    sizes: Sequence[int] = (),
+    config: ServerConfig, state: ServerState, mean: np.ndarray, *, rounds: int
 ) -> ServerState:
     """Applies one noised mean update.
-
-    >>> config = ServerConfig(learning_rate=0.5, momentum=0.0)
-    >>> before = initial_state(config, np.zeros(2, np.float32))
-    >>> server_step(config, before, np.array([1, -2], np.float32), rounds=10).weights
-    array([ 0.5, -1. ], dtype=float32)
 
     Args:
       config: optimizer, schedule, averaging.
       state: before the round.
-      mean: float32 `[dim]`, mean of trained minus broadcast weights, or of downhill gradients;
-        weights move along it.
+      mean: float32 `[dim]`, mean of trained minus broadcast weights; weights move along it.
       rounds: planned rounds, for the schedule.
-      l2_norm_clip: first clip of the plan, for `rescale_to_unit_norm`.
-      sizes: weights of each tensor, for LAMB; all are one tensor by default.
     """
     rate = np.float32(learning_rate(config, state.rounds, rounds))
     beta, one = np.float32(config.momentum), np.float32(1.0)
     time = state.rounds + 1
-    if config.rescale_to_unit_norm:
-        mean = mean / np.float32(l2_norm_clip)
-    second = state.second_moment
-    if config.optimizer == "sgd":
-        momentum = beta * state.momentum + mean
-        step = beta * momentum + mean if config.nesterov else momentum
-    else:
+    if config.optimizer == "adam":
         beta_2 = np.float32(ADAM_BETA_2)
         momentum = beta * state.momentum + (one - beta) * mean
-        second = beta_2 * second + (one - beta_2) * np.square(mean)
+        second = beta_2 * state.second_moment + (one - beta_2) * np.square(mean)
         bias = math.sqrt(1.0 - ADAM_BETA_2**time) / (1.0 - config.momentum**time)
         step = np.float32(bias) * momentum / (np.sqrt(second) + np.float32(ADAM_EPSILON))
-    if config.weight_decay:
-        step = step - np.float32(config.weight_decay) * state.weights
-    if config.optimizer == "lamb":
-        step = _as_long_as(step, state.weights, sizes)
+    else:
+        momentum, second = beta * state.momentum + mean, state.second_moment
+        step = momentum
     weights = state.weights + rate * step
-    shares = np.array(decays(config), np.float32)[:, None]
+    decay = config.ema_decay
+    average = np.float32(decay) * state.average + np.float32(1.0 - decay) * weights
     return ServerState(
         weights=weights,
         momentum=momentum,
         second_moment=second,
-        averages=shares * state.averages + (one - shares) * weights,
+        average=average,
+        average_weight=decay * state.average_weight + (1.0 - decay),
         rounds=time,
     )
 
 
-def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The step, each tensor of it brought to the length of its weights (arXiv 1904.00962)."""
-    cuts = np.cumsum(sizes)[:-1]
-    parts = []
-    for part, tensor in zip(np.split(step, cuts), np.split(weights, cuts), strict=True):
-        length, wanted = np.linalg.norm(part), np.linalg.norm(tensor)
-        # A head that starts at zero has no length yet and moves by the step as it is.
-        parts.append(part * (wanted / length) if length > 0 and wanted > 0 else part)
-    return np.concatenate(parts).astype(np.float32)
-
-
-def released_weights(
-    config: ServerConfig, state: ServerState, average: int = 0
-) -> Float32[np.ndarray, " dim"]:
-    """Exponential average of the weights after each round, without bias to the start.
-
-    Args:
-      config: of the run.
-      state: after the last round.
-      average: 0: what is released; else one of `other_ema_decays`, counted from 1.
-    """
-    decay = decays(config)[average]
-    if decay == 0.0 or state.rounds == 0:
+def released_weights(config: ServerConfig, state: ServerState) -> np.ndarray:
+    """Exponential average of the weights after each round, without bias to the start."""
+    if config.ema_decay == 0.0 or state.rounds == 0:
         return state.weights
-    return state.averages[average] / np.float32(1.0 - decay**state.rounds)
+    return state.average / np.float32(state.average_weight)

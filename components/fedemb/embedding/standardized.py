@@ -3,7 +3,7 @@
 Weight standardisation (arXiv 1903.10520; in private training arXiv 2204.13650, +1.2 points beside
 GroupNorm) computes with `(w - mean) / sqrt(fan_in x variance + eps)` of each output channel in
 place of the stored kernel. It is a way to train: the released model holds the standardised kernels
-in ordinary layers, so that it loads without this file.
+in ordinary layers, so that nobody needs this file to load it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,17 @@ from functools import cache
 from typing import Any
 
 EPSILON = 1e-5
-GAIN_EPSILON = 1e-4
-"""Least `fan_in x variance` of a channel that has a gain (jax_privacy v0.1, `WSConv2D`)."""
 
 
-def standardize(kernel: Any, gain: Any = None) -> Any:
-    """Kernel `[height, width, in, out]` with mean 0 in each output channel.
+def standardize(kernel: Any) -> Any:
+    """Kernel `[height, width, in, out]` with mean 0 and squared norm 1 in each output channel."""
+    from keras import ops
 
-    Args:
-      kernel: as stored.
-      gain: `[out]`, norm of each output channel; None: 1.
-    """
-    import keras
-
-    ops: Any = keras.ops
     exact = ops.cast(kernel, "float32")
     mean = ops.mean(exact, axis=(0, 1, 2), keepdims=True)
     variance = ops.var(exact, axis=(0, 1, 2), keepdims=True)
-    square = kernel.shape[0] * kernel.shape[1] * kernel.shape[2] * variance
-    if gain is None:
-        scaled = (exact - mean) * ops.rsqrt(square + EPSILON)
-    else:
-        scaled = (exact - mean) * (
-            ops.rsqrt(ops.maximum(square, GAIN_EPSILON)) * ops.cast(gain, "float32")
-        )
+    fan_in = kernel.shape[0] * kernel.shape[1] * kernel.shape[2]
+    scaled = (exact - mean) * ops.rsqrt(fan_in * variance + EPSILON)
     return ops.cast(scaled, kernel.dtype)
 
 
@@ -51,42 +38,7 @@ def standardized_convolution() -> Any:
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel))
 
-        def plain_weights(self) -> list[Any]:
-            """Weights of the ordinary layer that computes the same."""
-            kernel = keras.ops.convert_to_numpy(standardize(self.kernel))
-            return [kernel, *self.get_weights()[1:]]
-
     return StandardizedConv2D
-
-
-@cache
-def gain_convolution() -> Any:
-    """The layer with a gain per channel, known to Keras by name from the first call on."""
-    import keras
-
-    @keras.saving.register_keras_serializable(package="fedemb")
-    class GainConv2D(keras.layers.Conv2D):
-        """`Conv2D` that computes with its kernel standardised and scaled by a trained gain."""
-
-        def build(self, input_shape: Any) -> None:
-            super().build(input_shape)
-            self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
-
-        def convolution_op(self, inputs: Any, kernel: Any) -> Any:
-            return super().convolution_op(inputs, standardize(kernel, self.gain))
-
-        def plain_weights(self) -> list[Any]:
-            """Weights of the ordinary layer that computes the same."""
-            kernel = keras.ops.convert_to_numpy(standardize(self.kernel, self.gain))
-            return [kernel, *(self.get_weights()[1:2] if self.use_bias else [])]
-
-    return GainConv2D
-
-
-def register_layers() -> None:
-    """Makes the layers of this file known to Keras by name, before it loads a model."""
-    standardized_convolution()
-    gain_convolution()
 
 
 def plain_form(backbone: Any) -> Any:
@@ -97,7 +49,7 @@ def plain_form(backbone: Any) -> Any:
     """
     import keras
 
-    special = (standardized_convolution(), gain_convolution())
+    special = standardized_convolution()
     if not any(isinstance(layer, special) for layer in backbone.layers):
         return backbone
 
@@ -107,6 +59,8 @@ def plain_form(backbone: Any) -> Any:
 
     copy = keras.models.clone_model(backbone, clone_function=plain)
     for source, target in zip(backbone.layers, copy.layers, strict=True):
-        standardised = isinstance(source, special)
-        target.set_weights(source.plain_weights() if standardised else source.get_weights())
+        weights = source.get_weights()
+        if isinstance(source, special):
+            weights[0] = keras.ops.convert_to_numpy(standardize(source.kernel))
+        target.set_weights(weights)
     return copy

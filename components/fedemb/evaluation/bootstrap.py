@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Num
 
 from fedemb.errors import InputError
 
@@ -63,17 +62,14 @@ class Estimate:
         }
 
 
-def draw_weights(units: int, samples: int, seed: int) -> Float32[np.ndarray, "samples units"]:
+def draw_weights(units: int, samples: int, seed: int) -> np.ndarray:
     """How often each unit is drawn, float32 [samples, units]; each row sums to `units`."""
     random = np.random.default_rng(np.random.SeedSequence([seed, units, samples]))
     return random.multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float32)
 
 
 def weighted_mean(
-    values: Num[np.ndarray, " n"] | Bool[np.ndarray, " n"],
-    units: Int[np.ndarray, " n"],
-    weights: Float32[np.ndarray, "samples units"],
-    use: Bool[np.ndarray, " n"] | None = None,
+    values: np.ndarray, units: np.ndarray, weights: np.ndarray, use: np.ndarray | None = None
 ) -> Estimate:
     """Mean of `values` over the rows in `use`, with the rows' units resampled.
 

@@ -1,7 +1,7 @@
 """Verification by embeddings, exact over all pairs, with intervals over identities.
 
-The metric is that of docs/method.md#metric: recall of same-class pairs at the threshold that lets a
-given share of different-class pairs through.
+The metric is that of paper.md (d): recall of same-class pairs at the threshold that lets a given
+share of different-class pairs through.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float32, Num
 
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
@@ -49,7 +48,7 @@ class Verification:
     roc: np.ndarray = field(repr=False)
 
 
-def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
+def unit_norm(embeddings: np.ndarray) -> np.ndarray:
     """Scales rows to unit length, float32 [n, dim]; rows of zeros stay.
 
     Raises:
@@ -158,11 +157,7 @@ def verify(
 
 
 def recall(
-    embeddings: Num[np.ndarray, "n dim"],
-    labels: np.ndarray,
-    false_accept_rate: float,
-    *,
-    samples: int = 200,
+    embeddings: np.ndarray, labels: np.ndarray, false_accept_rate: float, *, samples: int = 200
 ) -> Estimate:
     """Recall of same-class pairs at one false accept rate; see `verify`.
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
 
 GRID = 2**26
 """Grid values per unit of cosine."""
@@ -79,7 +78,7 @@ class PairCounts:
     positive_bins: np.ndarray
 
 
-def grid_keys(scores: Float[np.ndarray, "*tile"]) -> Int[np.ndarray, "*tile"]:
+def grid_keys(scores: np.ndarray) -> np.ndarray:
     """Rounds cosines to the grid: int32, clipped to [-1, 1]."""
     return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
 
@@ -184,8 +183,7 @@ def _second_pass(data: Labelled, targets: Sequence[int], cut: int, shift: int) -
 def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCounts:
     """Counts all pairs and selects the threshold of each false accept rate exactly.
 
-    The threshold is the (floor(rate * negatives) + 1)-th largest negative score
-    (docs/method.md#metric).
+    The threshold is the (floor(rate * negatives) + 1)-th largest negative score (paper.md (d)).
 
     Args:
       data: embeddings and labels; at least one negative pair.

@@ -55,12 +55,6 @@ def retrieve(
     The draws resample the queries' identities; the gallery stays. Above `max_queries` images an
     evenly spaced subset asks, always against the whole gallery.
 
-    >>> from fedemb.evaluation.metrics import arrange
-    >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
-    >>> found = retrieve(arrange(two_people, np.array([0, 0, 1, 1])), ks=[1], samples=20)
-    >>> print(found.nearest_neighbour)
-    1.000 [1.000, 1.000]
-
     Args:
       data: of `arrange`.
       ks: depths of recall@k.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.ledger import Ledger, Reservation
+from fedemb.ledger.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import check_plan
@@ -38,30 +38,27 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything a rule may look at; what is derived is checked again at each look."""
+    """Everything a rule may look at; what is derived is checked anew at each look."""
 
     evidence: Evidence
-    signed: Written[PrivacyReport]
+    report: Mapping[str, Any]
     ledger: Ledger
     now: datetime
     same_environment: bool = True
-    """False when a bundle is verified later: library and code may be newer ones."""
-
-    @property
-    def report(self) -> PrivacyReport:
-        """The privacy report."""
-        return self.signed.body
+    """False when a bundle is verified later: the accounting library may be a newer one."""
 
     @property
     def plan(self) -> MechanismPlan:
         """The mechanism, as compared with the configuration."""
         evidence = self.evidence
-        return check_plan(evidence.plan.body, evidence.config, evidence.config_sha)
+        return check_plan(dict(evidence.plan.body), evidence.config, evidence.config_sha)
 
     @property
     def reservation(self) -> Reservation:
         """The reservation document."""
-        return Reservation.of_document(self.evidence.reservation.body)
+        fields = ("schema", "signature")
+        body = {k: v for k, v in self.evidence.reservation.body.items() if k not in fields}
+        return Reservation.from_json(body)
 
     @property
     def attempt(self) -> Attempt:
@@ -71,4 +68,7 @@ class Case:
     @property
     def head(self) -> int:
         """Last ledger record the report takes into account."""
-        return self.report.cumulative.ledger_sequence
+        sequence = self.report["cumulative"]["ledger_sequence"]
+        if type(sequence) is not int:
+            raise ValueError("ledger_sequence is no number")
+        return sequence

@@ -5,28 +5,26 @@ written so that NaN and absence deny, and an unexpected error inside a rule is a
 There is no override; a waiver is a signed record of the policy owner, for one model and one of the
 few rules that are not arithmetic.
 
-Specification: docs/gate.md#what-it-asks.
+Specification: dp.md 7 (deny when), 2.1 (relations), 2.7 (accountants).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, sentence_of
-from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate.case import RERUN, Case, Reason, Verdict
-from fedemb.ledger import Ledger
+from fedemb.ledger.ledger import Ledger
 
 WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
 """Rules the policy owner may waive for one model; all others are arithmetic or integrity."""
 
 RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("report_unsigned", artifacts.report_signature),
-    ("document_unsigned", artifacts.signatures),
     ("ledger_broken", privacy.ledger),
     ("reservation_invalid", privacy.reservation),
     ("not_what_was_reserved", artifacts.bindings),
@@ -47,7 +45,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
 
 def decide(
     evidence: Evidence,
-    report: Written[PrivacyReport],
+    report: Mapping[str, Any],
     ledger: Ledger,
     *,
     now: datetime | None = None,
@@ -83,7 +81,7 @@ def decide(
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
     """Codes that the policy owner waived for this model, by a signed record the report states."""
     try:
-        model = case.evidence.model.body.weights_sha
+        model = case.evidence.model.body["weights_sha"]
         signed = {
             record.body["code"]
             for record in case.ledger.state.waivers

@@ -6,21 +6,28 @@ import math
 from collections.abc import Iterator
 
 from fedemb.gate.case import RERUN, Case, Reason
-from fedemb.ledger import Anchor, terms_of
+from fedemb.keys.trust import verify_document
+from fedemb.ledger.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
-from fedemb.reports.privacy_report import block_table
+from fedemb.reports.privacy_report import block_table, epsilon_rdp, priced
 
 RDP_TOLERANCE = 0.02
 """PLD may be above RDP by this share, for its discretisation; more is a bug."""
+RELATIONS = {
+    "group_poisson_gaussian": "REPLACE_ONE",
+    "user_poisson": "ADD_OR_REMOVE_ONE",
+    "fixed_size": "ADD_OR_REMOVE_ONE",
+    "tree_aggregation": "ADD_OR_REMOVE_ONE",
+    "blt": "ADD_OR_REMOVE_ONE",
+}
+"""Sampler and relation pairs with a proof; the event itself is recomputed from the plan."""
 
 
 def ledger(case: Case) -> Iterator[Reason]:
     """The ledger is whole, knows the head the report names, and no block is over its cap."""
-    report, terms, head = case.report.cumulative, case.ledger.terms, case.head
-    anchor = Anchor(head, report.ledger_head, "the privacy report")
+    report, terms, head = case.report["cumulative"], case.ledger.terms, case.head
+    anchor = Anchor(head, str(report["ledger_head"]), "the privacy report")
     case.ledger.verify([anchor])
     commit = case.attempt.commit
     if commit is not None and not head >= commit.sequence:
@@ -38,7 +45,7 @@ def ledger(case: Case) -> Iterator[Reason]:
                     f"{terms.epsilon_cap:g}",
                     "nothing more of this block can be released; use other blocks",
                 )
-    for difference in terms.differences(terms_of(case.evidence.config, terms.series)):
+    for difference in terms.differences(terms_of(case.evidence.config, terms.schedule)):
         yield Reason(
             "policy_differs",
             difference,
@@ -48,7 +55,8 @@ def ledger(case: Case) -> Iterator[Reason]:
 
 def reservation(case: Case) -> Iterator[Reason]:
     """The reservation is signed, stands in the ledger, is committed and for release."""
-    case.ledger.chain.trust.check(case.evidence.reservation, at=case.reservation.sequence)
+    body, sequence = case.evidence.reservation.body, case.reservation.sequence
+    verify_document(body, case.ledger.chain.trust, "ledger", at=sequence)
     attempt, config = case.attempt, case.evidence.config
     if attempt.void or attempt.bind is None or attempt.commit is None:
         yield Reason(
@@ -73,15 +81,16 @@ def reservation(case: Case) -> Iterator[Reason]:
 def mechanism(case: Case) -> Iterator[Reason]:
     """The mechanism is one with a proof, its event that of the plan, and an accountant valid."""
     plan = case.plan
-    if not (plan.private and plan.proof):
+    if RELATIONS.get(plan.kind) != plan.relation.name:
         yield Reason(
             "no_proof",
-            f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
-            f"choose another mechanism; {next(iter(MECHANISMS))} is the default",
+            f"mechanism {plan.kind} under {plan.relation.name} has no proven user-level guarantee",
+            "choose another mechanism; group_poisson_gaussian is the default",
         )
     event = event_to_json(plan.event())
-    documents = (case.report.accounting, case.reservation, case.evidence.plan.body)
-    if any(document.event != event for document in documents):
+    stored = case.report["accounting"]["event"]
+    planned = case.evidence.plan.body["event"]
+    if event != stored or event != dict(case.reservation.event) or event != planned:
         yield Reason(
             "event_differs",
             "the event of plan, report or reservation is not the one recomputed from the plan",
@@ -97,15 +106,15 @@ def mechanism(case: Case) -> Iterator[Reason]:
 def epsilon(case: Case) -> Iterator[Reason]:
     """Epsilon and delta, recomputed, fit the policy."""
     plan, policy, terms = case.plan, case.evidence.config.policy, case.ledger.terms
-    guarantee = guarantee_of(plan, policy.delta)
-    epsilon, claimed = guarantee.epsilon, case.report.accounting.epsilon
+    guarantee = priced(plan.event(), plan.relation, policy.delta)
+    epsilon, claimed = guarantee.epsilon, case.report["accounting"]["epsilon"]
     if not (0 < epsilon < math.inf):
         yield Reason(
             "no_privacy",
             f"epsilon is {epsilon}, so there is no guarantee",
             "choose a mechanism with noise",
         )
-    if not (claimed is not None and abs(claimed - epsilon) <= 0.01 * epsilon):
+    if not (isinstance(claimed, float) and abs(claimed - epsilon) <= 0.01 * epsilon):
         yield Reason(
             "epsilon_differs",
             f"the report says epsilon={claimed}, recomputed is {epsilon:.6g}",
@@ -144,7 +153,7 @@ def epsilon(case: Case) -> Iterator[Reason]:
 
 def tuning(case: Case) -> Iterator[Reason]:
     """Private runs that were looked at to choose hyperparameters stand in the ledger."""
-    trials, found = case.evidence.config.tuning.trials, case.report.tuning.other_runs_before
+    trials, found = case.evidence.config.tuning.trials, case.report["tuning"]["other_runs_before"]
     if not trials <= found:
         yield Reason(
             "tuning_not_charged",

@@ -8,7 +8,7 @@ commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
 destroyed key keeps its name taken, so that one reservation never gets a second root, and with it a
 second, independent noise.
 
-Specification: docs/privacy/noise.md#keys-of-a-round.
+Specification: dp.md 5 (misuse-resistant key) and 3.2.
 """
 
 from __future__ import annotations

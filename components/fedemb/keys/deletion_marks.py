@@ -51,7 +51,7 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
     if keys.used(_count(policy_id, mine + 1)):
         raise StorageError(
             f"{here}, and there were more: {_CONSEQUENCE}; mount or restore it, name the right "
-            "store, or forget the lost users again with `fedemb forget --lost`"
+            "store, or forget whom it lost again with `fedemb forget --lost`"
         )
     more = sorted(other for other, number in held.items() if number > mine)
     if more:

@@ -6,7 +6,6 @@ A signature covers the role it was made in, so a key trusted for the ledger cann
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedemb.documents.document import D, Written, write
 from fedemb.errors import LedgerError
 from fedemb.keys.base import KeyStore, generation_name
 from fedemb.keys.derived import derive
@@ -48,17 +46,6 @@ class Signer:
         """Takes the role's key `signing/<role>` from the store, created at first use."""
         name = generation_name(f"signing/{role}", generation)
         return cls(role, store.load_or_create(name), generation)
-
-    @classmethod
-    def newest(cls, store: KeyStore, role: str) -> Signer:
-        """Takes the newest key of a role in one's own store, for a step that knows no ledger.
-
-        Whether it counts is for those to say who read what it signs, and do know one.
-        """
-        generation = 1
-        while store.exists(generation_name(f"signing/{role}", generation + 1)):
-            generation += 1
-        return cls.load_or_create(store, role, generation)
 
     @classmethod
     def current(cls, store: KeyStore, role: str, trust: TrustStore) -> Signer:
@@ -138,17 +125,3 @@ def trust_of(store: KeyStore) -> TrustStore:
     return TrustStore(
         public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
     )
-
-
-def write_signed(path: Path, document: D, signer: Signer) -> Written[D]:
-    """Writes a document under the signature of its role and returns it as written.
-
-    Raises:
-      ValueError: the key is of another role than the document's.
-    """
-    if signer.role != document.role:
-        raise ValueError(
-            f"a {document.kind} document is signed in the role {document.role!r}, got a key of "
-            f"{signer.role!r}"
-        )
-    return write(path, document, signer.sign(document.content()))

@@ -23,15 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedemb.documents.artifacts import canonical_json, parse_json, write_json
-from fedemb.documents.document import Document, Written
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
 
-ROLES = (
-    *("policy", "ledger"),
-    *("plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report", "gate"),
-    *("release", "bundle"),
-)
-"""Policies and waivers; records and reservations; what each step writes; bundles."""
+ROLES = ("policy", "ledger", "trainer", "report", "gate", "release", "bundle")
+"""Policies and waivers, records, round logs, reports, verdicts, attestations, signed bundles."""
 ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
@@ -167,7 +162,7 @@ class TrustStore:
           sequence: number of the record.
 
         Raises:
-          LedgerError: an entry is not a key, or not of a later generation than the role's key.
+          LedgerError: an entry is none, or not of a later generation than the role's key.
         """
         try:
             fresh = [TrustedKey(**entry) for entry in entries]
@@ -232,16 +227,6 @@ class TrustStore:
             raise SignatureInvalid(
                 f"the signature of {name} does not fit its content; it was changed after signing"
             ) from error
-
-    def check(self, document: Written[Any], *, at: int | None = None) -> None:
-        """Checks that a document is signed in the role of its kind; see `verify` for `at`.
-
-        Raises:
-          SignatureInvalid: it is not, or by a key that does not count.
-        """
-        body: Document = document.body
-        name = f"the {body.kind} document"
-        self.verify(document.content, document.signature, str(body.role), name, at=at)
 
     def verify_bytes(
         self, data: bytes, value: bytes, role: str, key_id: str, name: str, *, at: int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
-from fedemb.ledger.budget import Charge, in_series
+from fedemb.ledger.budget import Charge, on_schedule
 from fedemb.ledger.state import LedgerState
 from fedemb.ledger.terms import PolicyTerms
 
@@ -25,7 +25,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
 
     Raises:
       BudgetExceeded: no requested block can pay.
-      PlanMismatch: the policy takes only runs of its planned series, and this is not one, or the
+      PlanMismatch: the policy takes only runs of its planned series, and this is none, or the
         series is complete.
       Refused: its blocks cut the users otherwise than those of earlier runs.
       UnsupportedAccounting: no accountant is valid for the event.
@@ -56,14 +56,14 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         rounds=content["rounds"],
         rounds_charged=content["rounds"],
     )
-    if terms.series is not None and terms.unplanned_runs == "refuse":
-        if not in_series(terms, charge):
+    if terms.schedule is not None and terms.off_schedule == "refuse":
+        if not on_schedule(terms, charge):
             raise PlanMismatch(
                 f"run {run_id!r} is not of the series that policy {policy_id!r} planned (another "
                 "mechanism, rounds or noise); run the planned configuration, or start a policy "
                 "with composition: renyi"
             )
-        runs = terms.series.runs
+        runs = terms.schedule.runs
         blocks = [block for block in blocks if len(state.charges(block)) < runs]
         if not blocks:
             planned = f"all {runs} runs" if runs > 1 else "the one run"
@@ -89,7 +89,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
 
 
 def _remedy(terms: PolicyTerms) -> str:
-    if terms.series is not None and terms.unplanned_runs == "refuse":
+    if terms.schedule is not None and terms.off_schedule == "refuse":
         return (
             "no more runs of its series fit: use users of other blocks, or start another "
             "policy_id, with more noise or fewer rounds, and add up the epsilons of both"

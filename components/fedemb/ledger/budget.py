@@ -1,14 +1,13 @@
 """What has been spent: composition over the runs that touched a user block.
 
-Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical runs
-in advance, and PLD composes as many of them as were reserved; all parameters are fixed before the
-first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
+Two ways, fixed when the policy is created. `planned`: the policy commits a series of identical
+runs in advance, and PLD composes as many of them as were reserved; all parameters are fixed before
+the first output, so ordinary composition holds. `renyi`: runs are chosen after looking at earlier
 models, so the sum of their Renyi divergences at one order, fixed in advance, is kept below the
-value that converts to the cap (Feldman and Zrnic 2021, Renyi filters;
-docs/privacy/accounting.md#over-several-runs). Picking the best order afterwards, or a PLD filter,
-would not be valid.
+value that converts to the cap (Feldman and Zrnic 2021, Renyi filters; dp.md 3.2). Picking the best
+order afterwards, or a PLD filter, would not be valid.
 
-A planned policy may allow unplanned runs. Which of the two ways a block then goes can depend
+A planned policy may allow runs off the schedule. Which of the two ways a block then goes can depend
 on earlier outputs, so each way is priced at half of delta: the outcomes of the two ways are
 disjoint, and the two failure probabilities add up to delta.
 """
@@ -121,10 +120,10 @@ def _event(data: bytes) -> DpEvent:
     return event_from_json(json.loads(data))
 
 
-def in_series(terms: PolicyTerms, charge: Charge) -> bool:
+def on_schedule(terms: PolicyTerms, charge: Charge) -> bool:
     """Whether a charge is one of the runs the policy committed in advance."""
-    series = terms.series
-    return series is not None and (series.event_sha, series.relation) == (
+    plan = terms.schedule
+    return plan is not None and (plan.event_sha, plan.relation) == (
         charge.event_sha,
         charge.relation,
     )
@@ -139,10 +138,10 @@ def spent(terms: PolicyTerms, charges: Sequence[Charge]) -> Spent:
     """
     if not charges:
         return Spent(0.0, terms.delta, "nothing", None, 0)
-    split = terms.composition == "planned" and terms.unplanned_runs == "renyi"
+    split = terms.composition == "planned" and terms.off_schedule == "renyi"
     delta = terms.delta / 2 if split else terms.delta
-    planned = terms.series is not None and all(in_series(terms, item) for item in charges)
-    if terms.series is not None and planned and len(charges) <= terms.series.runs:
+    planned = terms.schedule is not None and all(on_schedule(terms, item) for item in charges)
+    if terms.schedule is not None and planned and len(charges) <= terms.schedule.runs:
         # Rounds given back are not spent again here: the series is priced as it was planned.
         first = charges[0]
         epsilon = _series_epsilon(first.event, first.relation, len(charges), delta)

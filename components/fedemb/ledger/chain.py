@@ -144,7 +144,7 @@ class Chain:
         actor: str,
         signer: Signer,
     ) -> Record:
-        """Adds a record; where another writer was faster, decides again on the new state.
+        """Adds a record, deciding anew whenever somebody else was faster.
 
         Args:
           decide: looks at the refreshed records and returns the body to write, or a record that

@@ -1,448 +1,154 @@
-"""The ledger of one policy: what stands there, and every act that adds to it.
+"""The privacy ledger: reserve before the first private byte, never give back what was started.
 
     reserve -> bind -> rounds -> commit -> release
           `-> void (only while nothing was bound)
 
 A reservation counts as fully spent until `commit` lowers it to the rounds that were started; a
-crash, a timeout or a kill leaves it charged in full. Every act may be repeated and is decided on
-the latest state: the same content gives the same record again, another content is refused.
+crash, a timeout or a kill leaves it charged in full. Every act may be repeated: the same content
+gives the same record again, another content is refused. Of many writers of one sequence number one
+succeeds; the others read again and decide again. Specification: dp.md 3.2.
 """
 
 from __future__ import annotations
 
-import getpass
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
-from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
-from fedemb.keys import KeyStore, reservation_key_name
-from fedemb.keys.signatures import Signer, sign_document
-from fedemb.keys.trust import TrustedKey
-from fedemb.ledger.admission import admit
-from fedemb.ledger.budget import Spent
+from fedemb.config import PartitionConfig
+from fedemb.documents.artifacts import canonical_json
+from fedemb.errors import LedgerError, Refused
+from fedemb.keys import KeyStore, open_key_store
+from fedemb.keys.signatures import Signer, trust_of
+from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustStore
+from fedemb.ledger.budget import Charge, Spent
 from fedemb.ledger.chain import Anchor, Chain
-from fedemb.ledger.records import Record
-from fedemb.ledger.reservation import Reservation
-from fedemb.ledger.state import ROUND_LOG_SCHEMA, Attempt, LedgerState
-from fedemb.ledger.terms import PolicyTerms
+from fedemb.ledger.reservation import Reservation, read_reservation, write_reservation
+from fedemb.ledger.terms import PolicyTerms, Schedule, UserTerms, schedule_of, terms_of
+from fedemb.ledger.writer import Ledger
+from fedemb.storage import Store, open_store
 
-CONTENT = (
-    "purpose",
-    "blocks_requested",
-    "event",
-    "relation",
-    "delta",
-    "rounds",
-    "plan_sha",
-    "config_sha",
-    "code_sha",
-    "input",
-)
-"""What a reservation binds; a retry must bring the same."""
+__all__ = [
+    "Anchor",
+    "Charge",
+    "Ledger",
+    "PolicyTerms",
+    "Reservation",
+    "Schedule",
+    "Spent",
+    "UserTerms",
+    "begin_policy",
+    "blocks_of",
+    "connect",
+    "ensure_trust",
+    "open_ledger",
+    "policies",
+    "read_reservation",
+    "read_trust",
+    "schedule_of",
+    "terms_of",
+    "write_reservation",
+]
 
-Decide = Callable[[], dict[str, Any] | Record]
-"""Looks at the latest state; returns what to write, or the record that says so already."""
-
-
-class Ledger:
-    """The ledger of one policy in one store."""
-
-    def __init__(self, chain: Chain, signer: Signer | None = None):
-        """Takes the chain; without a signer the ledger can only be read."""
-        self.chain = chain
-        self._signer = signer
-        self._state = LedgerState()
-        self._signatures = True
-
-    @property
-    def policy_id(self) -> str:
-        """Whose ledger it is."""
-        return self.chain.policy_id
-
-    @property
-    def head(self) -> Record:
-        """The last record as of the last refresh."""
-        return self.chain.head
-
-    @property
-    def state(self) -> LedgerState:
-        """All records so far, replayed."""
-        fresh = self.chain.records[self._state.replayed :]
-        self._state.replay(fresh, self.chain.trust if self._signatures else None)
-        return self._state
-
-    @property
-    def terms(self) -> PolicyTerms:
-        """What the policy fixes.
-
-        Raises:
-          LedgerError: the ledger is empty.
-        """
-        terms = self.state.terms
-        if terms is None:
-            raise LedgerError(
-                f"there is no ledger of policy {self.policy_id!r} in {self.chain.store.uri}; make "
-                "one with `fedemb ledger init`, or name the right store"
-            )
-        return terms
-
-    def refresh(self, *, signatures: bool = True) -> None:
-        """Reads and verifies what was added since.
-
-        Args:
-          signatures: False leaves all but the last signature to the hash chain; for display only.
-        """
-        self._signatures = signatures
-        self.chain.refresh(signatures=signatures)
-
-    def spent(self, block: str) -> Spent:
-        """The cumulative price of a block."""
-        return self.state.spent(block)
-
-    def verify(self, anchors: Iterable[Anchor] = ()) -> None:
-        """Checks everything: bytes, chain, signatures, rules, caps, and records named elsewhere.
-
-        Raises:
-          LedgerError: and what is wrong, naming the record.
-          SignatureInvalid: a record was changed or is signed by an unknown key.
-          BudgetExceeded: a block is over its cap.
-        """
-        self.refresh()
-        self.chain.check_anchors(anchors)
-        cap = self.terms.epsilon_cap
-        for block in self.state.by_block:
-            epsilon = self.spent(block).epsilon
-            if not epsilon <= cap:
-                raise BudgetExceeded(
-                    f"block {block} has epsilon={epsilon:.4g} above its cap {cap:g}: the ledger "
-                    "holds more than could have been reserved"
-                )
-
-    def attempt(self, reservation: Reservation) -> Attempt:
-        """What became of a reservation, which must stand in the ledger as it says.
-
-        Raises:
-          LedgerError: it does not.
-        """
-        self.chain.check_anchors([reservation.anchor])
-        attempt = self.state.attempts.get((reservation.run_id, reservation.attempt))
-        if attempt is None or Reservation.of(attempt.reserve) != reservation:
-            raise LedgerError(
-                f"the reservation of run {reservation.run_id!r} says something else than record "
-                f"{reservation.sequence} of the ledger; run reserve_budget again"
-            )
-        return attempt
-
-    def unlock(self, keys: KeyStore) -> None:
-        """Takes the key of the role `ledger` from the store, so that it can be written.
-
-        Raises:
-          LedgerError: the store has another key than the ledger trusts, or none.
-        """
-        self._signer = Signer.current(keys, "ledger", self.chain.trust)
-
-    def create_policy(self, terms: PolicyTerms, signer: Signer) -> Record:
-        """Writes record 0; the same terms again change nothing.
-
-        Args:
-          terms: fixed for the policy's life.
-          signer: the policy owner's key, role `policy`.
-
-        Raises:
-          Refused: the policy exists with other terms, or a term is out of bounds.
-        """
-
-        def decide() -> dict[str, Any] | Record:
-            if not self.chain.records:
-                PolicyTerms.from_json(terms.to_json())  # what no reader would take is not written
-                return {"terms": terms.to_json()}
-            self.check_terms(terms)
-            return self.chain.records[0]
-
-        return self._append("policy", decide, signer=signer)
-
-    def check_terms(self, terms: PolicyTerms) -> None:
-        """Refuses terms that are not the policy's.
-
-        Raises:
-          Refused: and which differ.
-        """
-        changed = self.terms.differences(terms)
-        if changed:
-            raise Refused(
-                f"policy {self.policy_id!r} does not fit: {'; '.join(changed)}. Set it back, or "
-                "start another policy_id and add up the epsilons of both"
-            )
-
-    def waive(self, *, code: str, model_sha: str, reason: str, signer: Signer) -> Record:
-        """Writes the policy owner's waiver of one gate rule for one model."""
-        body = {"code": code, "model_sha": model_sha, "reason": reason}
-        return self._append("waiver", lambda: body, signer=signer)
-
-    def rotate(self, keys: Sequence[TrustedKey], reason: str, signer: Signer) -> Record:
-        """Names the next generation of signing keys and retires those before.
-
-        What a retired key signed before stays trusted, what it signs from now on does not.
-
-        Args:
-          keys: public halves, one of a role at most.
-          reason: why; stays in the ledger for ever.
-          signer: the policy owner's key as trusted so far, role `policy`.
-
-        Raises:
-          LedgerError: a key is not of a later generation than the one it replaces.
-        """
-        named = [vars(key).copy() for key in keys]
-
-        def decide() -> dict[str, Any] | Record:
-            for record in self.state.rotations:
-                if record.body["keys"] == named:
-                    return record
-            self.chain.trust.rotated(named, self.head.sequence + 1)  # none would take it otherwise
-            return {"keys": named, "reason": reason}
-
-        return self._append("keys", decide, signer=signer)
-
-    def reserve(
-        self,
-        *,
-        run_id: str,
-        content: Mapping[str, Any],
-        attempt: int | None = None,
-    ) -> Reservation:
-        """Charges a run before it reads private data.
-
-        Args:
-          run_id: name of the run, the idempotency key.
-          content: `purpose`, `blocks_requested`, `event` (JSON), `relation`, `delta`, `rounds`,
-            `plan_sha`, `config_sha`, `code_sha`, `input`.
-          attempt: None continues the run's latest attempt; its number plus one starts another,
-            charged in addition.
-
-        Returns:
-          The reservation; its `blocks` are those requested that are not full.
-
-        Raises:
-          BudgetExceeded: every requested block would pass its cap.
-          PlanMismatch: the run exists with another content, or is not of the planned series.
-        """
-        if set(content) != set(CONTENT):
-            raise LedgerError("a reservation has exactly the fields its docstring names")
-        number = 0
-
-        def decide() -> dict[str, Any] | Record:
-            nonlocal number
-            last = self.state.last_attempt(run_id)
-            found = self.state.attempts.get((run_id, last if attempt is None else attempt))
-            if found is not None and not (attempt is None and found.void):
-                changed = [key for key in content if found.reserve.body[key] != content[key]]
-                if changed:
-                    raise PlanMismatch(
-                        f"run {run_id!r} attempt {found.reserve.attempt} is reserved with another "
-                        f"{', '.join(changed)}; start a run with a new id"
-                    )
-                return found.reserve
-            number = last + 1
-            if attempt is not None and attempt != last + 1:
-                raise Refused(
-                    f"attempt={attempt} of run {run_id!r}, expected {last + 1}: attempts have no "
-                    "gaps; name the next one"
-                )
-            return {**content, "blocks": admit(self.state, self.policy_id, run_id, content)}
-
-        record = self._append("reserve", decide, run_id=run_id, attempt=lambda: number)
-        return Reservation.of(record)
-
-    def bind(
-        self,
-        reservation: Reservation,
-        *,
-        inputs_sha: str,
-        commitments: Mapping[str, str],
-        private_root: str,
-    ) -> Record:
-        """Ties the attempt to what goes into it and to the one place that trains it.
-
-        Done before round 0. Two trainers in one private root exclude one another by the records
-        of their rounds; that there is no second root is for the ledger to say.
-
-        Args:
-          reservation: the attempt.
-          inputs_sha: digest of everything that goes in.
-          commitments: keyed commitments to private data, by name.
-          private_root: keyed commitment to the working state of the trainer.
-
-        Raises:
-          PlanMismatch: it is bound to something else: what changed needs a new run.
-          Refused: a trainer with another private root was there first, or it was given up.
-        """
-        body = {
-            "reservation": reservation.sequence,
-            "inputs_sha": inputs_sha,
-            "commitments": dict(commitments),
-            "private_root": private_root,
-        }
-
-        def decide() -> dict[str, Any] | Record:
-            attempt = self.attempt(reservation)
-            if attempt.void:
-                raise Refused(f"run {reservation.run_id!r} was given up; reserve it again")
-            if attempt.bind is None:
-                return body
-            changed = [key for key in body if attempt.bind.body[key] != body[key]]
-            if changed == ["private_root"]:
-                raise Refused(
-                    f"run {reservation.run_id!r} trains, or trained, with another private root "
-                    "(another storage.private_root, a copy of it, or the same path on another "
-                    "machine), and two trainers would draw noise twice for one charge; resume it "
-                    "where it began, or start a run with a new id"
-                )
-            if changed:
-                raise PlanMismatch(
-                    f"run {reservation.run_id!r} is bound to other {', '.join(changed)}: data, "
-                    "code, weights or configuration changed since; start a run with a new id"
-                )
-            return attempt.bind
-
-        return self._append("bind", decide, reservation=reservation)
-
-    def commit(
-        self,
-        reservation: Reservation,
-        *,
-        rounds_started: int,
-        round_log_sha: str,
-        card_sha: str,
-        signer: Signer,
-        keys: KeyStore | None = None,
-    ) -> Record:
-        """Closes an attempt, lowers its charge to the rounds started and destroys its root key.
-
-        Args:
-          reservation: the attempt.
-          rounds_started: rounds whose noise was drawn, finished or not.
-          round_log_sha: digest of the trainer's round log.
-          card_sha: digest of `model.json`, which names the weights and whose key drew the noise.
-          signer: the trainer's key, role `trainer`.
-          keys: where the root key lies.
-
-        Raises:
-          PlanMismatch: it is committed with other figures, or more rounds than reserved.
-          SignatureInvalid: the trainer's key is not trusted.
-          StorageError: the trainer's key was rotated; run again.
-        """
-        log = {
-            "schema": ROUND_LOG_SCHEMA,
-            "run_id": reservation.run_id,
-            "attempt": reservation.attempt,
-            "rounds_started": rounds_started,
-            "sha": round_log_sha,
-            "card_sha": card_sha,
-        }
-        body = {
-            "reservation": reservation.sequence,
-            "rounds_started": rounds_started,
-            "round_log": sign_document(log, signer),
-        }
-
-        def decide() -> dict[str, Any] | Record:
-            attempt = self.attempt(reservation)
-            if attempt.commit is not None:
-                signed = {**attempt.commit.body["round_log"], "signature": None}
-                if signed != {**log, "signature": None}:
-                    raise PlanMismatch(
-                        f"run {reservation.run_id!r} is committed with another round log or model; "
-                        "a closed attempt does not change, start a run with a new id"
-                    )
-                return attempt.commit
-            if attempt.bind is None:
-                raise LedgerError(f"run {reservation.run_id!r} was never bound; bind it first")
-            if not 0 <= rounds_started <= reservation.rounds:
-                raise PlanMismatch(
-                    f"rounds_started={rounds_started}, expected at most the {reservation.rounds} "
-                    "reserved"
-                )
-            self.chain.trust.require(signer.trusted())
-            return body
-
-        record = self._append("commit", decide, reservation=reservation)
-        if keys is not None:
-            keys.destroy(reservation_key_name(reservation.run_id, reservation.attempt))
-        return record
-
-    def void(self, reservation: Reservation, reason: str) -> Record:
-        """Gives a reservation back that was never bound.
-
-        Raises:
-          Refused: it was bound, so its rounds may have started.
-        """
-
-        def decide() -> dict[str, Any] | Record:
-            attempt = self.attempt(reservation)
-            if attempt.void is not None:
-                return attempt.void
-            if attempt.bind is not None:
-                raise Refused(
-                    f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
-                    "and stays charged; resume it, or let it be"
-                )
-            return {"reservation": reservation.sequence, "reason": reason}
-
-        return self._append("void", decide, reservation=reservation)
-
-    def release(self, reservation: Reservation, **body: str) -> Record:
-        """Writes down that a bundle was published; the bundle anchors the head before it.
-
-        Args:
-          reservation: the attempt.
-          **body: `model_sha`, `report_sha`, `bundle_sha`, `name`, `version`.
-
-        Raises:
-          Refused: the same name and version is released with another content.
-        """
-        content = {"reservation": reservation.sequence, **body}
-
-        def decide() -> dict[str, Any] | Record:
-            attempt = self.attempt(reservation)
-            for record in attempt.releases:
-                if record.body == content:
-                    return record
-            for other in self.state.attempts.values():
-                for record in other.releases:
-                    if all(record.body[key] == body[key] for key in ("name", "version")):
-                        raise Refused(
-                            f"{body['name']} {body['version']} is released already; choose another "
-                            "release.version"
-                        )
-            return content
-
-        return self._append("release", decide, reservation=reservation)
-
-    def _append(
-        self,
-        kind: str,
-        decide: Decide,
-        *,
-        reservation: Reservation | None = None,
-        run_id: str = "",
-        attempt: Callable[[], int] = lambda: 0,
-        signer: Signer | None = None,
-    ) -> Record:
-        signer = signer or self._signer
-        if signer is None:
-            raise Refused(f"this ledger was opened for reading; writing a {kind} needs its key")
-        if reservation is not None:
-            run_id, number = reservation.run_id, reservation.attempt
-            attempt = lambda: number  # noqa: E731
-        return self.chain.append(
-            decide, kind=kind, run_id=run_id, attempt=attempt, actor=_actor(), signer=signer
-        )
+TRUST_NAME = "trust.json"
 
 
-def _actor() -> str:
-    """Who writes: FEDEMB_ACTOR, else the account."""
+def open_ledger(
+    uri: str, policy_id: str, *, signer: Signer | None = None, trust: TrustStore
+) -> Ledger:
+    """Opens and verifies the ledger of a policy.
+
+    Args:
+      uri: root of the ledgers: a folder, gs:// or s3://.
+      policy_id: whose ledger.
+      signer: key of the role `ledger`; None opens for reading.
+      trust: keys trusted.
+
+    Raises:
+      LedgerError: the ledger is broken. An empty one is no error here, but `terms` is.
+      SignatureInvalid: a record was changed, or signed by an unknown key.
+    """
+    ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
+    ledger.refresh()
+    return ledger
+
+
+def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
+    """Opens a ledger for writing, with the key of the key store and the trust file beside it.
+
+    Raises:
+      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
+        key store is that of another ledger.
+    """
+    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+    ledger.unlock(open_key_store(keys_uri))
+    return ledger
+
+
+def read_trust(store: Store) -> TrustStore:
+    """Reads the trust file beside the ledgers.
+
+    Raises:
+      LedgerError: there is none.
+    """
     try:
-        return os.environ.get("FEDEMB_ACTOR") or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
+        data = store.read(TRUST_NAME)
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{store.uri} holds no {TRUST_NAME}, so no ledger was made there; name the right store "
+            "or make one with `fedemb ledger init`"
+        ) from error
+    return TrustStore.parse(data, TRUST_NAME)
+
+
+def policies(store: Store) -> list[str]:
+    """The policies whose ledgers lie in a store."""
+    first = "/00000000.json"
+    if store.local_root is not None:  # without a look at each of ten thousand records
+        return sorted(path.parent.name for path in store.local_root.glob(f"*{first}"))
+    return sorted(
+        name.removesuffix(first)
+        for name in store.list()
+        if name.endswith(first) and name.count("/") == 1
+    )
+
+
+def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
+    """Writes record 0 with the owner's key; the same terms again change nothing.
+
+    Raises:
+      LedgerError: the key store is that of another ledger.
+      Refused: the policy exists with other terms, or keys were rotated since the trust file was
+        made: it trusts the old ones in a new policy, for ever.
+    """
+    trust = ledger.chain.trust
+    if not ledger.chain.records:
+        newest = {role: keys.newest(f"signing/{role}") for role in ROLES}
+        old = [role for role in ROLES if newest[role] > trust.current(role).generation]
+        if old:
+            raise Refused(
+                f"the signing keys {', '.join(old)} of {keys.uri} were rotated, and {TRUST_NAME} "
+                f"of {ledger.chain.store.uri} would trust the retired ones in a new policy; "
+                "give the new policy a ledger root of its own"
+            )
+    ledger.create_policy(terms, Signer.current(keys, "policy", trust))
+
+
+def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
+    """Reads the trust file beside the ledgers, made of one's own newest keys at first use."""
+    try:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    except FileNotFoundError:
+        pass
+    trust = trust_of(keys)
+    document = {"schema": TRUST_SCHEMA, **trust.to_json()}
+    try:
+        store.create(TRUST_NAME, canonical_json(document))
+    except FileExistsError:
+        return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
+    return trust
+
+
+def blocks_of(partition: PartitionConfig) -> list[str]:
+    """The user blocks a run asks for: `cohort/bucket`, from public constants alone."""
+    return [
+        f"{cohort}/{bucket}"
+        for cohort in sorted(set(partition.cohorts))
+        for bucket in range(partition.blocks_per_cohort)
+    ]

@@ -4,7 +4,7 @@ A record is canonical JSON and nothing else: its bytes are compared with their o
 changed blank, a repeated key or another spelling of a number is a broken record. Records of version
 1 stay readable for ever; a field is never removed and never changes its meaning.
 
-Specification: docs/ledger.md#rules.
+Specification: dp.md 3.2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ writer may not add, a reader does not accept either.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,10 +18,6 @@ from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
 
 ROUND_LOG_SCHEMA = "fedemb/round_log/1"
-HISTORY_POINTS = 30
-"""Points of a price history at most."""
-PLANNED_HISTORY_POINTS = 8
-"""The same for a planned series, which PLD prices, in seconds."""
 _ROUND_LOG = {"schema", "run_id", "attempt", "rounds_started", "sha", "card_sha", "signature"}
 
 
@@ -81,17 +77,6 @@ class Attempt:
         return self._weights[charged]
 
 
-@dataclass(frozen=True)
-class PricePoint:
-    """The cumulative price of a block after a record."""
-
-    sequence: int
-    time: str
-    run_id: str
-    kind: str
-    epsilon: float
-
-
 @dataclass
 class LedgerState:
     """The ledger of one policy, replayed."""
@@ -143,41 +128,6 @@ class LedgerState:
         if self.terms is None:
             raise LedgerError("the ledger is empty; make one with `fedemb ledger init`")
         return spent(self.terms, [*self.charges(block), *more])
-
-    def worst_block(self, blocks: Collection[str] = ()) -> str | None:
-        """The block with the highest cumulative epsilon, of those named or of all."""
-        names = [block for block in self.by_block if not blocks or block in blocks]
-        return max(names, key=lambda block: self.spent(block).epsilon, default=None)
-
-    def price_history(self, block: str, last: float = math.inf) -> list[PricePoint]:
-        """Prices a block after the records that changed it, evenly thinned, the last always kept.
-
-        Args:
-          block: user block.
-          last: number of the last record taken into account.
-        """
-        if self.terms is None:
-            return []
-        attempts = self.by_block.get(block, [])
-        touching = sorted(
-            (
-                record
-                for attempt in attempts
-                for record in (attempt.reserve, attempt.commit, attempt.void)
-                if record is not None and record.sequence <= last
-            ),
-            key=lambda record: record.sequence,
-        )
-        planned = self.terms.composition == "planned"
-        step = max(1, -(-len(touching) // (PLANNED_HISTORY_POINTS if planned else HISTORY_POINTS)))
-        points: list[PricePoint] = []
-        for record in touching[::-1][::step][::-1]:
-            weights = (attempt.charge_after(record.sequence) for attempt in attempts)
-            epsilon = spent(self.terms, [weight for weight in weights if weight]).epsilon
-            points.append(
-                PricePoint(record.sequence, record.time, record.run_id, record.kind, epsilon)
-            )
-        return points
 
     def _on_policy(self, record: Record, trust: TrustStore | None) -> None:
         self.terms = PolicyTerms.from_json(record.body["terms"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, cast
 
-from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig
+from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
 from fedemb.privacy.accounting.events import event_to_json
@@ -19,13 +19,13 @@ _SETTINGS = {
     "blocks_per_cohort": "partition.blocks_per_cohort",
     "shared_label_column": "the shared classes (data.source.label_scope with columns.label)",
     "evaluation": "partition.evaluation",
-    "series": "policy.planned_runs and the plan they repeat",
+    "schedule": "policy.planned_runs and the plan they repeat",
 }
 """Where a configuration says it; everything else is `policy.<name>`."""
 
 
 @dataclass(frozen=True)
-class PlannedSeries:
+class Schedule:
     """A series of runs with exactly one event, committed in advance."""
 
     event_sha: str
@@ -41,8 +41,7 @@ class UserTerms:
     them would be lost from sight, and people once held out for evaluation would train.
     """
 
-    user_id_column: str | None
-    """None: every image is a unit of its own."""
+    user_id_column: str
     cohort_column: str | None
     """None: all users are of one cohort."""
     blocks_per_cohort: int
@@ -74,11 +73,9 @@ class PolicyTerms:
     renyi_order: float
     audit_level: Literal["monitoring", "full"]
     users: UserTerms
-    unit: Literal["user", "image"] = "user"
-    """Whose presence every guarantee of the policy hides."""
-    unplanned_runs: Literal["refuse", "renyi"] = "refuse"
-    """What happens to a run that is not of the planned series."""
-    series: PlannedSeries | None = None
+    off_schedule: Literal["refuse", "renyi"] = "refuse"
+    """What happens to a run that is not of the schedule of a planned policy."""
+    schedule: Schedule | None = None
     identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
     """Version of id canonicalisation, user hash and block rule: another one is another policy."""
 
@@ -89,7 +86,7 @@ class PolicyTerms:
         return {
             **body,
             "users": users,
-            "series": vars(self.series).copy() if self.series else {},
+            "schedule": vars(self.schedule).copy() if self.schedule else {},
         }
 
     @classmethod
@@ -101,10 +98,10 @@ class PolicyTerms:
         """
         try:
             values = _typed(cls, body)
-            plan = cast("dict[str, Any]", values.pop("series"))
+            plan = cast("dict[str, Any]", values.pop("schedule"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
-            series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
-            terms = cls(**values, users=users, series=series)
+            schedule = Schedule(**_typed(Schedule, plan)) if plan else None
+            terms = cls(**values, users=users, schedule=schedule)
         except (TypeError, ValueError) as error:
             raise LedgerError(
                 f"the policy record is broken: {error}; restore the ledger"
@@ -114,10 +111,9 @@ class PolicyTerms:
             and 0 < terms.delta < 1 / terms.users_lower_bound
             and 1 < terms.renyi_order <= 512
             and terms.composition in ("planned", "renyi")
-            and terms.unplanned_runs in ("refuse", "renyi")
+            and terms.off_schedule in ("refuse", "renyi")
             and terms.audit_level in ("monitoring", "full")
-            and terms.unit in ("user", "image")
-            and (terms.composition == "planned") == (terms.series is not None)
+            and (terms.composition == "planned") == (terms.schedule is not None)
             and terms.users.blocks_per_cohort >= 1
         )
         if not holds:
@@ -142,7 +138,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "Mapping[str, Any]": (dict,),
     "UserTerms": (dict,),
-    "PlannedSeries | None": (dict,),
+    "Schedule | None": (dict,),
 }
 """JSON types of the fields by annotation; a Literal is text."""
 
@@ -163,23 +159,23 @@ def _flat(terms: PolicyTerms) -> dict[str, Any]:
     return {**body.pop("users"), **body}
 
 
-def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:
+def schedule_of(config: RunConfig, plan: MechanismPlan) -> Schedule | None:
     """The series a new policy of this configuration commits; None unless it plans one."""
     if config.policy.composition != "planned":
         return None
-    return PlannedSeries(
+    return Schedule(
         event_sha=json_digest(event_to_json(plan.event())),
         relation=plan.relation.name,
         runs=config.policy.planned_runs,
     )
 
 
-def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
+def terms_of(config: RunConfig, schedule: Schedule | None) -> PolicyTerms:
     """The terms a configuration asks for.
 
     Args:
       config: configuration of a run.
-      series: of a new policy, `series_of`; of a run, the policy's, as whether the run is of it
+      schedule: of a new policy, `schedule_of`; of a run, the policy's, as whether the run is of it
         is judged when it reserves.
     """
     policy, source, partition = config.policy, config.data.source, config.partition
@@ -197,16 +193,6 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             shared_label_column=source.columns.label if source.label_scope == "global" else None,
             evaluation=partition.evaluation.model_dump(mode="json"),
         ),
-        unit=policy.unit,
-        unplanned_runs=policy.unplanned_runs,
-        series=series,
+        off_schedule=policy.off_schedule,
+        schedule=schedule,
     )
-
-
-def blocks_of(partition: PartitionConfig) -> list[str]:
-    """The user blocks a run asks for: `cohort/bucket`, from public constants alone."""
-    return [
-        f"{cohort}/{bucket}"
-        for cohort in sorted(set(partition.cohorts))
-        for bucket in range(partition.blocks_per_cohort)
-    ]

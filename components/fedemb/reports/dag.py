@@ -12,7 +12,7 @@ _GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
 
 
 class LineageStep(Protocol):
-    """What one step took and gave: artifact names to digests, or None."""
+    """What one step took and gave: artifact names to digests, None where there is none."""
 
     @property
     def step(self) -> str:

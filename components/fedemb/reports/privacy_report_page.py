@@ -7,41 +7,33 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from fedemb.documents.document import Written
-from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.ledger import Ledger, Spent
-from fedemb.ledger.state import PricePoint
-from fedemb.privacy.mechanisms.registry import plan_from_json
-from fedemb.reports import privacy_report_words as words
+from fedemb.ledger.history import Point, history, worst_block
+from fedemb.ledger.ledger import Ledger, Spent
 from fedemb.reports import report as pages
-from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.dag import LineageStep, lineage_dag
-from fedemb.reports.utility_words import utility_sentence
 
 _TICKS = 6
 """Dates on the axis of spending, at most."""
 
 
 def report_page(
-    signed: Written[PrivacyReport],
-    evidence: Evidence,
+    report: dict[str, Any],
     ledger: Ledger,
+    projections: list[dict[str, Any]],
     lineage: Sequence[LineageStep],
 ) -> str:
     """Renders `privacy_report.html`.
 
     Args:
-      signed: the signed report.
-      evidence: what it was built from; the plan's projections are shown as projections only.
-      ledger: ledger of its policy, for the spending over time and the reasons of waivers.
+      report: the signed report.
+      ledger: ledger of its policy, for the spending over time.
+      projections: of the plan, shown as projections only.
       lineage: what each step took and gave.
     """
-    report = signed.json
     cumulative = report["cumulative"]
-    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
+    block = worst_block(ledger, tuple(row["block"] for row in cumulative["blocks"]))
     last = cumulative["ledger_sequence"]
-    points = ledger.state.price_history(block, last) if block else []
+    points = history(ledger, block, last) if block else []
     before = _before(report, ledger, block)
     after = cumulative["max_block_epsilon"]
     simulation = report["purpose"] == "simulation"
@@ -56,16 +48,7 @@ def report_page(
         before=before.epsilon if before else 0.0,
         after=after if after is not None else math.inf,
         odds=_odds(report["accounting"]["epsilon"]),
-        words=words,
-        plan=plan_from_json(evidence.plan.body.plan),
-        guarantee=words.guarantee_sentence(signed.body.guarantee),
-        audit=audit_sentence(evidence.audit.body),
-        self_test_passed=not signed.body.audit.self_test.failed,
-        utility=utility_sentence(evidence.utility.body),
-        config=evidence.config,
-        identifiers=ledger.terms.identifiers,
-        waivers=[ledger.chain.records[item.sequence] for item in signed.body.approvals],
-        projections=evidence.plan.body.projections,
+        projections=projections,
         lineage=lineage_dag(lineage),
         curve=_curve(report),
         spending=_spending(points, cumulative["cap"]),
@@ -107,7 +90,7 @@ def _curve(report: dict[str, Any]) -> Any:
     )
 
 
-def _spending(points: list[PricePoint], cap: float) -> Any:
+def _spending(points: list[Point], cap: float) -> Any:
     if not points:
         return None
     records = [0, *(point.sequence for point in points)]

@@ -1,61 +1,54 @@
-"""What the privacy report says in words: its codes and figures, as people read them."""
+"""The words of the privacy report.
+
+The lists belong to version 1 of the schema: old bundles are rebuilt and compared with them, so they
+never change; other words are another version.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from fedemb.documents.fields import Guarantee
-from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-
-TRUST = {
-    "training_operator": "the operator of the training job, who sees the private images",
-    "private_stores": "the store of private artifacts and the key store",
-    "code": "the code whose digest this report carries",
-}
-ASSUMPTIONS = {
-    "owner_of_record": "Every image is under the id of the user it is about; an image of two "
-    "people protects the owner of the record only.",
-    "computational": "Noise and sampling coins come from ChaCha20 under a secret key, so the "
-    "guarantee is computational: it holds against whoever cannot break the cipher.",
-    "private_root": "Whoever reads the private root (images, diagnostics, rejects, raw audit "
-    "scores, logs of failures) is outside the guarantee.",
-    "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
-    "same in every run of the policy; another id or cohort would be charged to another account. "
-    "Whoever has records of several cohorts takes no part.",
-    "preflight": "The thresholds of `fedemb check-data` are the data owner's preflight and lie "
-    "before the guarantee.",
-}
-LIMITATIONS = {
-    "evaluation_users": "Held-out evaluation users are not covered: the utility figures are exact "
-    "on them.",
-    "declared_tuning": "How hyperparameters were chosen is declared, not observed: each private "
-    "run that was looked at costs its own price in the ledger, and what lies in no ledger is not "
-    "covered.",
-    "monitoring": "The audit is monitoring: it can refute the guarantee, never prove it.",
-    "timing": "How long steps take depends on how many users took part; whoever watches the "
-    "pipeline's clock sees that, and it is not covered.",
-    "other_policies": "Other policies over the same users add up; this report knows its own ledger "
-    "only.",
-}
-OVERLAPS = {
-    "no_public_images": "no public images",
-    "unchecked": "unchecked: the images of an imported backbone are unknown",
-    "dropped_by_partition_users": "dropped image by image by partition_users",
+TRUST = [
+    "the operator of the training job, who sees the private images",
+    "the store of private artifacts and the key store",
+    "the code whose digest this report carries",
+]
+ASSUMPTIONS = [
+    "Every image is under the id of the user it is about; an image of two people protects the "
+    "owner of the record only.",
+    "Noise and sampling coins come from ChaCha20 under a secret key, so the guarantee is "
+    "computational: it holds against whoever cannot break the cipher.",
+    "Whoever reads the private root (images, diagnostics, rejects, raw audit scores, logs of "
+    "failures) is outside the guarantee.",
+    "A user has one id and, where a column names cohorts, one cohort, the same in every run of the "
+    "policy; another id or cohort would be charged to another account. Whoever has records of "
+    "several cohorts takes no part.",
+    "The thresholds of `fedemb check-data` are the data owner's preflight and lie before the "
+    "guarantee.",
+]
+LIMITATIONS = [
+    "Held-out evaluation users are not covered: the utility figures are exact on them.",
+    "How hyperparameters were chosen is declared, not observed: each private run that was looked "
+    "at costs its own price in the ledger, and what lies in no ledger is not covered.",
+    "The audit is monitoring: it can refute the guarantee, never prove it.",
+    "How long steps take depends on how many users took part; whoever watches the pipeline's clock "
+    "sees that, and it is not covered.",
+    "Other policies over the same users add up; this report knows its own ledger only.",
+]
+SAMPLERS = {
+    "group_poisson_gaussian": "each virtual client independently with the sampling probability",
+    "user_poisson": "each user independently, then hashed into virtual clients",
+    "fixed_size": "a fixed number of user slots without replacement",
+    "tree_aggregation": "every virtual client in a fixed order, participation bounded",
+    "blt": "every virtual client in a fixed order, participation bounded",
+    "not_private": "each virtual client independently with the sampling probability",
 }
 
 
-def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
-    """The guarantee of a plan or report as one sentence."""
-    fields = guarantee.model_dump() if isinstance(guarantee, Guarantee) else dict(guarantee)
-    return str(PrivacyGuarantee.from_json(fields))
-
-
-def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
+def all_runs(report: Mapping[str, Any]) -> str | None:
     """What all runs of the policy cost together, from its second run on; None for the first."""
-    fields = report.content() if isinstance(report, PrivacyReport) else report
-    cumulative, recurring = fields["cumulative"], fields["setting"]["recurring"]
+    cumulative, recurring = report["cumulative"], report["setting"]["recurring"]
     if recurring["run_index"] < 2:
         return None
     epsilon = cumulative["max_block_epsilon"]

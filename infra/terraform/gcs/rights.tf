@@ -4,10 +4,7 @@ locals {
   groups = yamldecode(file("${path.module}/../../rights.yaml")).groups
 
   # Names of secrets as privacy/secret_manager.py makes them.
-  signing_roles = toset([
-    "policy", "ledger", "plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report",
-    "gate", "release", "bundle",
-  ])
+  signing_roles = toset(["policy", "ledger", "trainer", "report", "gate", "release", "bundle"])
   secret_ids = {
     for name in concat(
       [for role in local.signing_roles : "signing/${role}"],

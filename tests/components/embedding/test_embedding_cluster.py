@@ -20,11 +20,11 @@ import tensorflow as tf
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
 from fedemb.embedding import trainable_variables
-from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries import build_mechanism
 
-plan = NotPrivate(rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
-                  virtual_clients=9, groupings=1, sampling_probability=1.0)
+plan = MechanismPlan(kind="not_private", rounds=1, l2_norm_clip=0.1, noise_multiplier=0.0,
+                     virtual_clients=9, groupings=1, sampling_probability=1.0)
 random = np.random.default_rng(0)
 clients = [
     ClientExamples(0, group, random.integers(0, 256, (5 + group, 12, 12, 1), np.uint8),

@@ -7,13 +7,7 @@ import pytest
 import tensorflow as tf
 
 from fedemb import embedding
-from fedemb.config import (
-    AdaptiveClipConfig,
-    AugmentationConfig,
-    LocalTrainingConfig,
-    LossConfig,
-    ModelConfig,
-)
+from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
 from fedemb.embedding import (
     ClientExamples,
     RoundFunction,
@@ -26,8 +20,7 @@ from fedemb.embedding.backbones import with_bfloat16
 from fedemb.embedding.local_training import Objective, fresh_head, shuffled_rows
 from fedemb.embedding.losses import build_loss
 from fedemb.embedding.rounds import client_seed
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
-from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan
 from fedemb.privacy.queries import build_mechanism
 
 SIZE, DIM = 12, 8
@@ -38,7 +31,8 @@ LOCAL = LocalTrainingConfig(
 
 
 def _mechanism(clip=0.5, adaptive=None):
-    plan = (GroupPoissonGaussian if adaptive else NotPrivate)(
+    plan = MechanismPlan(
+        kind="group_poisson_gaussian" if adaptive else "not_private",
         rounds=50,
         l2_norm_clip=clip,
         noise_multiplier=1e-3 if adaptive else 0.0,
@@ -245,9 +239,7 @@ def test_shared_head_is_trained_clipped_and_summed_with_the_backbone():
 
 
 def test_adaptive_clip_is_an_argument_and_not_a_constant_of_the_trace():
-    adaptive = AdaptiveClipConfig(
-        target_quantile=0.5, learning_rate=1.0, count_noise_multiplier=1e-3
-    )
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, count_noise_multiplier=1e-3)
     mechanism = _mechanism(clip=1e-3, adaptive=adaptive)
     function, clients = _function(mechanism=mechanism), _clients()
     first = function(function.initial_weights(), clients, 0)

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from evaluation_run import FinishedRun, config, write_users
 
-from fedemb.documents.artifacts import write_json
-from fedemb.documents.document import read
-from fedemb.documents.utility import UtilityReport, embedding_space_id
+from fedemb.documents.artifacts import read_json, write_json
+from fedemb.documents.evidence import read_document
 from fedemb.errors import ArtifactError
-from fedemb.reports.utility_words import utility_sentence
-from fedemb.steps.evaluate_embeddings.evaluate import run
-
-
-def _fields(document):
-    return {name: document[name] for name in UtilityReport.model_fields}
-
+from fedemb.steps.evaluate_embeddings.evaluate import SCHEMA, run
+from fedemb.steps.evaluate_embeddings.previous import embedding_space_id
 
 SUBGROUPS = {"data.source.columns.subgroup": "group"}
 
@@ -30,13 +24,8 @@ def report(finished, tmp_path_factory):
         **SUBGROUPS, **{"evaluation.previous_release": str(finished.root / "pretrained")}
     )
     returned = run(finished.context(settings, folder))
-    written = read(folder / "report.json", UtilityReport)  # of the form the gate wants
-    return returned, written.json, (folder / "report.html").read_text()
-
-
-def said(path):
-    """What a report says in words."""
-    return utility_sentence(read(path, UtilityReport).body)
+    read_document(folder / "report.json", "utility")  # of the form the gate wants
+    return returned, read_json(folder / "report.json", SCHEMA), (folder / "report.html").read_text()
 
 
 def test_report_on_disk_is_what_was_returned(report):
@@ -68,11 +57,10 @@ def test_every_estimate_lies_in_its_interval(report):
 def test_sentence_says_recall_comparison_and_the_page_whom_the_guarantee_covers(report):
     _, document, page = report
     recall = document["recall_at_far"]["0.001"]["value"]
-    sentence = utility_sentence(UtilityReport.of_fields(_fields(document)))
-    assert f"{100 * recall:.1f} %" in sentence
-    assert "more than the public backbone" in sentence
-    assert "accepts 1 in 1,000 of the others" in sentence
-    assert sentence in re.sub(r"</?span[^>]*>", "", page)
+    assert f"{100 * recall:.1f} %" in document["sentence"]
+    assert "more than the public backbone" in document["sentence"]
+    assert "accepts 1 in 1,000 of the others" in document["sentence"]
+    assert document["sentence"] in re.sub(r"</?span[^>]*>", "", page)
     assert "covers training users only" in page
     assert "without noise" in page
 
@@ -87,6 +75,7 @@ def test_subgroups_are_listed_worst_first(report):
 
 def test_old_gallery_is_measured_and_the_spaces_have_names(report):
     previous = report[1]["previous_release"]
+    assert previous["comparable"]
     assert previous["old"]["recall_at_far"] == report[1]["public_backbone"]["recall_at_far"]
     crossed = previous["new_against_old"]["recall_at_far"]["0.001"]["value"]
     assert crossed < report[1]["recall_at_far"]["0.001"]["value"]
@@ -109,7 +98,7 @@ def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
         run(finished.context(settings, folder))
     for name in ("report.json", "report.html"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
-    assert read(one / "report.json", UtilityReport).body.evaluated.images == 60
+    assert read_json(one / "report.json", SCHEMA)["evaluated"]["images"] == 60
 
 
 @pytest.fixture
@@ -123,10 +112,11 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
     shutil.rmtree(copied.private / "evaluation")
     write_users(copied.private / "evaluation", users)
     report = run(copied.context(config(), tmp_path))
-    assert report["evaluated"] is None
+    read_document(tmp_path / "report.json", "utility")
+    assert report["measured"] is False
     assert report["recall_at_far"] == {}
-    assert "hold out more users" in said(tmp_path / "report.json")
-    assert said(tmp_path / "report.json") in (tmp_path / "report.html").read_text()
+    assert "hold out more users" in report["sentence"]
+    assert report["sentence"] in (tmp_path / "report.html").read_text()
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
@@ -146,7 +136,7 @@ def test_damaged_backbone_is_one_sentence(copied, tmp_path):
         run(copied.context(config(), tmp_path))
 
 
-def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path, caplog):
+def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path):
     from fedemb.embedding import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
@@ -155,17 +145,18 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     build_backbone(other, seed=0).save(bundle / "backbone.keras")
     settings = config(**{"evaluation.previous_release": str(bundle)})
     report = run(copied.context(settings, tmp_path))
-    assert read(tmp_path / "report.json", UtilityReport).json == report
-    assert report["previous_release"]["old"] is None
-    assert "embedding_dim" in caplog.text
+    read_document(tmp_path / "report.json", "utility")
+    assert report["previous_release"]["comparable"] is False
+    assert "embedding_dim" in report["previous_release"]["reason"]
 
 
 def test_without_public_pretraining_the_start_is_called_untrained(finished, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
     report = run(finished.context(settings, tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     assert report["untrained"] is None
-    assert "an untrained backbone" in said(tmp_path / "report.json")
-    assert "public backbone" not in said(tmp_path / "report.json")
+    assert "an untrained backbone" in report["sentence"]
+    assert "public backbone" not in report["sentence"]
 
 
 @pytest.mark.slow
@@ -194,7 +185,8 @@ def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
         }
     )
     report = run(finished.context(settings, tmp_path))
+    read_document(tmp_path / "report.json", "utility")
     drop = report["utility_drop"]["0.001"]
     central, own = (part["recall_at_far"]["0.001"] for part in (report["centralized"], report))
     assert drop["value"] == pytest.approx(central["value"] - own["value"], abs=1e-5)
-    assert "central training without privacy" in said(tmp_path / "report.json")
+    assert "central training without privacy" in report["sentence"]

@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from fedemb.documents.fields import Interval
-from fedemb.documents.utility import Compared, Evaluated, Recall, UtilityReport, rate_name
-from fedemb.reports.utility_words import compared, utility_sentence
-from fedemb.steps.evaluate_embeddings.measure import Subjects
+from fedemb.steps.evaluate_embeddings.measure import Subjects, rate_name
+from fedemb.steps.evaluate_embeddings.sentence import compared, utility_sentence
 
 
 def estimate(value, low, high):
-    return Interval(value=value, low=low, high=high)
+    return {"value": value, "low": low, "high": high}
 
 
 @pytest.mark.parametrize(
@@ -30,15 +28,16 @@ def test_only_an_interval_without_zero_is_called_a_difference(difference, words)
 
 
 def test_utility_drop_is_a_printed_number():
-    report = UtilityReport.model_construct(
-        headline_rate="0.001",
-        recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
-        evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
-        public_kind="supervised",
-        public_backbone=Compared.model_construct(difference={"0.001": estimate(0.2, 0.1, 0.3)}),
-        untrained=None,
-        utility_drop={"0.001": estimate(0.05, 0.02, 0.08)},
-    )
+    rate = {"0.001": estimate(0.4, 0.35, 0.45)}
+    report = {
+        "measured": True,
+        "recall_at_far": rate,
+        "evaluated": {"identities": 1200},
+        "public_kind": "supervised",
+        "public_backbone": {"difference": {"0.001": estimate(0.2, 0.1, 0.3)}},
+        "untrained": None,
+        "utility_drop": {"0.001": estimate(0.05, 0.02, 0.08)},
+    }
     sentence = utility_sentence(report)
     assert "On 1,200 identities" in sentence
     assert "5.0 points [2.0, 8.0] less than central training without privacy" in sentence

@@ -21,10 +21,10 @@ from fedemb.errors import (
 from fedemb.keys import reservation_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import renyi_epsilon, spent
 from fedemb.ledger.chain import Chain
+from fedemb.ledger.ledger import Anchor, Charge, Schedule
 from fedemb.ledger.records import encode_record
 from fedemb.pipelines.cli.ledger_summary import fitting
 from fedemb.privacy.accounting.accounting import price, rdp_of
@@ -329,13 +329,13 @@ def test_release_repeats_for_the_same_bundle_and_refuses_a_taken_version(kit):
 # ---- the two ways of composing ----------------------------------------------------------------
 
 
-def _series(runs: int, noise: float = 2.0) -> PlannedSeries:
+def _schedule(runs: int, noise: float = 2.0) -> Schedule:
     digest = json_digest(kit_.content(noise=noise)["event"])
-    return PlannedSeries(event_sha=digest, relation="REPLACE_ONE", runs=runs)
+    return Schedule(event_sha=digest, relation="REPLACE_ONE", runs=runs)
 
 
 def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
-    kit = kit_.make(tmp_path, composition="planned", series=_series(3))
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(3))
     ledger = kit.open()
     for number in range(3):
         reservation = ledger.reserve(run_id=f"week-{number}", content=kit_.content())
@@ -350,7 +350,7 @@ def test_planned_series_is_priced_by_pld_and_ends_with_its_last_run(tmp_path):
 
 def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
     users = kit_.users("month", 1)
-    kit = kit_.make(tmp_path, composition="planned", series=_series(2), users=users)
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(2), users=users)
     ledger = kit.open()
     for number in range(2):
         ledger.reserve(run_id=f"week-{number}", content=kit_.content(blocks=["jan/0"]))
@@ -362,13 +362,13 @@ def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
 
 @pytest.mark.parametrize("runs", [1, 2, 3, 4, 5, 8])
 def test_as_many_runs_fit_as_were_planned(tmp_path, runs):
-    series = _series(runs, noise=4.0)
-    ledger = kit_.make(tmp_path, composition="planned", series=series, epsilon_cap=50.0).open()
+    schedule = _schedule(runs, noise=4.0)
+    ledger = kit_.make(tmp_path, composition="planned", schedule=schedule, epsilon_cap=50.0).open()
     assert fitting(ledger, kit_.content(noise=4.0)) == runs
 
 
 def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
-    kit = kit_.make(tmp_path, composition="planned", series=_series(3))
+    kit = kit_.make(tmp_path, composition="planned", schedule=_schedule(3))
     with pytest.raises(PlanMismatch, match="not of the series"):
         kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
 
@@ -400,8 +400,8 @@ def test_changed_last_record_is_found_even_for_display(tmp_path, signatures, how
         chain.refresh(signatures=signatures)
 
 
-def test_unplanned_runs_runs_go_by_renyi_with_half_of_delta(tmp_path):
-    kit = kit_.make(tmp_path, composition="planned", unplanned_runs="renyi", series=_series(3))
+def test_off_schedule_runs_go_by_renyi_with_half_of_delta(tmp_path):
+    kit = kit_.make(tmp_path, composition="planned", off_schedule="renyi", schedule=_schedule(3))
     ledger = kit.open()
     ledger.reserve(run_id="week-0", content=kit_.content())
     planned = ledger.spent("all/0")
@@ -501,7 +501,7 @@ def test_listing_that_lags_behind_is_completed_by_name(kit, monkeypatch):
 
     from pathlib import Path
 
-    monkeypatch.setattr("fedemb.ledger.root.open_store", lambda uri: Lagging(Path(uri)))
+    monkeypatch.setattr("fedemb.ledger.ledger.open_store", lambda uri: Lagging(Path(uri)))
     assert kit.reader().head.sequence == 3
     Path(kit.ledger_uri, kit.policy_id, "heads", "00000001.json").unlink()
     assert kit.reader().head.sequence == 3
@@ -556,7 +556,7 @@ def test_reader_cannot_write(kit):
 def test_reservation_that_says_something_else_than_its_record_is_refused(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())
-    forged = reservation.model_copy(update={"blocks": ["all/0", "all/1"]})
+    forged = dataclasses.replace(reservation, blocks=("all/0", "all/1"))
     with pytest.raises(LedgerError, match="something else"):
         kit_.bind(ledger, forged)
     with pytest.raises(LedgerError, match="rewritten"):

@@ -13,9 +13,11 @@ from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
-from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
+from fedemb.ledger.key_rotation import rotate_keys
+from fedemb.ledger.ledger import begin_policy, ensure_trust, open_ledger
+from fedemb.ledger.policy import PolicyLedger
 from fedemb.ledger.records import encode_record, record_name
-from fedemb.steps.release_model.verify import verify_bundle
+from fedemb.steps.release_model.release import verify_bundle
 from fedemb.storage import open_store
 
 REASON = "a year is over"
@@ -253,6 +255,7 @@ def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, whi
 
 def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     """A thief of Monday's keys changes Tuesday's card, and signs manifest and bundle again."""
+    from fedemb.documents.artifacts import read_json
     from fedemb.keys.signatures import bundle_signing_key
     from fedemb.steps.release_model import bundle as parts
 
@@ -260,18 +263,18 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     forged = tmp_path / "2.0"
     shutil.copytree(bundles[1], forged)
     (forged / "MODEL_CARD.md").write_text("harmless")
+    header = read_json(forged / "manifest.json", parts.MANIFEST_SCHEMA)
     for name in ("manifest.json", "model.sig", "attestation.json"):
         (forged / name).unlink()
-    thief = Signer.load_or_create(keys, "release")
-    parts.write_manifest(forged, "glyphs", "2.0", thief)
+    parts.write_manifest(forged, {key: header[key] for key in ("name", "version")})
     verdict = json.loads((forged / "verdict.json").read_bytes())
+    thief = Signer.load_or_create(keys, "release")
     parts.write_attestation(forged, "glyphs/2.0", verdict, thief)
     parts.sign_bundle(forged, bundle_signing_key(keys))
     with honest_run.stand_in_for_serving():
         problems = verify_bundle(str(forged), pinned)
-    (problem,) = problems  # nothing more is looked at
-    assert "bundle document" in problem
-    assert "retired" in problem
+    assert any("model.sig" in problem for problem in problems)
+    assert any("attestation.json" in problem and "retired" in problem for problem in problems)
 
 
 # ---- several policies -------------------------------------------------------------------------
@@ -280,17 +283,17 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
 def test_all_policies_of_a_root_are_rotated_and_a_cut_short_rotation_is_made_good(kit, monkeypatch):
     for name in ("monthly", "yearly"):
         begin_policy(open_ledger(kit.ledger_uri, name, trust=kit.trust), kit_.terms(), kit.keys)
-    honest = Ledger.rotate
+    honest = PolicyLedger.rotate
 
     def killed(self, *words):
         if self.policy_id == "weekly":
             raise KeyboardInterrupt
         return honest(self, *words)
 
-    monkeypatch.setattr(Ledger, "rotate", killed)
+    monkeypatch.setattr(PolicyLedger, "rotate", killed)
     with pytest.raises(KeyboardInterrupt):
         rotate(kit)
-    monkeypatch.setattr(Ledger, "rotate", honest)
+    monkeypatch.setattr(PolicyLedger, "rotate", honest)
     kit.open().verify()  # goes on with its old keys
     assert [record.policy_id for record in rotate(kit, ["report"])] == [
         "monthly",

@@ -11,7 +11,7 @@ import pytest
 
 from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.errors import FedEmbError, SignatureInvalid
-from fedemb.ledger import open_ledger
+from fedemb.ledger.ledger import open_ledger
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
 def test_rewritten_chain_without_heads_is_denied_by_the_signatures(kit, tmp_path, first):
-    """Whoever may write the store, and has no key, changes a record and links the rest again."""
+    """Whoever may write the store, and has no key, changes a record and links the rest anew."""
     shutil.copytree(kit.ledger_uri, tmp_path / "ledger")
     forged = dataclasses.replace(kit, ledger_uri=str(tmp_path / "ledger"))
     shutil.rmtree(forged.path(0).with_name("heads"))

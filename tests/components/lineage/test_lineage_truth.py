@@ -6,17 +6,17 @@ import honest_run
 import pytest
 
 from fedemb import lineage
-from fedemb.documents.artifacts import file_digest, write_bytes
-from fedemb.documents.document import encode
+from fedemb.documents.artifacts import file_digest, write_json
 from fedemb.errors import GateDenied, SignatureInvalid
-from fedemb.ledger import Ledger
+from fedemb.ledger.ledger import Ledger
 
 FORGED = "f" * 64
 """Of a document that somebody changed: a plain digest of private rows, say."""
 
 
 def _change(path, **changes):
-    write_bytes(path, encode({**json.loads(path.read_text()), **changes}))
+    body = {**json.loads(path.read_text()), **changes}
+    write_json(path, body.pop("schema"), body)
 
 
 def _versions(events):
@@ -35,7 +35,8 @@ def _jobs(receiver):
 def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
-    _change(run.audit, level="full")
+    audit = json.loads(run.audit.read_text()) | {"level": "full"}
+    write_json(run.audit, audit.pop("schema"), audit)
     with pytest.raises(GateDenied):
         run.do_gate()
     steps = lineage.read_steps(run.root)
@@ -57,7 +58,7 @@ def test_denied_run_tells_digests_of_report_and_verdict_alone(receiving, tmp_pat
     elif forged == "reservation":
         _change(run.reservation, code_sha=FORGED, config_sha=FORGED)
     else:
-        _change(run.plan, config_sha=FORGED)
+        _change(run.plan, plan_sha=FORGED)
     receiver = receiving()
     with pytest.raises(GateDenied):
         run.do_gate()
@@ -79,7 +80,7 @@ def test_commitments_before_the_gate_are_those_of_the_ledger(receiving, tmp_path
     run = honest_run.start(tmp_path / "run")
     for act in ("plan", "reserve", "partition", "train", "measure"):
         getattr(run, f"do_{act}")()
-    run.rewrite(run.users, commitments={"users": FORGED, "evaluation": FORGED})
+    _change(run.users, commitments={"users": FORGED, "evaluation": FORGED})
     run.do_account()
     assert _versions(receiver.events)["users"] == honest_run.COMMITMENTS["users"]
     assert FORGED not in run.lineage.read_text()

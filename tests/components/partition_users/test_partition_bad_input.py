@@ -22,15 +22,11 @@ from partition_run import (
     write_parquet,
 )
 
-from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
-from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read, write
-from fedemb.documents.reservation import ReservationDocument
+from fedemb.documents.artifacts import config_digest, read_json, write_json
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.prepare import Preparer
@@ -313,25 +309,8 @@ def context_of(config: Any, root: Path) -> StepContext:
 
 
 def reservation_for(path: Path, config: Any, **changes: Any) -> None:
-    sha = "0" * 64
-    body = {
-        **dict.fromkeys(("record_sha", "plan_sha", "code_sha"), sha),
-        "policy_id": config.policy.policy_id,
-        "run_id": "run-1",
-        "attempt": 1,
-        "sequence": 1,
-        "purpose": "release",
-        "blocks": ["all/0"],
-        "blocks_requested": ["all/0"],
-        "event": {},
-        "relation": "REPLACE_ONE",
-        "delta": 1e-5,
-        "rounds": 2,
-        "config_sha": config_digest(config),
-        "input": "rows.parquet",
-        **changes,
-    }
-    write(path, ReservationDocument.of_fields(body))
+    body = {"run_id": "run-1", "config_sha": config_digest(config), "blocks": ["all/0"], **changes}
+    write_json(path, "fedemb/reservation/1", body)
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
@@ -346,7 +325,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     bound = fingerprint_input(config.data.source.uri, key, "run-1")
     reservation_for(tmp_path / "reservation.json", config, input=bound)
     manifest = run(context_of(config, tmp_path))
-    assert read(tmp_path / "manifest.json", UsersManifest).json == manifest
+    assert read_json(tmp_path / "manifest.json", "fedemb/users/1") == manifest
     assert set(manifest) == {
         *("schema", "run_id", "config_sha", "reservation_sha", "virtual_clients", "groupings"),
         *("blocks", "image_size", "channels", "commitments"),
@@ -373,29 +352,3 @@ def test_private_folder_of_a_run_is_closed_to_other_accounts(tmp_path: Path, pre
 
     run_root(f"{prefix}{tmp_path}/private", "run-1")
     assert (tmp_path / "private" / "run-1").stat().st_mode & 0o777 == 0o700
-
-
-def test_without_an_owner_every_image_is_a_unit_of_its_own() -> None:
-    """Known by its bytes: another order, or an image less, leaves the others who they were."""
-    mechanism = {
-        "kind": "poisson_gaussian",
-        "rounds": 2,
-        "noise_multiplier": 1.0,
-        "sampling_probability": 0.5,
-        "units_per_round": 4,
-    }
-    tree = make_config("x.parquet").model_dump(mode="json")
-    tree["policy"]["unit"], tree["mechanism"] = "image", mechanism
-    tree["data"]["source"]["columns"]["user_id"] = None
-    config = RunConfig.model_validate(tree)
-
-    def units(images):
-        preparer = Preparer(config, Hasher(KEY), None, set().__contains__)
-        prepared = preparer.prepare(Batch(images, {"label": ["a"] * len(images)}))
-        assert all(part[4] + part[5] == 1 for part in prepared.parts.values())
-        return set(prepared.parts)
-
-    images = [picture(n) for n in range(6)]
-    assert len(units(images)) == 6
-    assert units(images[::-1]) == units(images)
-    assert units(images[1:]) < units(images)

@@ -60,7 +60,7 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
          "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn"}
     )  # fmt: skip
     card = run(_start(settings, seed=3), tmp_path)
-    assert (card["images"], card["classes"]) == (240, 20)
+    assert (card["images"], card["classes"], card["licence"]) == (240, 20, "CC0")
     assert card["weights_sha"] == file_digest(tmp_path / "backbone.keras")
     trained = load_backbone(tmp_path / "backbone.keras", MODEL)
     assert _separation(trained) > _separation(build_backbone(MODEL, 3)) + 0.05

@@ -209,7 +209,7 @@ def test_no_privacy_is_infinite_and_says_so():
 
 
 def test_worked_example():
-    """docs/privacy/accounting.md#worked-example: n = 1e5, 2048 users a round, T = 1000."""
+    """dp.md 2.3: n = 1e5, 2048 users a round, T = 1000."""
     delta = 1e5**-1.1
     for sigma, ours, by_renyi, doubled in ((2.0, 2.85, 3.07, 4.29),):
         event = group_event(0.02048, sigma, 1000)
@@ -360,12 +360,12 @@ def test_guarantee_is_a_sentence_with_everything_in_it():
         assert part in text
 
 
-def test_guarantee_survives_json_and_refuses_another_field_or_unit():
+def test_guarantee_survives_json_and_refuses_a_changed_number():
     guarantee = price(group_event(0.02, 1.0, 100), Relation.REPLACE_ONE, 1e-6)
     value = guarantee.to_json()
     assert PrivacyGuarantee.from_json(value) == guarantee
-    with pytest.raises(ArtifactError, match="unit"):
-        PrivacyGuarantee.from_json({**value, "unit": "nobody"})
+    with pytest.raises(ArtifactError, match="sentence"):
+        PrivacyGuarantee.from_json({**value, "epsilon": 0.1})
     with pytest.raises(ArtifactError, match="field"):
         PrivacyGuarantee.from_json({**value, "waiver": True})
 

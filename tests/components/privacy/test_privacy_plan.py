@@ -1,5 +1,6 @@
 """The mechanism plan: what it holds, refuses and costs."""
 
+import dataclasses
 import json
 import math
 
@@ -17,13 +18,11 @@ from fedemb.privacy.accounting.events import event_from_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.sampler_share import sampler_delta
 from fedemb.privacy.accounting.tuning import conditions, price_tuning
-from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
-from fedemb.privacy.mechanisms.mechanism import Cohort
-from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.mechanisms import blt, tree
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_mechanism
 from fedemb.privacy.planning.projection import project
-from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
-from fedemb.steps.plan_privacy.plan import document, run, warnings
+from fedemb.steps.plan_privacy.plan import document, run
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:
@@ -50,8 +49,8 @@ GROUP = {
 def test_plan_survives_json_and_its_digest_names_it(kind):
     plan = make_plan(kind)
     value = json.loads(json.dumps(plan.to_json()))
-    assert plan_from_json(value) == plan
-    assert plan_from_json(value).digest == plan.digest
+    assert MechanismPlan.from_json(value) == plan
+    assert MechanismPlan.from_json(value).digest == plan.digest
     if plan.private:
         assert make_plan(kind, noise_multiplier=1.5).digest != plan.digest
 
@@ -61,17 +60,12 @@ def test_plan_file_is_a_closed_world():
     for bad in (
         {**value, "seed": 1},
         {key: item for key, item in value.items() if key != "rounds"},
-        {**value, "schema": "fedemb/mechanism_plan/1"},
-        {**value, "kind": "laplace"},
-        {key: item for key, item in value.items() if key != "unit"},
-        {**value, "rounds": float(value["rounds"]) + 0.5},
-        {**value, "rounds": True},
-        {**value, "l2_norm_clip": "1.0"},
+        {**value, "schema": "fedemb/mechanism_plan/0"},
         {**value, "adaptive_clip": {"quantile": 0.5}},
         {**value, "rounds": "many"},
     ):
         with pytest.raises(ArtifactError):
-            plan_from_json(bad)
+            MechanismPlan.from_json(bad)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
@@ -136,11 +130,11 @@ def test_participation_must_be_possible(kind):
     with pytest.raises(ConfigError, match="max_participations"):
         make_plan(kind, max_participations=3)
     with pytest.raises(PlanMismatch, match="matrix_sensitivity"):
-        make_plan(kind).replaced(matrix_sensitivity=1.0)
+        dataclasses.replace(make_plan(kind), matrix_sensitivity=1.0)
 
 
 def test_events_follow_the_rule_table():
-    """docs/privacy/sensitivity.md#what-one-user-can-change, one line each."""
+    """dp.md 2.1, one line each."""
     group, users, fixed = (
         make_plan(kind) for kind in ("group_poisson_gaussian", "user_poisson", "fixed_size")
     )
@@ -158,7 +152,7 @@ def test_events_follow_the_rule_table():
     assert make_plan("not_private").event() == dpe.NonPrivateDpEvent()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if MECHANISMS[kind].private])
+@pytest.mark.parametrize("kind", KINDS[:-1])
 def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
     plan = make_plan(kind)
     assert plan.event(0) == dpe.NoOpDpEvent()
@@ -181,7 +175,7 @@ def test_normaliser_is_a_public_constant():
 
 
 def test_adaptive_clip_is_one_joint_event():
-    """docs/privacy/sensitivity.md#adaptive-clip: sigma = 2, count noise 20 clients."""
+    """dp.md 2.6: sigma = 2, count noise 20 clients."""
     settings = adaptive(count_noise_multiplier=20.0)
     group = make_plan(noise_multiplier=2.0, adaptive_clip=settings)
     assert group.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
@@ -224,28 +218,28 @@ def brute_force_tree(rounds: int, gap: int, most: int, restart: int) -> int:
     ("rounds", "gap", "most"), [(8, 3, 3), (11, 2, 4), (13, 5, 2), (7, 1, 7), (9, 9, 2), (6, 20, 3)]
 )
 def test_tree_sensitivity_is_the_maximum_over_all_patterns(rounds, gap, most):
-    squared = tree_sensitivity.sensitivity(rounds, gap, most) ** 2
+    squared = tree.sensitivity(rounds, gap, most) ** 2
     assert squared == pytest.approx(brute_force_tree(rounds, gap, most, 0))
 
 
 @pytest.mark.parametrize(("rounds", "gap", "most", "restart"), [(12, 3, 3, 5), (10, 4, 2, 4)])
 def test_tree_sensitivity_with_restarts_is_an_upper_bound(rounds, gap, most, restart):
-    squared = tree_sensitivity.sensitivity(rounds, gap, most, restart) ** 2
+    squared = tree.sensitivity(rounds, gap, most, restart) ** 2
     exact = brute_force_tree(rounds, gap, most, restart)
     assert exact - 1e-9 <= squared <= 1.5 * exact
 
 
 def test_tree_sensitivity_of_published_runs():
     """DigiFace poster (S = 177) and the Gboard run (S = 79, zCDP 0.81)."""
-    assert tree_sensitivity.sensitivity(800, 77, 11) ** 2 == pytest.approx(177)
-    squared = tree_sensitivity.sensitivity(2000, 314, 6) ** 2
+    assert tree.sensitivity(800, 77, 11) ** 2 == pytest.approx(177)
+    squared = tree.sensitivity(2000, 314, 6) ** 2
     assert squared == pytest.approx(79)
     assert squared / (2 * 7**2) == pytest.approx(0.81, abs=5e-3)
 
 
 def test_blt_sensitivity_is_the_maximum_over_all_patterns():
     plan = make_plan("blt", rounds=12, min_separation=3, max_participations=3, virtual_clients=32)
-    column = toeplitz.coefficients(plan.blt_decay, plan.blt_scale, 12)
+    column = blt.coefficients(plan.blt_decay, plan.blt_scale, 12)
     matrix = [[column[i - j] if i >= j else 0.0 for j in range(12)] for i in range(12)]
     best = 0.0
     for first in range(12):
@@ -262,17 +256,19 @@ def test_blt_sensitivity_is_the_maximum_over_all_patterns():
     [((1.0,), (0.1,)), ((0.5,), (-0.1,)), ((0.5, 0.4), (0.1,)), ((), ()), ((math.nan,), (0.1,))],
 )
 def test_unusable_blt_parameters_are_refused(decay, scale):
-    with pytest.raises(ConfigError, match="Toeplitz"):
-        toeplitz.check(decay, scale)
+    with pytest.raises(ConfigError, match="blt"):
+        blt.check(decay, scale)
 
 
 def test_increasing_coefficients_are_refused():
     with pytest.raises(ConfigError, match="non-increasing"):
-        toeplitz.sensitivity(toeplitz.coefficients((0.5,), (1.5,), 4), 1, 1)
+        blt.sensitivity(blt.coefficients((0.5,), (1.5,), 4), 1, 1)
 
 
 @pytest.mark.slow
 def test_optimised_blt_beats_the_tree_at_equal_utility():
+    from fedemb.privacy.planning.extrapolation import Cohort, at_equal_utility, plan_at
+
     cohort = Cohort(
         population=20_000,
         users_per_client=32,
@@ -282,7 +278,7 @@ def test_optimised_blt_beats_the_tree_at_equal_utility():
     )
     prices = {}
     for kind in ("tree_aggregation", "blt"):
-        plan = MECHANISMS[kind].at(cohort).at_equal_utility(2.0)
+        plan = at_equal_utility(plan_at(kind, cohort), 2.0)
         prices[kind] = price(plan.event(), plan.relation, 1e-6).epsilon
     assert prices["blt"] < prices["tree_aggregation"]
 
@@ -292,10 +288,9 @@ def test_optimised_blt_beats_the_tree_at_equal_utility():
 
 def test_step_writes_a_plan_whose_parts_agree(tmp_path):
     config = run_config(GROUP, certify_at=[300_000])
-    artifacts = RunArtifacts(privacy_plan=tmp_path / "plan.json")
-    written = run(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
+    written = run(StepContext(RunArtifacts(privacy_plan=tmp_path / "plan.json"), config=config))
     assert json.loads((tmp_path / "plan.json").read_text()) == written
-    plan = plan_from_json(written["plan"])
+    plan = MechanismPlan.from_json(written["plan"])
     assert plan == plan_mechanism(config)
     assert event_from_json(written["event"]) == plan.event()
     guarantee = PrivacyGuarantee.from_json(written["guarantee"])
@@ -303,16 +298,16 @@ def test_step_writes_a_plan_whose_parts_agree(tmp_path):
     assert guarantee.epsilon < written["epsilon_conservative_2c"]
     assert [config.policy.delta, guarantee.epsilon] in written["curve"]
     (projection,) = written["projections"]
+    assert projection["label"].startswith("projection, not a guarantee")
     assert (projection["simulated_at"], projection["population"]) == (30_000, 300_000)
     assert projection["delta"] < 1 / 300_000
     assert projection["epsilon"] < guarantee.epsilon
-    assert document(config).content() == {k: v for k, v in written.items() if k != "signature"}
+    assert document(config)["plan_sha"] == written["plan_sha"]
 
 
 def test_delta_above_the_customary_bound_is_warned_about():
-    assert document(run_config(GROUP, delta=3e-5)).warnings == ["delta_above_customary"]
-    assert "above the customary" in warnings(run_config(GROUP, delta=3e-5))[0]
-    assert not document(run_config(GROUP, delta=1e-5)).warnings
+    assert document(run_config(GROUP, delta=3e-5))["warnings"]
+    assert not document(run_config(GROUP, delta=1e-5))["warnings"]
     with pytest.raises(ValueError, match="users_lower_bound"):
         run_config(GROUP, delta=1e-4)
 
@@ -321,14 +316,14 @@ def test_not_private_is_planned_without_a_guarantee():
     written = document(
         run_config({"kind": "not_private", "rounds": 5, "sampling_probability": 0.1})
     )
-    assert written.guarantee.epsilon is None
-    assert "no differential privacy" in guarantee_sentence(written.guarantee)
-    assert written.projections == []
+    assert written["guarantee"]["epsilon"] is None
+    assert "no differential privacy" in written["guarantee"]["sentence"]
+    assert written["projections"] == []
 
 
 def test_projection_keeps_the_noise_on_the_mean():
     plan = make_plan(adaptive_clip=adaptive())
-    scaled = plan.scaled(10, 10)
+    scaled = plan.scaled(10)
     assert scaled.noise_multiplier / scaled.normaliser == pytest.approx(
         plan.noise_multiplier / plan.normaliser
     )

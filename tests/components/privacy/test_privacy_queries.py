@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
 
 from fedemb.errors import PlanMismatch, Refused
-from fedemb.keys import derive
-from fedemb.privacy.mechanisms import noise, toeplitz
+from fedemb.privacy.mechanisms import blt, noise
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.queries")
@@ -111,10 +110,7 @@ def test_noise_zero_and_wide_clip_is_plain_federated_averaging():
 
 
 def test_same_inputs_same_noise_and_any_difference_independent_noise():
-    """Replays average to nothing new, other data cancels nothing.
-
-    See docs/privacy/noise.md#keys-of-a-round.
-    """
+    """SIV (dp.md 5): replays average to nothing new, other data cancels nothing."""
     plan, dim = make_plan(), 4000
     zero = (tf.zeros([dim], tf.int64),)
     one = (tf.tensor_scatter_nd_add(zero[0], [[7]], tf.constant([1], tf.int64)),)
@@ -225,10 +221,10 @@ def test_tree_noise_has_the_covariance_of_its_nodes(restart, rounds):
 
 def test_tree_noise_is_exact_on_the_grid():
     """Prefix sums of whole numbers, so residuals of a completed pair cancel to the bit."""
-    stream = make_plan("tree_aggregation").noise_stream(100)
+    stream = queries.TreeStream(make_plan("tree_aggregation"), 100)
     rows = [stream.next(bytes([r]) * 32) for r in range(8)]
     fresh = noise.add_rounded_noise(
-        np.zeros(100, np.int64), derive(bytes([0]) * 32, "node", "0"), 2.0**32
+        np.zeros(100, np.int64), queries.tree_stream.derive(bytes([0]) * 32, "node", "0"), 2.0**32
     )
     np.testing.assert_array_equal(rows[0], fresh)
     assert np.abs(np.sum(rows, axis=0)).max() < 2**36  # One node is left of eight leaves.
@@ -238,14 +234,14 @@ def test_blt_stream_is_dense_inverse_times_noise():
     plan, dim, rounds = make_plan("blt"), 30, 20
     rng = np.random.default_rng(0)
     z = rng.normal(size=(rounds, dim))
-    column = toeplitz.coefficients(plan.blt_decay, plan.blt_scale, rounds)
+    column = blt.coefficients(plan.blt_decay, plan.blt_scale, rounds)
     dense = np.array(
         [[column[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)]
     )
-    stream = toeplitz.NoiseStream(plan.blt_decay, plan.blt_scale, dim)
+    stream = blt.NoiseStream(plan.blt_decay, plan.blt_scale, dim)
     rows = np.stack([stream.next(row) for row in z])
     np.testing.assert_allclose(rows, np.linalg.solve(dense, z), atol=1e-6)
-    inverse = toeplitz.inverse_coefficients(plan.blt_decay, plan.blt_scale, rounds)
+    inverse = blt.inverse_coefficients(plan.blt_decay, plan.blt_scale, rounds)
     np.testing.assert_allclose(inverse, np.linalg.inv(dense)[:, 0], atol=1e-12)
 
 
@@ -255,7 +251,7 @@ def test_blt_mechanism_noise_is_the_stream_of_its_keys():
     key = noise.run_key(ROOT, "noise", *IDS)
     tags = [noise.round_tag(key, r, {"update": np.zeros(dim, np.int64)}) for r in range(6)]
     z = np.stack([noise.gaussian(noise.tensor_key(key, tag, "update"), dim) for tag in tags])
-    column = toeplitz.coefficients(m.plan.blt_decay, m.plan.blt_scale, 6)
+    column = blt.coefficients(m.plan.blt_decay, m.plan.blt_scale, 6)
     dense = np.array([[column[i - j] if i >= j else 0.0 for j in range(6)] for i in range(6)])
     np.testing.assert_allclose(outs, np.linalg.solve(dense, z), atol=1e-5)
 

@@ -8,14 +8,14 @@ from privacy_worlds import ROOT, World, make_plan
 
 from fedemb.errors import PlanMismatch
 from fedemb.privacy.mechanisms.noise import coin_threshold, coins, heads
-from fedemb.privacy.mechanisms.sampling import ParticipationLog
+from fedemb.privacy.mechanisms.sampling import ParticipationLog, build_sampler
 
 USERS = range(100, 200)
 
 
 def sampled(plan, world, rounds=range(20), key=ROOT):
     """Per round, what each sampled virtual client holds, by user key."""
-    sampler = plan.sampler(key)
+    sampler = build_sampler(plan, key)
     return [
         {
             (client.grouping, client.group): frozenset(world.user_keys[client.users].tolist())
@@ -101,7 +101,7 @@ def test_cyclic_schedule_is_even_and_can_be_entered_anywhere():
         assert first == later
     assert len({group for groups in places[:5] for group in groups}) == 40
     assert sampled(plan, world, [13]) == [rounds[13]]
-    sampler = plan.sampler(ROOT)
+    sampler = build_sampler(plan, ROOT)
     assert [c.group for c in sampler.sample(7, world)] == places[7]
     assert [c.group for c in sampler.sample(2, world)] == places[2]
 
@@ -127,7 +127,7 @@ def test_participation_log_refuses_too_often_too_soon_and_twice():
 
 @pytest.mark.parametrize("kind", ["group_poisson_gaussian", "fixed_size", "tree_aggregation"])
 def test_another_partition_or_an_unplanned_round_is_refused(kind):
-    sampler = make_plan(kind).sampler(ROOT)
+    sampler = build_sampler(make_plan(kind), ROOT)
     with pytest.raises(PlanMismatch, match="virtual_clients=41"):
         sampler.sample(0, World(USERS, 41))
     with pytest.raises(PlanMismatch, match="groupings=2"):

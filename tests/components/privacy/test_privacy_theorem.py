@@ -1,4 +1,4 @@
-"""The sensitivity theorem of docs/privacy/theorem.md#statement, checked numerically."""
+"""The sensitivity theorem of dp.md 2.2, checked numerically."""
 
 import math
 

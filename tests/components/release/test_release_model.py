@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedemb.documents.artifacts import Raw, file_digest, write_bytes
-from fedemb.documents.document import encode
+from fedemb.documents.artifacts import Raw, file_digest, write_json
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
-from fedemb.reports import privacy_report_words as words
 from fedemb.steps.release_model import bundle, release
 from fedemb.steps.release_model.serving import load_whitelisted
 from fedemb.steps.release_model.verify import verify_bundle
@@ -111,11 +109,8 @@ def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path)
     stranger.save(tmp_path / "trust.json")
     shutil.copy(trust(released), copy / "trust.json")
     problems = verify_bundle(str(copy), tmp_path / "trust.json")
-    (problem,) = problems
-    assert "extra or missing files: trust.json" in problem
-    (copy / "trust.json").unlink()
-    (problem,) = verify_bundle(str(copy), tmp_path / "trust.json")
-    assert "trust store does not hold" in problem
+    assert any("model.sig" in problem for problem in problems)
+    assert any("trust store does not hold" in problem for problem in problems)
 
 
 def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
@@ -142,7 +137,8 @@ def test_verdict_of_another_model_or_a_denial_releases_nothing(released, tmp_pat
     other.verdict.write_bytes(other.verdict.read_bytes() + b"\n")
     with pytest.raises(ArtifactError, match="changed after it was written"):
         release.run(other.context())
-    write_bytes(other.verdict, encode({**verdict, "allow": False}))
+    verdict.pop("schema")
+    write_json(other.verdict, "fedemb/verdict/1", {**verdict, "allow": False})
     with pytest.raises(Refused):
         release.run(other.context())
     assert not (other.root / "releases").exists()
@@ -196,6 +192,6 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     header = yaml.safe_load(text.split("---")[1])
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
-    assert words.guarantee_sentence(report["guarantee"]) in text
-    for line in (*words.LIMITATIONS.values(), *words.ASSUMPTIONS.values()):
+    assert report["guarantee"]["sentence"] in text
+    for line in (*report["limitations"], *report["assumptions"]):
         assert line in text

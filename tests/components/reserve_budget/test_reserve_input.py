@@ -9,7 +9,7 @@ from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, Refused
-from fedemb.provenance import privacy_code_digest
+from fedemb.provenance import code_digest
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
@@ -67,7 +67,7 @@ def test_cohort_names_that_hide_spent_budget_are_refused_before_anything_is_char
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"passed": 50, "total": 50, "privacy_code_sha": "0" * 64}, "other code"),
+        ({"passed": 50, "total": 50, "code_sha": "0" * 64}, "other code"),
         ({"passed": 49, "total": 50}, "passed 49 of 50"),
         (None, "no record is packaged"),
     ],
@@ -79,9 +79,7 @@ def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
     path = tmp_path / "record.json"
     monkeypatch.setattr(planted_bug_suite, "RECORD", path)
     if record is not None:
-        planted_bug_suite.write_record(
-            path, **{"privacy_code_sha": privacy_code_digest(), **record}
-        )
+        planted_bug_suite.write_record(path, **{"code_sha": code_digest(), **record})
     release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
     with pytest.raises((Refused, ArtifactError), match=words):
         _reserve(tmp_path, release, "monday")
@@ -93,9 +91,7 @@ def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):
     release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
     first = _reserve(tmp_path, release, "monday")
     record = tmp_path / "record.json"
-    planted_bug_suite.write_record(
-        record, passed=49, total=50, privacy_code_sha=privacy_code_digest()
-    )
+    planted_bug_suite.write_record(record, passed=49, total=50, code_sha=code_digest())
     monkeypatch.setattr(planted_bug_suite, "RECORD", record)
     assert _reserve(tmp_path, release, "monday")["record_sha"] == first["record_sha"]
     with pytest.raises(Refused, match="passed 49 of 50"):

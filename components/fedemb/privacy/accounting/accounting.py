@@ -1,6 +1,6 @@
 """Event and relation in, epsilon out; a pair that no accountant covers raises, never falls back.
 
-Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entry tried out:
+Dispatch table (dp.md 2.7), each entry tried out:
 
 | event                               | PLD                    | RDP                    |
 |-------------------------------------|------------------------|------------------------|
@@ -15,7 +15,7 @@ Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entr
 
 ONE and SPECIAL stand for REPLACE_ONE and REPLACE_SPECIAL; * is our quadrature in `renyi`.
 dp-accounting's RDP of a Gaussian under REPLACE_ONE is the add-or-remove value, half of what it
-should be, hence the gap in that cell (docs/privacy/accounting.md#traps-of-the-libraries).
+should be, hence the gap in that cell (dp.md 0.5).
 """
 
 # The numeric libraries ship no types; our own signatures are checked.
@@ -39,7 +39,7 @@ from dp_accounting import dp_event as dpe
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
 from fedemb.errors import UnsupportedAccounting
-from fedemb.privacy.accounting.guarantee import PrivacyGuarantee, Unit
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of, quick_epsilon
 from fedemb.privacy.accounting.renyi import group_pair_rdp
 from fedemb.privacy.accounting.sampler_share import sampler_delta, with_sampler_share
@@ -95,12 +95,11 @@ def price(
     *,
     runs: int = 1,
     rounds: int | None = None,
-    unit: Unit = "user",
 ) -> PrivacyGuarantee:
     """Prices an event.
 
     Args:
-      event: what happened, or is planned, to the data of one unit.
+      event: what happened, or is planned, to one user's data.
       relation: neighbouring relation that the event is meant under.
       delta: total failure probability. The sampler's share is taken out of it before the
         accountant sees it, so the guarantee holds at this delta for the noise that is really drawn.
@@ -108,7 +107,6 @@ def price(
       runs: training runs inside the event; each has its share of the sampler. 0 prices ideal
         noise, as the figures of others do; nobody draws it.
       rounds: training rounds, for the sentence; by default the repetitions of the event.
-      unit: whose data the event is about.
 
     Returns:
       The guarantee; its epsilon is infinite if part of the event has no privacy.
@@ -125,7 +123,6 @@ def price(
         relation=relation,
         accountant=curve_.accountant,
         rounds=rounds_of(event) if rounds is None else rounds,
-        unit=unit,
         sampler_delta=sampler_delta(epsilon, runs) if math.isfinite(epsilon) else 0.0,
     )
 

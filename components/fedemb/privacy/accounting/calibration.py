@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import cast
@@ -37,10 +38,10 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
             f"target_epsilon={target_epsilon} must be a positive number; 1 to 8 is usual"
         )
     if not plan.private:
-        raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
+        raise ConfigError("not_private has no noise to calibrate; name another mechanism")
 
     def excess(log_noise: float, accountant: AccountantName) -> float:
-        candidate = plan.replaced(noise_multiplier=math.exp(log_noise))
+        candidate = dataclasses.replace(plan, noise_multiplier=math.exp(log_noise))
         spent = price(candidate.event(), candidate.relation, delta, accountant).epsilon
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
@@ -60,7 +61,7 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
     while True:
         noise = math.ceil(noise * 10**digits) / 10**digits
         if excess(math.log(noise), "auto") <= 0:
-            return plan.replaced(noise_multiplier=noise)
+            return dataclasses.replace(plan, noise_multiplier=noise)
         noise *= 1 + RELATIVE_TOLERANCE / 2
 
 

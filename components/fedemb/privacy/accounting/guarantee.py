@@ -11,31 +11,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dp_accounting import NeighboringRelation
 
 from fedemb.errors import ArtifactError
 
-Unit = Literal["user", "image"]
-"""Whose presence the guarantee hides."""
-UNITS: dict[Unit, str] = {"user": "one user with everything they own", "image": "one image"}
-"""The unit, as a reader sees it."""
-
-
-def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
-    """What may differ between the two data sets, in words."""
-    if relation is NeighboringRelation.REPLACE_SPECIAL:
-        return f"one {unit}'s data is blanked out"
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        return f"one {unit} is added or removed"
-    changes = "changes all their data" if unit == "user" else "becomes another image"
-    return f"one {unit} is added or removed, or {changes} (one virtual client's update is replaced)"
+RELATIONS: dict[NeighboringRelation, str] = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "one user is added or removed",
+    NeighboringRelation.REPLACE_ONE: (
+        "one user is added or removed, or changes all their data (one virtual client's update is "
+        "replaced)"
+    ),
+    NeighboringRelation.REPLACE_SPECIAL: "one user's data is blanked out",
+}
+"""What may differ between the two data sets, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyGuarantee:
-    """(epsilon, delta)-differential privacy of one unit, and how it was computed."""
+    """(epsilon, delta)-differential privacy of one user, and how it was computed."""
 
     epsilon: float
     """Bound on the log-ratio of probabilities; infinite if there is no privacy."""
@@ -49,17 +44,17 @@ class PrivacyGuarantee:
     """Training rounds priced, if the event says."""
     sampler_delta: float = 0.0
     """Share of delta for the distance of drawn noise from true Gaussians, see `sampler_share`."""
-    unit: Unit = "user"
+    unit: str = "user"
     """Whose data is protected."""
 
     def __str__(self) -> str:
         """The guarantee as one sentence."""
         over = f" over {self.rounds} rounds" if self.rounds else ""
         if math.isinf(self.epsilon):
-            return f"no differential privacy for {UNITS[self.unit]}{over}: epsilon is infinite"
+            return f"no differential privacy for a {self.unit}{over}: epsilon is infinite"
         return (
-            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for {UNITS[self.unit]}, "
-            f"if {neighbours(self.relation, self.unit)}{over}; "
+            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit} with "
+            f"everything they own, if {RELATIONS[self.relation]}{over}; "
             f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
             f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "
             "computational, as noise and coins come from ChaCha20"
@@ -75,24 +70,26 @@ class PrivacyGuarantee:
             "rounds": self.rounds,
             "sampler_delta": self.sampler_delta,
             "unit": self.unit,
+            "sentence": str(self),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PrivacyGuarantee:
-        """Reads what `to_json` wrote.
+        """Reads what `to_json` wrote, and refuses a sentence that says something else.
 
         Raises:
-          ArtifactError: a field is missing or unknown.
+          ArtifactError: a field is missing, unknown or contradicts the sentence.
         """
         fields = dict(value)
         try:
+            sentence = fields.pop("sentence")
             fields["relation"] = NeighboringRelation[fields["relation"]]
             fields["epsilon"] = math.inf if fields["epsilon"] is None else fields["epsilon"]
             guarantee = cls(**fields)
-            if guarantee.unit not in UNITS:
-                raise KeyError(f"unit {guarantee.unit!r}")
         except (KeyError, TypeError) as error:
             raise ArtifactError(
                 f"this guarantee lacks or adds a field ({error}); it was not written by us"
             ) from error
+        if str(guarantee) != sentence:
+            raise ArtifactError("the guarantee's sentence and its numbers differ; price it anew")
         return guarantee

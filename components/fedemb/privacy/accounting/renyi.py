@@ -1,8 +1,7 @@
 """Renyi divergence of the group-Poisson pair, which no library offers.
 
-Pair (docs/privacy/theorem.md#statement), in units of the clip: (1-q) N(0, s^2) + q N(+1, s^2)
-against the mirror image (1-q) N(0, s^2) + q N(-1, s^2). It is symmetric under x -> -x, so both
-directions agree.
+Pair (dp.md 2.2), in units of the clip: (1-q) N(0, s^2) + q N(+1, s^2) against the mirror image
+(1-q) N(0, s^2) + q N(-1, s^2). It is symmetric under x -> -x, so both directions agree.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float64
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,9 +18,7 @@ _NO_OVERLAP = 1 / 32
 """Noise multiplier below which the mixture's parts lie so far apart that each integrates alone."""
 
 
-def group_pair_rdp(
-    sampling_probability: float, noise_multiplier: float, orders: Float64[np.ndarray, " orders"]
-) -> Float64[np.ndarray, " orders"]:
+def group_pair_rdp(sampling_probability: float, noise_multiplier: float, orders: Floats) -> Floats:
     """Returns the Renyi divergence of one round at each order.
 
     The trapezoid rule on an analytic integrand that vanishes at both ends converges exponentially:

@@ -54,7 +54,7 @@ def price_tuning(plan: MechanismPlan, delta: float, mean: float, law: Law) -> Pr
       UnsupportedAccounting: RDP is not valid for the mechanism.
     """
     if not plan.private:
-        raise ConfigError(f"{plan.kind} has no guarantee, and neither has a search over it")
+        raise ConfigError("not_private has no guarantee, and neither has a search over it")
     if not 1 < mean <= 1e6:
         raise ConfigError(f"mean number of trials {mean:g} must be above 1 and at most a million")
     event = dpe.RepeatAndSelectDpEvent(plan.event(), mean, SHAPES[law])

@@ -1,140 +1,136 @@
-"""Buffered linear Toeplitz noise, where sampling cannot be trusted (arXiv 2408.08868)."""
+"""Buffered linear Toeplitz noise: parameters, sensitivity, stream.
+
+C is lower-triangular Toeplitz with first column 1, then sum_j scale_j * decay_j^(i-1). Released is
+C^-1 (C X + Z) = X + C^-1 Z, whose noise needs one buffer per decay (McMahan et al., arXiv
+2408.08868, algorithm 3). jax-privacy finds the parameters when the run is planned; everything the
+guarantee rests on is computed again here, in numpy.
+"""
+
+# The numeric libraries ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+import math
+from collections.abc import Sequence
 
-from pydantic import Field
-from typing_extensions import override
+import numpy as np
+import numpy.typing as npt
 
-from fedemb.config.mechanism import MechanismConfig
-from fedemb.errors import PlanMismatch
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.turns import TurnsConfig, TurnsPlan
+from fedemb.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
+Floats = npt.NDArray[np.float64]
 
 
-class BltConfig(TurnsConfig):
-    """Buffered linear Toeplitz noise: correlated, no sampling, bounded participation."""
+def optimise(
+    rounds: int, min_separation: int, max_participations: int, buffers: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Finds decays and scales of least mean error with jax-privacy; seconds to a minute.
 
-    kind: Literal["blt"] = "blt"
-    buffers: Annotated[int, Field(ge=1, le=8)] = 2
-    """Noise buffers (d)."""
+    Returns:
+      Decays and scales, `buffers` each.
 
-
-class Blt(BltConfig, TurnsPlan):
-    """The noise of a round partly cancels that of earlier ones.
-
-    jax-privacy finds the parameters when a run is planned, which takes seconds to a minute; what
-    the guarantee rests on is computed again by `check`.
+    Raises:
+      ConfigError: the optimiser found nothing usable, or its sensitivity is not ours.
     """
+    import jax
+    from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
 
-    section = BltConfig
-    options = (*TurnsPlan.options, "buffers")
-    label = "BLT"
-    look: ClassVar[tuple[str, Any]] = ("#5c7a1f", (0, (6, 2, 1, 2, 1, 2)))
+    with jax.enable_x64(True):
+        found = buffered_toeplitz.optimize(
+            n=rounds,
+            min_sep=min_separation,
+            max_participations=max_participations,
+            max_buffers=buffers,
+            min_buffers=buffers,
+            error="mean",
+        )
+        decay = tuple(float(value) for value in np.asarray(found.buf_decay))
+        scale = tuple(float(value) for value in np.asarray(found.output_scale))
+        squared = toeplitz.minsep_sensitivity_squared(
+            found.toeplitz_coefs(rounds), min_separation, max_participations
+        )
+        theirs = math.sqrt(float(squared))
+    check(decay, scale)
+    ours = sensitivity(coefficients(decay, scale, rounds), min_separation, max_participations)
+    if not math.isclose(ours, theirs, rel_tol=1e-6):
+        raise ConfigError(
+            f"jax-privacy's sensitivity {theirs:.9g} differs from ours {ours:.9g} for this BLT; "
+            "plan with other buffers"
+        )
+    return decay, scale
 
-    blt_decay: tuple[float, ...] | None = None
-    """Decay of each noise buffer, in (0, 1)."""
-    blt_scale: tuple[float, ...] | None = None
-    """Output scale of each noise buffer."""
 
-    @override
-    @classmethod
-    def derived(cls, section: BltConfig, numbers: PublicNumbers) -> dict[str, Any]:
-        from fedemb.privacy.mechanisms import toeplitz
+def check(decay: Sequence[float] | None, scale: Sequence[float] | None) -> None:
+    """Refuses parameters that the sensitivity formula does not hold for.
 
-        bounds = section.min_separation, section.max_participations
-        decay, scale = toeplitz.optimise(section.rounds, *bounds, section.buffers)
-        column = toeplitz.coefficients(decay, scale, section.rounds)
-        return {
-            "blt_decay": decay,
-            "blt_scale": scale,
-            "matrix_sensitivity": toeplitz.sensitivity(column, *bounds),
-        }
-
-    @override
-    @classmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
-        return {
-            **super().section_at(cohort, **options),
-            "buffers": options.get("buffers") or cls.model_fields["buffers"].default,
-        }
-
-    @override
-    def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-        """What the configuration asks for with the decays and scales of this plan."""
-        assert isinstance(section, BltConfig)
-        if len(self.blt_decay or ()) != section.buffers:
-            raise PlanMismatch(
-                f"the privacy plan has {len(self.blt_decay or ())} noise buffers, the configuration"
-                f" {section.buffers}; run plan_privacy again"
-            )
-        return Blt(
-            **section.model_dump(),
-            virtual_clients=numbers.virtual_clients,
-            groupings=numbers.groupings,
-            unit=numbers.unit,
-            blt_decay=self.blt_decay,
-            blt_scale=self.blt_scale,
-            matrix_sensitivity=self.matrix_sensitivity,
+    Raises:
+      ConfigError: not the same number of finite decays in (0, 1) and scales >= 0.
+    """
+    usable = (
+        decay is not None
+        and scale is not None
+        and len(decay) == len(scale) > 0
+        and all(0 < value < 1 for value in decay)
+        and all(0 <= value < math.inf for value in scale)
+    )
+    if not usable:
+        raise ConfigError(
+            f"blt needs as many decays in (0, 1) as scales >= 0, got {decay} and {scale}; plan anew"
         )
 
-    @override
-    def check(self) -> None:
-        from fedemb.privacy.mechanisms.toeplitz import check
 
-        check(self.blt_decay, self.blt_scale)
-        super().check()
+def coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Floats:
+    """First column of C, `[rounds]`."""
+    powers = np.power.outer(np.asarray(decay), np.arange(rounds - 1))
+    return np.concatenate([[1.0], np.asarray(scale) @ powers])
 
-    @override
-    def noise_stream(self, size: int) -> CorrelatedStream:
-        from fedemb.privacy.mechanisms.keyed_noise import BltStream, grid_scale
 
-        return BltStream(self._decay, self._scale, grid_scale(self), size)
+def inverse_coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int) -> Floats:
+    """First column of C^-1, `[rounds]`: the response of the stream to one impulse."""
+    stream = NoiseStream(decay, scale, 1)
+    impulse = np.eye(rounds, 1)
+    return np.concatenate([stream.next(row) for row in impulse])
 
-    @override
-    def sensitivity_over(self, rounds: int) -> float:
-        from fedemb.privacy.mechanisms import toeplitz
 
-        column = toeplitz.coefficients(self._decay, self._scale, rounds)
-        return toeplitz.sensitivity(column, self.min_separation, self.max_participations)
+def sensitivity(column: Floats, min_separation: int, max_participations: int) -> float:
+    """L2 sensitivity of C X per unit of change, under bounded participation.
 
-    @override
-    def sensitivity(self, min_separation: int, max_participations: int) -> float:
-        from fedemb.privacy.mechanisms import toeplitz
+    For a Toeplitz matrix with non-negative, non-increasing coefficients the worst pattern takes
+    part first at round 0 and then every `min_separation` rounds (Kalinin and Lampert, arXiv
+    2405.13763, theorem 2), every time in the same direction.
 
-        column = toeplitz.coefficients(self._decay, self._scale, self.rounds)
-        return toeplitz.sensitivity(column, min_separation, max_participations)
+    Args:
+      column: first column of C, `[rounds]`.
+      min_separation: least difference between the round numbers of two participations.
+      max_participations: most participations.
 
-    @override
-    def prefix_variance(self) -> float:
-        import numpy as np
-
-        from fedemb.privacy.mechanisms import toeplitz
-
-        column = toeplitz.inverse_coefficients(self._decay, self._scale, self.rounds)
-        # Prefix sums of C^-1 Z have the coefficients' running sums as weights.
-        return float(np.cumsum(np.cumsum(column) ** 2).mean())
-
-    @property
-    def _decay(self) -> tuple[float, ...]:
-        return self.blt_decay or ()
-
-    @property
-    def _scale(self) -> tuple[float, ...]:
-        return self.blt_scale or ()
-
-    @property
-    @override
-    def explanation(self) -> str:
-        return self.turns_explained + (
-            "The noise of a round partly cancels that of earlier ones; a participation changes an "
-            "update by up to 2C."
+    Raises:
+      ConfigError: the coefficients increase somewhere or are negative.
+    """
+    if not (np.all(column >= 0) and np.all(np.diff(column) <= 1e-12)):
+        raise ConfigError(
+            "the coefficients of this Toeplitz matrix are not non-negative and non-increasing, so "
+            "its sensitivity is not known; plan with other buffers"
         )
+    total = np.zeros_like(column)
+    for start in range(0, len(column), min_separation)[:max_participations]:
+        total[start:] += column[: len(column) - start]
+    return float(np.linalg.norm(total))
 
-    @override
-    def matrix(self) -> dict[str, Any] | None:
-        return {**(super().matrix() or {}), "buffers": len(self._decay)}
+
+class NoiseStream:
+    """Rows of C^-1 Z one by one, with a buffer per decay and nothing else."""
+
+    def __init__(self, decay: Sequence[float], scale: Sequence[float], size: int):
+        self._decay = np.asarray(decay)
+        self._scale = np.asarray(scale)
+        self._buffers = np.zeros((len(self._decay), size))
+
+    def next(self, fresh: Floats) -> Floats:
+        """Takes row t of Z, `[size]`, and returns row t of C^-1 Z."""
+        out = fresh - self._scale @ self._buffers
+        self._buffers *= self._decay[:, None]
+        self._buffers += out
+        return out

@@ -2,21 +2,20 @@
 
 One object per attempt. `begin` fixes the round's tag from every integer that will be noised in it,
 `add` then draws the noise of one of them. A replayed round gives identical output, so there is
-nothing to average; other data gives independent noise, so there is nothing to subtract
-(docs/privacy/noise.md#keys-of-a-round).
+nothing to average; other data gives independent noise, so there is nothing to subtract (dp.md 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
-from fedemb.keys import derive
-from fedemb.privacy.mechanisms import toeplitz
+from fedemb.privacy.mechanisms import blt
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import (
     MAX_NORMALS,
     Integers,
@@ -25,9 +24,6 @@ from fedemb.privacy.mechanisms.noise import (
     round_tag,
     tensor_key,
 )
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 
 class CorrelatedStream(Protocol):
@@ -38,17 +34,23 @@ class CorrelatedStream(Protocol):
         ...
 
 
+StreamFactory = Callable[[MechanismPlan, int], CorrelatedStream]
+"""Makes the stream of a plan for vectors of the given size."""
+
+
 class KeyedNoise:
     """Noise source of one attempt; its state is a list of tags, which say nothing without the key.
 
     Args:
       plan: the mechanism.
       noise_key: `noise.run_key(root, "noise", ...)`.
+      stream: makes the correlated noise of `tree_aggregation` and `blt`.
     """
 
-    def __init__(self, plan: MechanismPlan, noise_key: bytes):
+    def __init__(self, plan: MechanismPlan, noise_key: bytes, stream: StreamFactory | None = None):
         self._plan = plan
         self._key = noise_key
+        self._make_stream = stream
         self._stream: CorrelatedStream | None = None
         self._tag = b""
         self.tags: list[bytes] = []
@@ -80,8 +82,8 @@ class KeyedNoise:
     def add_correlated(self, name: str, values: Integers) -> Integers:
         """Returns values plus the next row of the correlated noise; earlier rows are redrawn."""
         if self._stream is None:
-            self._stream = self._plan.noise_stream(values.size)
-            assert self._stream is not None, f"{self._plan.kind} has no correlated noise"
+            assert self._make_stream is not None
+            self._stream = self._make_stream(self._plan, values.size)
             for tag in self.tags:
                 self._stream.next(tensor_key(self._key, tag, name))
         self.tags.append(self._tag)
@@ -95,46 +97,17 @@ class KeyedNoise:
 class BltStream(CorrelatedStream):
     """Rows of C^-1 Z, scaled to the grid and rounded."""
 
-    def __init__(self, decay: Sequence[float], scale: Sequence[float], stddev: float, size: int):
+    def __init__(self, plan: MechanismPlan, size: int):
+        assert plan.blt_decay is not None
+        assert plan.blt_scale is not None
         self._size = size
-        self._stddev = stddev
-        self._noise = toeplitz.NoiseStream(decay, scale, size)
+        self._scale = grid_scale(plan)
+        self._noise = blt.NoiseStream(plan.blt_decay, plan.blt_scale, size)
 
     @override
     def next(self, key: bytes) -> Integers:
-        row = self._noise.next(gaussian(key, self._size)) * self._stddev
+        row = self._noise.next(gaussian(key, self._size)) * self._scale
         return np.rint(row).astype(np.int64)
-
-
-class TreeStream(CorrelatedStream):
-    """The increments of tree noise: nodes that cover the rounds so far, less those before.
-
-    Round t (from 1) of a tree closes one node, of 2^level rounds with level the number of trailing
-    zeros of t, and the nodes below it are no longer needed. A node's noise is drawn in the round
-    that closes it, under that round's key and the number of nodes before it.
-    """
-
-    def __init__(self, leaves: int, stddev: float, size: int):
-        self._leaves, self._stddev, self._size = leaves, stddev, size
-        self._round = 0
-        self._cover: list[tuple[int, Integers]] = []
-        """Level and noise of the nodes that cover the tree so far, largest first."""
-
-    @override
-    def next(self, key: bytes) -> Integers:
-        zeros = np.zeros(self._size, dtype=np.int64)
-        place = self._round % self._leaves + 1
-        if place == 1:
-            self._cover = []  # another tree; what the last one hid stays as it was released
-        level = (place & -place).bit_length() - 1
-        number = self._round + self._round // self._leaves
-        node = add_rounded_noise(zeros, derive(key, "node", str(number)), self._stddev)
-        before = zeros.copy()
-        while self._cover and self._cover[-1][0] < level:
-            before += self._cover.pop()[1]
-        self._cover.append((level, node))
-        self._round += 1
-        return node - before
 
 
 def grid_scale(plan: MechanismPlan) -> float:

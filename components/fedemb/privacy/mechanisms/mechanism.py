@@ -1,305 +1,154 @@
 """One frozen object that holds sampler, clip, noise, normaliser and price of a run.
 
-Whoever samples, clips or adds noise asks it, and so does the accountant: what is priced cannot
-drift from what runs. Every mechanism is a class of its own in a module of its own, below
-`MechanismPlan`; `registry` finds it by `kind`. Sensitivity is counted for units, not for virtual
-clients (docs: privacy).
-
-Only data and words at import: numpy, dp-accounting and the samplers are imported where they are
-used, since every configuration and every help page imports these modules.
+Whoever samples, clips or adds noise reads these fields, and so does the accountant: what is priced
+cannot drift from what runs. Sensitivity is counted for users, not for virtual clients (dp.md 2.1).
 """
 
-# dp-accounting ships no types.
+# The numeric libraries ship no types; our own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, Literal, cast
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
+from dp_accounting import NeighboringRelation
+from dp_accounting import dp_event as dpe
 
-from fedemb.config.mechanism import AdaptiveClipConfig, MechanismConfig
-from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.grid import GRID_BITS, MOST_GRID_BITS, check_room
+from fedemb.config import (
+    TRACKS_PARTICIPATION,
+    AdaptiveClipConfig,
+    BltConfig,
+    FixedSizeConfig,
+    GroupPoissonGaussianConfig,
+    MechanismConfig,
+    NotPrivateConfig,
+    RunConfig,
+    TreeAggregationConfig,
+    UserPoissonConfig,
+)
+from fedemb.documents.artifacts import json_digest
+from fedemb.errors import ArtifactError
+from fedemb.privacy.mechanisms import blt, tree
+from fedemb.privacy.mechanisms.noise import GRID_BITS
+from fedemb.privacy.mechanisms.plan_checks import MAX_SUM_BITS, check_plan
 
-if TYPE_CHECKING:
-    from dp_accounting import NeighboringRelation
-    from dp_accounting import dp_event as dpe
-
-    from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
-    from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
-
-Unit = Literal["user", "image"]
-"""Whose presence the guarantee hides: a user with everything they own, or one image."""
-SCHEMA = "fedemb/mechanism_plan/2"
-LEAST_NOISE = 1e-6
-"""Of the two noise multipliers of an adaptive clip, whose squares are inverted to join them."""
+Kind = Literal[
+    "group_poisson_gaussian",
+    "user_poisson",
+    "fixed_size",
+    "tree_aggregation",
+    "blt",
+    "not_private",
+]
+SCHEMA = "fedemb/mechanism_plan/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicNumbers:
-    """What a plan takes from partition and policy."""
+class AdaptiveClip:
+    """Quantile clipping (Andrew et al., arXiv 1905.03871)."""
 
+    target_quantile: float
+    learning_rate: float
+    count_noise_multiplier: float
+    """Standard deviation of the noise on the count of unclipped virtual clients, in clients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismPlan:
+    """Everything that decides the guarantee of a run, all of it public."""
+
+    kind: Kind
+    rounds: int
+    l2_norm_clip: float
+    """Bound on one virtual client's update; the first round's, if the clip is adaptive."""
+    noise_multiplier: float
+    """Standard deviation of the noise on the sum / clip; 0 only for `not_private`."""
     virtual_clients: int
     groupings: int
-    users_lower_bound: int
-    max_images_per_user: int = 1
-    unit: Unit = "user"
+    sampling_probability: float | None = None
+    """Chance of a virtual client (user, for `user_poisson` and `fixed_size`) in a round."""
+    clients_per_round: int | None = None
+    users_per_client: int | None = None
+    users_lower_bound: int | None = None
+    """`fixed_size` only: the sampler draws from at least this many slots."""
+    adaptive_clip: AdaptiveClip | None = None
+    min_separation: int | None = None
+    max_participations: int | None = None
+    restart_every: int | None = None
+    blt_decay: tuple[float, ...] | None = None
+    """Decay of each noise buffer, in (0, 1)."""
+    blt_scale: tuple[float, ...] | None = None
+    """Output scale of each noise buffer."""
+    matrix_sensitivity: float | None = None
+    """Norm by which one user's clipped updates enter the correlated noise, per unit of change."""
+    grid_bits: int = GRID_BITS
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """The few public numbers that any mechanism can be planned from."""
-
-    population: int
-    users_per_client: int
-    clients_per_round: int
-    noise_multiplier: float
-    rounds: int
-    virtual_clients: int = 0
-    """0: as many as the population fills."""
-    unit: Unit = "user"
-    max_images_per_user: int = 1
-
-    @property
-    def groups(self) -> int:
-        """Virtual clients."""
-        return self.virtual_clients or max(1, round(self.population / self.users_per_client))
-
-    @property
-    def numbers(self) -> PublicNumbers:
-        """As if partition and policy said so."""
-        return PublicNumbers(
-            virtual_clients=self.groups,
-            groupings=1,
-            users_lower_bound=self.population,
-            max_images_per_user=self.max_images_per_user,
-            unit=self.unit,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The same noise under another sampler or reading: shown beside the price, never claimed."""
-
-    name: str
-    words: str
-    event: dpe.DpEvent
-    relation: NeighboringRelation
-
-
-class MechanismPlan(MechanismConfig):
-    """Everything that decides the guarantee of a run, all of it public.
-
-    A section of the configuration, and the numbers of partition and policy that it runs on.
-    """
-
-    section: ClassVar[type[MechanismConfig]]
-    """What a configuration says of this mechanism."""
-    relation_name: ClassVar[str] = "ADD_OR_REMOVE_ONE"
-    """Relation the events are meant under; it covers adding or removing one unit."""
-    proof: ClassVar[str] = ""
-    """Why the event prices one unit (docs/privacy/sensitivity.md); without it the gate denies."""
-    sampler_words: ClassVar[str]
-    """Who takes part in a round, for the report."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """Options of `fedemb plan` that only some mechanisms know, and this one does."""
-    compared: ClassVar[bool] = False
-    """Whether extrapolations show it beside other plans; it must be planned at once."""
-    label: ClassVar[str]
-    """In figures."""
-    look: ClassVar[tuple[str, Any]] = ("#555555", "-")
-    """Colour and dash of its curve in figures."""
-
-    virtual_clients: PositiveInt
-    """Virtual clients per grouping (G)."""
-    groupings: PositiveInt
-    """Independent groupings (R)."""
-    unit: Unit = "user"
-    """Whose presence the guarantee hides."""
-    noise_multiplier: NonNegativeFloat = 0.0
-    """Standard deviation of the noise on the sum / clip; 0 only where there is no guarantee."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
-    grid_bits: int = Field(default=GRID_BITS, le=MOST_GRID_BITS)
-    """Updates and noise live on multiples of clip / 2^grid_bits."""
-
-    # ---- where it comes from ------------------------------------------------------------------
-
-    @classmethod
-    def kind_name(cls) -> str:
-        """The `kind` of this class."""
-        return cls.model_fields["kind"].default
-
-    @classmethod
-    def of(cls, section: MechanismConfig, numbers: PublicNumbers) -> Self:
-        """The plan of a section.
+    def __post_init__(self) -> None:
+        """Refuses numbers out of bounds and a matrix sensitivity that is not ours.
 
         Raises:
-          ConfigError: it cannot run on these numbers with the guarantee it claims.
+          ConfigError: the plan cannot run with the guarantee it claims.
+          PlanMismatch: the stored matrix sensitivity differs from the recomputed one.
         """
-        return cls(
-            **_fields(section),
-            virtual_clients=numbers.virtual_clients,
-            groupings=numbers.groupings,
-            unit=numbers.unit,
-            **cls.derived(section, numbers),
-        )
-
-    @classmethod
-    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
-        """Further fields that follow from section and public numbers."""
-        return {}
-
-    @classmethod
-    @abstractmethod
-    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
-        """The section, as a tree, that suits a cohort; `options` are those of the command line."""
-
-    @classmethod
-    def at(cls, cohort: Cohort) -> Self:
-        """The plan for a cohort; participation as even as the schedule allows.
-
-        Raises:
-          ConfigError: the cohort asks for more clients than there are.
-        """
-        if cohort.clients_per_round > cohort.groups:
-            raise ConfigError(
-                f"{cohort.clients_per_round} clients per round exceed the {cohort.groups} virtual "
-                f"clients of {cohort.population} users; lower clients_per_round or users_per_client"
-            )
-        tree = {"kind": cls.kind_name(), "rounds": cohort.rounds, **cls.section_at(cohort)}
-        return cls.of(cls.section.model_validate(tree), cohort.numbers)
-
-    def expected(self, section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
-        """What a configuration asks for, given what the planner of this plan chose freely.
-
-        Raises:
-          PlanMismatch: the choice is not one that the configuration allows.
-        """
-        return type(self).of(section, numbers)
-
-    def replaced(self, **changes: Any) -> Self:
-        """A checked copy with other fields."""
-        return type(self)(**{**_fields(self), **changes})
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _in_one_sentence(cls, value: Any, handler: Any) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            problems = [
-                f"{'.'.join(map(str, item['loc']))}: {item['msg'].lower()}, got {item['input']!r}"
-                for item in error.errors()
-            ]
-            raise ConfigError(
-                f"mechanism plan: {'; '.join(problems)}; correct the configuration and plan again"
-            ) from error
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        self.check()
-        return self
-
-    def check(self) -> None:
-        """Refuses a plan that cannot run with the guarantee it claims.
-
-        Raises:
-          ConfigError: a number is out of bounds or contradicts another.
-          PlanMismatch: a derived number is not the one we compute.
-        """
-        if self.private:
-            _above("noise_multiplier", self.noise_multiplier)
-            if self.grid_bits < GRID_BITS:
-                raise ConfigError(
-                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, where floating-point noise "
-                    "would show between the grid points"
-                )
-        count_noise = 0.0
-        if self.adaptive_clip is not None:
-            if "adaptive_clip" not in self.section.model_fields:
-                raise ConfigError(f"{self.kind} needs a constant clip; drop adaptive_clip")
-            count_noise = self.adaptive_clip.count_noise_multiplier
-            _above("count_noise_multiplier", count_noise, LEAST_NOISE)
-            _above("noise_multiplier", self.noise_multiplier, LEAST_NOISE)
-        check_room(
-            self.grid_bits,
-            self.most_contributions,
-            max(self.noise_multiplier, count_noise),
-            correlated=self.tracks_participation,
-        )
+        check_plan(self)
 
     # ---- what runs ----------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def normaliser(self) -> float:
         """Public constant the noised sum is divided by, never the number who showed up."""
+        if self.clients_per_round is not None:
+            return float(self.clients_per_round)
+        return float(cast("float", self.sampling_probability)) * self.virtual_clients
 
     @property
-    def chance(self) -> float | None:
-        """Sampling probability of whatever is sampled; None where nothing is."""
-        return getattr(self, "sampling_probability", None)
+    def tracks_participation(self) -> bool:
+        """Whether the guarantee rests on how often a virtual client takes part."""
+        return self.kind in TRACKS_PARTICIPATION
 
     @property
-    def most_contributions(self) -> int:
-        """Clipped vectors in the sum of a round, at most."""
-        return self.virtual_clients
-
-    def sampler(self, coin_key: bytes) -> Sampler:
-        """The sampler that the event is the price of.
-
-        Args:
-          coin_key: `noise.run_key(root, "coins", ...)`.
-        """
-        from fedemb.privacy.mechanisms.sampling import Sampler
-
-        return Sampler(self, coin_key)
-
-    @abstractmethod
-    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        """Who takes part in a round: reads coins and public constants first and users last.
-
-        Args:
-          round_key: secret bytes of the round, for coins alone.
-          round_index: the round.
-          index: the users.
-        """
-
-    def noise_stream(self, size: int) -> CorrelatedStream | None:
-        """Noise of vectors of `size` whose rounds depend on each other; None: fresh each round."""
-        return None
+    def private(self) -> bool:
+        """Whether there is any guarantee."""
+        return self.kind != "not_private"
 
     # ---- what it costs ------------------------------------------------------------------------
 
     @property
     def relation(self) -> NeighboringRelation:
-        """Relation of `event`."""
-        from dp_accounting import NeighboringRelation
-
-        return NeighboringRelation[self.relation_name]
+        """Relation the events are meant under; each covers adding or removing one user."""
+        if self.kind == "group_poisson_gaussian":
+            return NeighboringRelation.REPLACE_ONE
+        return NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
     def joint_noise_multiplier(self) -> float:
         """Noise multiplier of update and, if the clip is adaptive, quantile bit together."""
         if self.adaptive_clip is None:
             return self.noise_multiplier
-        # The bit is +-1/2, so its multiplier is count noise / (1/2)
-        # (docs/privacy/sensitivity.md#adaptive-clip).
+        # The bit is +-1/2, so its multiplier is count noise / (1/2) (dp.md 2.6).
         bit = 2 * self.adaptive_clip.count_noise_multiplier
         return (self.noise_multiplier**-2 + bit**-2) ** -0.5
 
     @property
-    @abstractmethod
     def round_event(self) -> dpe.DpEvent:
         """Event of one round; unsupported where rounds share noise and have no price alone."""
+        multiplier = self.joint_noise_multiplier
+        if self.kind == "not_private":
+            return dpe.NonPrivateDpEvent()
+        if self.tracks_participation:
+            return dpe.UnsupportedDpEvent()
+        if self.kind != "group_poisson_gaussian":
+            # Nothing hides the virtual client a user falls into: its update moves by up to 2 clips.
+            multiplier /= 2
+        return dpe.PoissonSampledDpEvent(
+            cast("float", self.sampling_probability), dpe.GaussianDpEvent(multiplier)
+        )
 
     def event(self, rounds: int | None = None) -> dpe.DpEvent:
         """Event of a run that stopped after `rounds` rounds; the whole run by default.
@@ -307,126 +156,209 @@ class MechanismPlan(MechanismConfig):
         Raises:
           ValueError: more rounds than planned, or fewer than none.
         """
-        from dp_accounting import dp_event as dpe
-
         count = self.rounds if rounds is None else rounds
         if not 0 <= count <= self.rounds:
             raise ValueError(f"rounds={count} must lie in 0..{self.rounds}, the planned rounds")
-        return self.event_of(count) if count else dpe.NoOpDpEvent()
+        if count == 0:
+            return dpe.NoOpDpEvent()
+        if self.kind == "not_private":
+            return dpe.NonPrivateDpEvent()
+        if self.tracks_participation:
+            sensitivity = 2 * self.sensitivity_over(count)
+            return dpe.GaussianDpEvent(self.noise_multiplier / sensitivity)
+        return dpe.SelfComposedDpEvent(self.round_event, count)
 
-    def event_of(self, rounds: int) -> dpe.DpEvent:
-        """Event of the first rounds, one or more; by default that many times `round_event`."""
-        from dp_accounting import dp_event as dpe
-
-        return dpe.SelfComposedDpEvent(self.round_event, rounds)
-
-    def conservative_event(self) -> dpe.DpEvent | None:
+    def conservative_event(self) -> dpe.DpEvent:
         """The run as if users were sampled and then grouped: twice the clip (2C).
 
-        Meant under ADD_OR_REMOVE_ONE. The event itself where it is priced so already; None where
-        nobody is grouped.
+        Priced under `conservative_relation`. For mechanisms already priced at 2C, the event itself.
         """
-        return self.event()
+        if self.kind != "group_poisson_gaussian":
+            return self.event()
+        return dpe.SelfComposedDpEvent(
+            dpe.PoissonSampledDpEvent(
+                cast("float", self.sampling_probability),
+                dpe.GaussianDpEvent(self.joint_noise_multiplier / 2),
+            ),
+            self.rounds,
+        )
 
-    def comparisons(self) -> tuple[Comparison, ...]:
-        """Other prices of the same noise, to stand beside this one."""
-        return ()
+    @property
+    def conservative_relation(self) -> NeighboringRelation:
+        """Relation of `conservative_event`."""
+        return NeighboringRelation.ADD_OR_REMOVE_ONE
 
     @property
     def zcdp_rho(self) -> float | None:
         """The zCDP parameter, where the run is one Gaussian mechanism."""
-        from dp_accounting import dp_event as dpe
-
         event = self.event()
         if not isinstance(event, dpe.GaussianDpEvent):
             return None
         return 1 / (2 * event.noise_multiplier**2)
 
-    # ---- the same noise elsewhere -------------------------------------------------------------
+    def sensitivity_over(self, rounds: int) -> float:
+        """Matrix sensitivity of the first rounds of a correlated mechanism."""
+        if self.kind == "tree_aggregation":
+            return tree.sensitivity(
+                rounds,
+                cast("int", self.min_separation),
+                cast("int", self.max_participations),
+                self.restart_every or 0,
+            )
+        if self.kind == "blt":
+            return blt.sensitivity(
+                blt.coefficients(
+                    cast("tuple[float, ...]", self.blt_decay),
+                    cast("tuple[float, ...]", self.blt_scale),
+                    rounds,
+                ),
+                cast("int", self.min_separation),
+                cast("int", self.max_participations),
+            )
+        raise ValueError(f"{self.kind} draws fresh noise each round and has no matrix")
 
-    def scaled(self, population: float = 1.0, compute: float = 1.0) -> Self:
-        """The paper's extrapolation: more users, or more compute, at the same noise on the mean.
+    def scaled(self, factor: float) -> MechanismPlan:
+        """The paper's extrapolation: population, cohort and noise times `factor`.
 
-        Both at once leave the sampling probability as it is, so utility should stay while epsilon
-        falls (Xu et al., arXiv 2211.10844, section 4; docs/privacy/recipes.md#projections).
-
-        Args:
-          population: users and virtual clients, times this.
-          compute: clients per round and noise, times this.
+        Noise on the mean, users per virtual client and sampling probability stay as they are, so
+        utility should too, while epsilon falls (Xu et al., arXiv 2211.10844; dp.md 8).
         """
+
+        def times(value: int | None) -> int | None:
+            return None if value is None else max(1, round(value * factor))
+
         adaptive = self.adaptive_clip
         if adaptive is not None:
-            noise = adaptive.count_noise_multiplier * compute
-            adaptive = adaptive.model_copy(update={"count_noise_multiplier": noise})
-        changes = {
-            "adaptive_clip": adaptive,
-            "virtual_clients": times(self.virtual_clients, population),
-            "noise_multiplier": self.noise_multiplier * compute,
-        }
-        return self.replaced(**changes, **self.scaled_sampling(population, compute))
-
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        """The fields of the sampler under `scaled`."""
-        return {}
-
-    def at_equal_utility(self, independent_noise: float) -> Self:
-        """The plan whose running sums of updates are as noisy as under independent noise.
-
-        See docs/privacy/accounting.md#equal-utility.
-        """
-        return self.replaced(noise_multiplier=independent_noise)
-
-    # ---- in words -----------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def explanation(self) -> str:
-        """The sampler in plain words, for `fedemb plan --explain`."""
-
-    @property
-    def adjacency(self) -> str:
-        """What may differ between the two data sets, for `fedemb plan --explain`."""
-        return (
-            "Adjacency. Two data sets that differ by one user being there or not, or by everything "
-            "that user owns; the factor 2 of the changed update is in the event's noise multiplier."
+            noise = adaptive.count_noise_multiplier * factor
+            adaptive = dataclasses.replace(adaptive, count_noise_multiplier=noise)
+        return dataclasses.replace(
+            self,
+            adaptive_clip=adaptive,
+            virtual_clients=max(1, round(self.virtual_clients * factor)),
+            clients_per_round=times(self.clients_per_round),
+            users_lower_bound=times(self.users_lower_bound),
+            noise_multiplier=self.noise_multiplier * factor,
         )
-
-    @property
-    def participants(self) -> str:
-        """Who takes part in a round, on one line."""
-        clients = f"{self.normaliser:.4g} of {self.virtual_clients:,} virtual clients a round"
-        return clients + (f" (probability {self.chance:.4g})" if self.chance else " in turn")
-
-    def matrix(self) -> dict[str, Any] | None:
-        """What correlates the noise, for the report; None: nothing does."""
-        return None
 
     # ---- as data ------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON object; `registry.plan_from_json` reads it."""
-        return {"schema": SCHEMA, **self.model_dump(mode="json")}
+        """The plan as a JSON object."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MechanismPlan:
+        """Reads what `to_json` wrote; closed world.
+
+        Raises:
+          ArtifactError: another schema, a field missing, extra or of the wrong type.
+          ConfigError: a number is out of bounds.
+          PlanMismatch: the matrix sensitivity is not the recomputed one.
+        """
+        fields = dict(value)
+        schema = fields.pop("schema", None)
+        known = {field.name for field in dataclasses.fields(cls)}
+        if schema != SCHEMA or fields.keys() != known:
+            odd = sorted(fields.keys() ^ known)
+            raise ArtifactError(
+                f"mechanism plan has schema {schema!r} (expected {SCHEMA!r}) and missing or extra "
+                f"fields {odd}; plan the run anew"
+            )
+        for name in ("blt_decay", "blt_scale"):
+            if isinstance(fields[name], list):
+                fields[name] = tuple(cast("list[float]", fields[name]))
+        try:
+            if fields["adaptive_clip"] is not None:
+                fields["adaptive_clip"] = AdaptiveClip(**fields["adaptive_clip"])
+            return cls(**fields)
+        except TypeError as error:
+            raise ArtifactError(
+                f"mechanism plan holds a field of the wrong type ({error}); plan the run anew"
+            ) from error
 
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
-        from fedemb.documents.artifacts import json_digest
-
         return json_digest(self.to_json())
 
 
-def times(value: int, factor: float) -> int:
-    """A count scaled and rounded, at least 1."""
-    return max(1, round(value * factor))
+def plan_mechanism(config: RunConfig) -> MechanismPlan:
+    """Turns a configuration into a mechanism plan; for `blt` this optimises the noise (seconds).
+
+    Raises:
+      ConfigError: the mechanism cannot run on this partition with the guarantee it claims.
+    """
+    return plan_of(
+        config.mechanism,
+        virtual_clients=config.partition.virtual_clients,
+        groupings=config.partition.groupings,
+        users_lower_bound=config.policy.users_lower_bound,
+    )
 
 
-def _above(name: str, value: float, low: float = 0.0) -> None:
-    if not low < value < math.inf:  # written so that NaN fails
-        raise ConfigError(
-            f"mechanism plan: {name}={value} must be a number above {low:g}; correct the "
-            "configuration and plan again"
-        )
+def plan_of(
+    mechanism: MechanismConfig, *, virtual_clients: int, groupings: int, users_lower_bound: int
+) -> MechanismPlan:
+    """Like `plan_mechanism`, from the parts that decide."""
+    common: dict[str, Any] = {
+        "kind": mechanism.kind,
+        "rounds": mechanism.rounds,
+        "l2_norm_clip": mechanism.l2_norm_clip,
+        "noise_multiplier": getattr(mechanism, "noise_multiplier", 0.0),
+        "virtual_clients": virtual_clients,
+        "groupings": groupings,
+        "adaptive_clip": _adaptive(getattr(mechanism, "adaptive_clip", None)),
+    }
+    match mechanism:
+        case GroupPoissonGaussianConfig():
+            common["sampling_probability"] = mechanism.sampling_probability
+        case NotPrivateConfig():
+            common["sampling_probability"] = mechanism.sampling_probability
+            # No noise to hide a coarse grid: take all the bits that sums leave.
+            room = MAX_SUM_BITS - math.ceil(math.log2(virtual_clients + 1))
+            common["grid_bits"] = min(48, room)
+        case UserPoissonConfig():
+            common["sampling_probability"] = mechanism.sampling_probability
+            common["clients_per_round"] = mechanism.clients_per_round
+        case FixedSizeConfig():
+            cohort = mechanism.clients_per_round * mechanism.users_per_client
+            common["sampling_probability"] = cohort / users_lower_bound
+            common["clients_per_round"] = mechanism.clients_per_round
+            common["users_per_client"] = mechanism.users_per_client
+            common["users_lower_bound"] = users_lower_bound
+        case TreeAggregationConfig():
+            common |= _participation(mechanism)
+            common["restart_every"] = mechanism.restart_every
+            common["matrix_sensitivity"] = tree.sensitivity(
+                mechanism.rounds,
+                mechanism.min_separation,
+                mechanism.max_participations,
+                mechanism.restart_every,
+            )
+        case BltConfig():
+            common |= _participation(mechanism)
+            decay, scale = blt.optimise(
+                mechanism.rounds,
+                mechanism.min_separation,
+                mechanism.max_participations,
+                mechanism.buffers,
+            )
+            common["blt_decay"], common["blt_scale"] = decay, scale
+            common["matrix_sensitivity"] = blt.sensitivity(
+                blt.coefficients(decay, scale, mechanism.rounds),
+                mechanism.min_separation,
+                mechanism.max_participations,
+            )
+    return MechanismPlan(**common)
 
 
-def _fields(section: MechanismConfig) -> Mapping[str, Any]:
-    return {name: getattr(section, name) for name in type(section).model_fields}
+def _participation(mechanism: TreeAggregationConfig | BltConfig) -> dict[str, int]:
+    return {
+        "clients_per_round": mechanism.clients_per_round,
+        "min_separation": mechanism.min_separation,
+        "max_participations": mechanism.max_participations,
+    }
+
+
+def _adaptive(config: AdaptiveClipConfig | None) -> AdaptiveClip | None:
+    return None if config is None else AdaptiveClip(**config.model_dump())

@@ -5,11 +5,10 @@ for the angle. The size is cut into blocks of fixed length, each with a nonce of
 the result depends on key and size alone and not on how many threads computed it.
 
 Why 128 bits: 53-bit uniforms end at 8.57 standard deviations, a total variation of 1.1e-6 over 24 M
-parameters and 800 rounds (docs/privacy/noise.md#normals). Here the tail ends at 13.3, and
-the uniform is coarser than the integer grid only below 2^-92, which bounds the distance from true
-normals rounded to the grid by `TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation:
-the last-bit rounding of float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of
-2^-32 clips.
+parameters and 800 rounds (dp.md 5). Here the tail ends at 13.3, and the uniform is coarser than the
+integer grid only below 2^-92, which bounds the distance from true normals rounded to the grid by
+`TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation: the last-bit rounding of
+float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of 2^-32 clips.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from jaxtyping import Bool, Float64, Int64, UInt64
 
 from fedemb.keys import derive
 
@@ -31,6 +29,8 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
+GRID_BITS = 32
+"""Updates and noise live on multiples of clip / 2^GRID_BITS."""
 TOTAL_VARIATION_PER_NORMAL = 2.0**-91
 """Mass of the uniform below 2^-92 (coarser than the grid) and of the missing tail, generously."""
 MAX_NORMALS = 2**40
@@ -43,7 +43,7 @@ _POOL_FROM = 4 * _BLOCK
 _NORMAL, _COIN = 1, 2
 
 
-def gaussian(key: bytes, size: int) -> Float64[np.ndarray, "{size}"]:
+def gaussian(key: bytes, size: int) -> Floats:
     """Returns `[size]` independent standard normals, a function of key and size alone.
 
     Args:
@@ -63,9 +63,7 @@ def gaussian(key: bytes, size: int) -> Float64[np.ndarray, "{size}"]:
     return out
 
 
-def add_rounded_noise(
-    values: Int64[np.ndarray, " dim"], key: bytes, scale: float
-) -> Int64[np.ndarray, " dim"]:
+def add_rounded_noise(values: Integers, key: bytes, scale: float) -> Integers:
     """Returns integers plus normals of standard deviation `scale`, rounded to whole numbers.
 
     Rounding is post-processing: value + round(noise) = round(value + noise), as value is whole.
@@ -89,7 +87,7 @@ def add_rounded_noise(
     return out
 
 
-def coins(key: bytes, size: int) -> UInt64[np.ndarray, "{size}"]:
+def coins(key: bytes, size: int) -> Words:
     """Returns `[size]` uniform 64-bit words; word i is the coin of virtual client (or user) i."""
     return np.frombuffer(_keystream(key, _COIN, 0, 8 * size), dtype="<u8").astype(np.uint64)
 
@@ -99,7 +97,7 @@ def coin_threshold(probability: float) -> int:
     return int(Fraction(probability) * 2**64)
 
 
-def heads(words: UInt64[np.ndarray, " words"], probability: float) -> Bool[np.ndarray, " words"]:
+def heads(words: Words, probability: float) -> npt.NDArray[np.bool_]:
     """Returns which coins come up heads, `[size]`."""
     threshold = coin_threshold(probability)
     if threshold >= 2**64:

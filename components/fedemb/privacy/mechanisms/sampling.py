@@ -1,29 +1,24 @@
 """Who takes part in a round: drawn from secret coins, the same for every data set.
 
 Every sampler looks at public constants and coins first and at the users last, so that adding or
-removing one user changes what one virtual client holds, and nothing else
-(docs/privacy/sensitivity.md#what-one-user-can-change).
+removing one user changes what one virtual client holds, and nothing else (dp.md 2.1).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from jaxtyping import UInt64
 from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
 from fedemb.keys import derive
-from fedemb.privacy.mechanisms.grid import MOST_UNITS
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import Words, coins, heads
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-    from fedemb.privacy.mechanisms.turns import TurnsPlan
 
 Rows = npt.NDArray[np.int64]
 
@@ -58,31 +53,33 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class VirtualClient:
-    """One contribution: a sampled virtual client, or a unit that is sampled alone.
-
-    A virtual client may hold nobody, and then contributes zero.
-    """
+    """One sampled virtual client; it may hold nobody, and then contributes zero."""
 
     grouping: int
     group: int
-    """Number of the virtual client, or the keyed hash of the unit: never its place in a list."""
     users: Rows
     """Row numbers in the user store, `[members]`, ascending."""
 
 
-class Sampler:
-    """Draws the virtual clients of a round: a function of coins, round and index alone."""
+class Sampler(ABC):
+    """Draws the virtual clients of a round."""
 
     def __init__(self, plan: MechanismPlan, coin_key: bytes):
         self.plan = plan
         self._coin_key = coin_key
 
+    @abstractmethod
     def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """Returns who takes part in a round.
+        """Returns the virtual clients of a round: a function of coins, round and index alone.
 
         Raises:
           PlanMismatch: the index was built for another partition, or the round is not planned.
         """
+
+    def _round_key(self, round_index: int) -> bytes:
+        return derive(self._coin_key, "round", str(round_index))
+
+    def _check(self, round_index: int, index: Index) -> None:
         plan = self.plan
         if not 0 <= round_index < plan.rounds:
             raise PlanMismatch(
@@ -96,100 +93,90 @@ class Sampler:
                     f"the partition has {name}={found}, the plan {planned}; partition the users "
                     "with the configuration the plan was made from"
                 )
-        return self.draw(round_index, index)
-
-    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
-        """As the mechanism says, with a key of the round's own."""
-        key = derive(self._coin_key, "round", str(round_index))
-        return self.plan.sample(key, round_index, index)
 
 
-def sample_groups(
-    plan: MechanismPlan, probability: float, round_key: bytes, round_index: int, index: Index
-) -> list[VirtualClient]:
+class GroupPoissonSampler(Sampler):
     """Each virtual client takes part with probability q, whoever is in it.
 
     Coins are tossed for all virtual clients, empty ones included: coin g of round r depends on the
     key, r and g only.
     """
-    grouping = round_index % plan.groupings
-    words = coins(round_key, plan.virtual_clients)
-    sampled = np.flatnonzero(heads(words, probability))
-    return [
-        VirtualClient(grouping, group, np.sort(index.members(grouping, group)))
-        for group in map(int, sampled)
-    ]
+
+    @override
+    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
+        self._check(round_index, index)
+        grouping = round_index % self.plan.groupings
+        words = coins(self._round_key(round_index), self.plan.virtual_clients)
+        probability = cast("float", self.plan.sampling_probability)
+        sampled = np.flatnonzero(heads(words, probability))
+        return [
+            VirtualClient(grouping, group, np.sort(index.members(grouping, group)))
+            for group in map(int, sampled)
+        ]
 
 
-def sample_users_into_groups(
-    clients: int, probability: float, round_key: bytes, index: Index
-) -> list[VirtualClient]:
+class UserPoissonSampler(Sampler):
     """Each user takes part with probability q, then falls into one of K groups.
 
     Coin and group of a user depend on the key, the round and the user's own keyed hash only.
     """
-    coin, place = user_words(round_key, index.user_keys)
-    rows = np.flatnonzero(heads(coin, probability))
-    groups = (place[rows] % np.uint64(clients)).astype(np.int64)
-    return [
-        VirtualClient(0, group, rows[groups == group].astype(np.int64)) for group in range(clients)
-    ]
+
+    @override
+    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
+        self._check(round_index, index)
+        coin, place = _user_words(self._round_key(round_index), index.user_keys)
+        probability = cast("float", self.plan.sampling_probability)
+        rows = np.flatnonzero(heads(coin, probability))
+        groups = (place[rows] % np.uint64(self._clients)).astype(np.int64)
+        return [
+            VirtualClient(0, group, rows[groups == group].astype(np.int64))
+            for group in range(self._clients)
+        ]
+
+    @property
+    def _clients(self) -> int:
+        return cast("int", self.plan.clients_per_round)
 
 
-def sample_units(probability: float, round_key: bytes, index: Index) -> list[VirtualClient]:
-    """Each unit takes part with probability q, alone.
+class FixedSizeSampler(Sampler):
+    """The paper's sampler: K * M users without replacement, cut into K groups of M.
 
-    A unit's coin depends on the key, the round and the unit's own keyed hash only, so that others
-    come and go without moving it.
-
-    Raises:
-      PlanMismatch: more units than one sum has room for.
-    """
-    keys = index.user_keys
-    if len(keys) > MOST_UNITS:
-        raise PlanMismatch(
-            f"more than {MOST_UNITS} units could overflow 64-bit sums; train on fewer of them"
-        )
-    words, _ = user_words(round_key, keys)
-    rows = np.flatnonzero(heads(words, probability)).astype(np.int64)
-    return [VirtualClient(0, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
-
-
-def sample_slots(
-    clients: int, size: int, least: int, round_key: bytes, index: Index
-) -> list[VirtualClient]:
-    """K * M users without replacement, cut into K groups of M.
-
-    Drawn are slots, at least `least` of them; a slot without a user stays empty. So the
+    Drawn are slots, at least `users_lower_bound` of them; a slot without a user stays empty. So the
     chance of a user never exceeds the planned one, however few users there are.
     """
-    slots = max(index.user_count, least)
-    words = coins(round_key, slots)
-    drawn = np.argpartition(words, clients * size - 1)[: clients * size]
-    drawn = drawn[np.argsort(words[drawn])].reshape(clients, size)
-    return [
-        VirtualClient(0, group, np.sort(members[members < index.user_count]).astype(np.int64))
-        for group, members in enumerate(drawn)
-    ]
+
+    @override
+    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
+        self._check(round_index, index)
+        clients = cast("int", self.plan.clients_per_round)
+        size = cast("int", self.plan.users_per_client)
+        slots = max(index.user_count, cast("int", self.plan.users_lower_bound))
+        words = coins(self._round_key(round_index), slots)
+        drawn = np.argpartition(words, clients * size - 1)[: clients * size]
+        drawn = drawn[np.argsort(words[drawn])].reshape(clients, size)
+        return [
+            VirtualClient(0, group, np.sort(members[members < index.user_count]).astype(np.int64))
+            for group, members in enumerate(drawn)
+        ]
 
 
-class TurnsSampler(Sampler):
+class CyclicSampler(Sampler):
     """All virtual clients in turn, in a keyed order: every separation is as large as can be.
 
     A participation log is kept and enforced all the same; it is a function of the key and the round
     and is rebuilt, not stored.
     """
 
-    def __init__(self, plan: TurnsPlan, coin_key: bytes):
+    def __init__(self, plan: MechanismPlan, coin_key: bytes):
         super().__init__(plan, coin_key)
-        self._turns = plan
         self._order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
         self._log = ParticipationLog(plan)
 
     @override
-    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
+    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
+        self._check(round_index, index)
         if self._log.next_round > round_index:
-            self._log = ParticipationLog(self._turns)
+            self._log = ParticipationLog(self.plan)
         for earlier in range(self._log.next_round, round_index + 1):
             self._log.record(earlier, self._scheduled(earlier))
         return [
@@ -198,7 +185,7 @@ class TurnsSampler(Sampler):
         ]
 
     def _scheduled(self, round_index: int) -> Rows:
-        clients = self._turns.clients_per_round
+        clients = cast("int", self.plan.clients_per_round)
         turn = np.arange(round_index * clients, (round_index + 1) * clients)
         return np.sort(self._order[turn % self.plan.virtual_clients]).astype(np.int64)
 
@@ -206,8 +193,9 @@ class TurnsSampler(Sampler):
 class ParticipationLog:
     """Refuses a round in which a virtual client would take part too often or too soon."""
 
-    def __init__(self, plan: TurnsPlan):
-        self._separation, self._most = plan.min_separation, plan.max_participations
+    def __init__(self, plan: MechanismPlan):
+        self._separation = cast("int", plan.min_separation)
+        self._most = cast("int", plan.max_participations)
         self._last = np.full(plan.virtual_clients, -self._separation, dtype=np.int64)
         self._count = np.zeros(plan.virtual_clients, dtype=np.int64)
         self.next_round = 0
@@ -224,7 +212,7 @@ class ParticipationLog:
                 " run the rounds in order"
             )
         if len(np.unique(groups)) != len(groups):
-            raise PlanMismatch("a virtual client takes part twice in one round; sample again")
+            raise PlanMismatch("a virtual client takes part twice in one round; sample anew")
         if np.any(round_index - self._last[groups] < self._separation):
             raise PlanMismatch(
                 f"a virtual client of round {round_index} took part less than "
@@ -240,9 +228,25 @@ class ParticipationLog:
         self.next_round += 1
 
 
-def user_words(
-    key: bytes, user_keys: UInt64[np.ndarray, " users"]
-) -> tuple[UInt64[np.ndarray, " users"], UInt64[np.ndarray, " users"]]:
+def build_sampler(plan: MechanismPlan, coin_key: bytes) -> Sampler:
+    """Returns the sampler that the plan's event is the price of.
+
+    Args:
+      plan: the mechanism.
+      coin_key: `noise.run_key(root, "coins", ...)`.
+    """
+    samplers: dict[str, type[Sampler]] = {
+        "group_poisson_gaussian": GroupPoissonSampler,
+        "not_private": GroupPoissonSampler,
+        "user_poisson": UserPoissonSampler,
+        "fixed_size": FixedSizeSampler,
+        "tree_aggregation": CyclicSampler,
+        "blt": CyclicSampler,
+    }
+    return samplers[plan.kind](plan, coin_key)
+
+
+def _user_words(key: bytes, user_keys: Words) -> tuple[Words, Words]:
     """Two words per user, `[users]` each, from AES-256 of the user's hash: a keyed permutation.
 
     ChaCha20 has no cheap random access by 64-bit name; one block cipher call covers all users.

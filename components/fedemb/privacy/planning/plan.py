@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from fedemb.config import MechanismConfig
+from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan, PublicNumbers
-from fedemb.privacy.mechanisms.registry import plan_of
-from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan, plan_of
 
 
 def plan(
@@ -18,9 +17,10 @@ def plan(
 ) -> MechanismPlan:
     """Plans a mechanism: sampler, clip, noise and price in one object.
 
-    >>> from fedemb import GroupPoissonGaussianConfig
+    >>> from fedemb.config import GroupPoissonGaussianConfig
     >>> mechanism = GroupPoissonGaussianConfig(
-    ...     rounds=30, sampling_probability=0.1, noise_multiplier=0.83)
+    ...     kind="group_poisson_gaussian", rounds=30, sampling_probability=0.1,
+    ...     noise_multiplier=0.83)
     >>> round(epsilon(plan(mechanism, virtual_clients=900), delta=1e-5), 2)
     7.55
 
@@ -34,16 +34,16 @@ def plan(
     Raises:
       ConfigError: the mechanism cannot run on these virtual clients with the guarantee it claims.
     """
-    numbers = PublicNumbers(
+    return plan_of(
+        mechanism,
         virtual_clients=virtual_clients,
         groupings=groupings,
         users_lower_bound=population or virtual_clients,
     )
-    return plan_of(mechanism, numbers)
 
 
 def guarantee(planned: MechanismPlan, delta: float) -> PrivacyGuarantee:
-    """What a whole run of a plan guarantees to one unit.
+    """What a whole run of a plan guarantees to one user.
 
     Args:
       planned: from `plan`.
@@ -52,7 +52,7 @@ def guarantee(planned: MechanismPlan, delta: float) -> PrivacyGuarantee:
     Raises:
       ValueError: delta is not a probability above the sampler's share.
     """
-    return guarantee_of(planned, delta)
+    return price(planned.event(), planned.relation, delta, rounds=planned.rounds)
 
 
 def epsilon(planned: MechanismPlan, delta: float) -> float:

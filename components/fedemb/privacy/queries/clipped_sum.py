@@ -30,9 +30,8 @@ from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
     quantile_estimator_query,
 )
 
-from fedemb.config import AdaptiveClipConfig  # noqa: E402
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale  # noqa: E402
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
+from fedemb.privacy.mechanisms.mechanism import AdaptiveClip, MechanismPlan  # noqa: E402
 from fedemb.privacy.mechanisms.noise import Integers  # noqa: E402
 
 Record = tuple[tf.Tensor, ...]
@@ -143,10 +142,10 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
 class AdaptiveClippedSumQuery(ClippedSumQuery):
     """Also counts, under noise, how many records lie below the clip, and moves the next clip.
 
-    One joint Gaussian event prices sum and count (docs/privacy/sensitivity.md#adaptive-clip).
+    One joint Gaussian event prices sum and count (dp.md 2.6).
     """
 
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
+    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClip):
         super().__init__(plan, noise)
         self._quantile = _KeyedQuantile(plan, noise, settings)
 
@@ -192,7 +191,7 @@ class AdaptiveClippedSumQuery(ClippedSumQuery):
 class _KeyedQuantile(quantile_estimator_query.QuantileEstimatorQuery):
     """tensorflow-privacy's estimator with its noise replaced and a public denominator."""
 
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
+    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClip):
         self._plan, self._noise, self._settings = plan, noise, settings
         super().__init__(
             initial_estimate=plan.l2_norm_clip,

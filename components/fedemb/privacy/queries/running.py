@@ -23,15 +23,16 @@ sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
 from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query  # noqa: E402
 
 from fedemb.errors import PlanMismatch, Refused  # noqa: E402
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise  # noqa: E402
+from fedemb.privacy.mechanisms.keyed_noise import BltStream, KeyedNoise  # noqa: E402
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
 from fedemb.privacy.mechanisms.noise import run_key  # noqa: E402
-from fedemb.privacy.mechanisms.sampling import Index, VirtualClient  # noqa: E402
+from fedemb.privacy.mechanisms.sampling import Index, VirtualClient, build_sampler  # noqa: E402
 from fedemb.privacy.queries.clipped_sum import (  # noqa: E402
     AdaptiveClippedSumQuery,
     ClippedSumQuery,
     Record,
 )
+from fedemb.privacy.queries.tree_stream import TreeStream  # noqa: E402
 
 STATE_SCHEMA = "fedemb/mechanism_state/1"
 
@@ -63,7 +64,7 @@ class Mechanism:
         self.query = normalized_query.NormalizedQuery(query, denominator=plan.normaliser)
         self._sum = query
         self._noise = noise
-        self._sampler = plan.sampler(coin_key)
+        self._sampler = build_sampler(plan, coin_key)
         self._next_round = 0
         # Rounds of plain mechanisms do not depend on each other and may start anywhere.
         own = isinstance(query, ClippedSumQuery)
@@ -193,7 +194,8 @@ def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order 
       Refused: a third party's query does not declare what the plan prices.
     """
     ids = (run_id, attempt, inputs_sha)
-    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
+    streams = {"tree_aggregation": TreeStream, "blt": BltStream}
+    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids), streams.get(plan.kind))
     if query is not None:
         require_declared(plan, query)
     elif plan.adaptive_clip is not None:
