@@ -42,14 +42,21 @@ class Pipeline:
                 found.setdefault(name, []).append(step.name)
         return links
 
+    def ancestors(self) -> dict[str, set[str]]:
+        """Step -> all steps that what it takes rests on."""
+        found: dict[str, set[str]] = {}
+        for step, links in self.givers().items():
+            direct = set(links.values())
+            found[step] = direct.union(*(found[near] for near in direct))
+        return found
+
     def after(self) -> dict[str, tuple[str, ...]]:
         """The arrows: step -> steps right before it, without those that follow from others."""
-        before: dict[str, set[str]] = {}
+        ancestors = self.ancestors()
         arrows: dict[str, tuple[str, ...]] = {}
         for step, links in self.givers().items():
             direct = set(links.values())
-            far = {name for near in direct for name in before[near]}
-            before[step] = direct | far
+            far = {name for near in direct for name in ancestors[near]}
             arrows[step] = tuple(name for name in self.steps if name in direct - far)
         return arrows
 
@@ -63,6 +70,7 @@ class Pipeline:
 def build_pipeline(
     pipeline: Pipeline,
     run_id: str | None = None,
+    taken_over: Mapping[str, Mapping[str, str]] | None = None,
     configure: Callable[[Step, Any], None] | None = None,
     pipeline_config: Any = None,
 ) -> Any:
@@ -72,12 +80,14 @@ def build_pipeline(
       pipeline: its steps.
       run_id: idempotency key of the run. None: on a cluster, the job's id. A local run names its
         own, so that a resumed run finds its reservation and its rounds.
+      taken_over: step -> output -> path: what a resumed local run takes over from finished steps,
+        which do not run again.
       configure: called with every step and its task, for resources and node selection.
       pipeline_config: a `dsl.PipelineConfig`: options of the workflow, such as its time to live.
     """
     from kfp import dsl
 
-    givers = pipeline.givers()
+    givers, finished = pipeline.givers(), taken_over or {}
 
     @dsl.pipeline(
         name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
@@ -101,13 +111,17 @@ def build_pipeline(
             "public_start": public_start,
             "beam_options": beam_options,
         }
-        tasks: dict[str, Any] = {}
+        outputs: dict[tuple[str, str], Any] = {}
         for step in pipeline.declared():
-            artifacts = {
-                name: tasks[giver].outputs[name] for name, giver in givers[step.name].items()
-            }
+            if step.name in finished:
+                for name, path in finished[step.name].items():
+                    imported = dsl.importer(path, dsl.Artifact, reimport=True)
+                    outputs[step.name, name] = imported.output
+                continue
+            artifacts = {name: outputs[giver, name] for name, giver in givers[step.name].items()}
             parameters = {name: given[name] for name in step.parameters}
-            task = tasks[step.name] = step.component(**parameters, **artifacts)
+            task = step.component(**parameters, **artifacts)
+            outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
             task.set_caching_options(step.cached)
             if configure is not None:
                 configure(step, task)

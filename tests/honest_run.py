@@ -319,11 +319,11 @@ class HonestRun:
         model = json.loads((self.model / "model.json").read_text())
         common = {
             "run_id": self.run_id,
-            "config_sha": model["config_sha"],
             "model_sha": model["weights_sha"],
         }
         audit = {
             **common,
+            "config_sha": config_digest(self.config, "audit"),
             "code_sha": model["code_sha"],
             "level": "monitoring",
             "attack": "verification_score",
@@ -352,6 +352,7 @@ class HonestRun:
         measured = {"recall_at_far": recall, "retrieval": retrieval}
         utility = {
             **common,
+            "config_sha": config_digest(self.config, "evaluation"),
             **measured,
             "embedding_space_id": embedding_space_id(model["weights_sha"], self.config.model),
             "simulation": False,

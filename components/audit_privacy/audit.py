@@ -67,7 +67,7 @@ def run(context: StepContext) -> dict[str, Any]:
     figures = _attack_real_users(context)
     fields: dict[str, Any] = {
         "run_id": run_id,
-        "config_sha": config_digest(config),
+        "config_sha": config_digest(config, "audit"),
         "model_sha": model.weights_sha,
         "code_sha": code_digest(config),
         "level": "monitoring",

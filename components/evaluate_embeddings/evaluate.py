@@ -72,7 +72,7 @@ def run(context: StepContext) -> dict[str, Any]:
             subjects, embeddings = embed_users(store, backbones, config)
         fields: dict[str, Any] = {
             "run_id": run_id,
-            "config_sha": config_digest(config),
+            "config_sha": config_digest(config, "evaluation"),
             "model_sha": model.weights_sha,
             "embedding_space_id": embedding_space_id(model.weights_sha, config.model),
             "simulation": config.purpose == "simulation",

@@ -73,6 +73,8 @@ class Step:
     cached: bool
     """Whether its result may be taken from a cache, or it be retried: never where anything private
     or the ledger is involved."""
+    once: bool
+    """Whether a resumed run takes its finished result over instead of making it again."""
     resources: str
     """Which entry of a profile its pod gets, unless the profile names the step itself."""
     rights: Rights
@@ -105,6 +107,7 @@ def step(
     rights: Rights | None = None,
     private: bool = True,
     cached: bool = False,
+    once: bool = False,
     resources: str = "small",
 ) -> Callable[[Callable[..., Any]], Step]:
     """Declares a function to be a step: a KFP component that installs nothing in its image.
@@ -137,6 +140,7 @@ def step(
             image=image,
             private=private,
             cached=cached,
+            once=once,
             resources=resources,
             rights=rights or Rights(),
             parameters=parameters,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fedemb.config import RunConfig
+from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.document import read
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
@@ -96,7 +96,7 @@ def _document(
         "reasons": [reason.code for reason in verdict.reasons],
         "waived": list(verdict.waived),
         "audit_level": config.policy.audit_level,
-        "config_sha": config_digest(config),
+        "config_sha": config_digest(config, *FREE_SECTIONS),
         "model_sha": model_sha,
         "report_sha": report_sha,
     }

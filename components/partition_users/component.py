@@ -8,6 +8,7 @@ from fedemb.step import Rights, step
 
 @step(
     image="cpu",
+    once=True,
     resources="data",
     outputs={"users": Public},  # the manifest; the users are in the private root
     rights=Rights(

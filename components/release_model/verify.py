@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest, json_digest, strict_json
+from fedemb.documents.artifacts import file_digest, strict_json
 from fedemb.documents.document import Written, read
 from fedemb.documents.evidence import Evidence, gather, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
@@ -123,7 +123,7 @@ def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
     written = strict_json((bundle / "config.json").read_bytes(), "config.json")
     config = RunConfig.model_validate(written)
     paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
-    evidence = gather(config, json_digest(written), RunArtifacts(**paths, model=bundle))
+    evidence = gather(config, written, RunArtifacts(**paths, model=bundle))
     return evidence, read(bundle / parts.REPORT, PrivacyReport)
 
 

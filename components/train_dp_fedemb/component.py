@@ -8,6 +8,7 @@ from fedemb.step import Rights, step
 
 @step(
     image="trainer",
+    once=True,
     resources="train",
     outputs={"model": Noised},
     rights=Rights(

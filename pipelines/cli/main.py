@@ -81,7 +81,17 @@ def run(
     run_id: Annotated[str | None, typer.Option(help="Name of the run; default: time.")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run directory; other options but --beam are ignored."),
+        typer.Option(
+            help="Continue this run directory; of the other options --from, --set and --beam count."
+        ),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="With --resume: the step to go on from; those before it are taken over. --set may "
+            "then change evaluation, audit, release and storage: nothing is charged again.",
+        ),
     ] = None,
 ) -> None:
     """Run the whole pipeline on this machine."""
@@ -94,17 +104,24 @@ def run(
             "--policy names a folder for ledger and keys; with --artifact-store name the keys with "
             "--keys instead"
         )
+    if from_ is not None and resume is None:
+        raise ConfigError("--from goes on with a run; name its directory with --resume")
     if resume is None:
         places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
         overrides = [*places, *(set_ or [])]
         directory = prepare(config, overrides, runs, run_id, data)
     else:
         from fedemb.pipelines.run.directory import RunDirectory
+        from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
 
         directory = RunDirectory.open(resume)
+        if set_:
+            changed = measured_otherwise(directory, set_, from_)
+            steps_taken_over(directory, from_)  # refuses before anything changes
+            directory.change_config(changed)
     if beam:
         directory.set_beam_options(beam)
-    sys.exit(execute(directory))
+    sys.exit(execute(directory, from_))
 
 
 @app.command()

@@ -18,7 +18,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import RunConfig
+from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.documents.artifacts import (
     Artifact,
     Noised,
@@ -118,7 +118,7 @@ class PublishingView:
     def __init__(self, view: View, publisher: Publisher):
         self._view, self._publisher = view, publisher
         self.started, self.progress, self.failed = view.started, view.progress, view.failed
-        self.warned = view.warned
+        self.taken_over, self.warned = view.taken_over, view.warned
 
     def finished(self, step: str, seconds: float) -> None:
         """See View."""
@@ -176,7 +176,7 @@ class Publisher:
         body = {
             "schema": SCHEMA,
             "run_id": self._run.run_id,
-            "config_sha": config_digest(self._run.config()),
+            "config_sha": config_digest(self._run.config(), *FREE_SECTIONS),
             "exit_code": state.get("exit_code"),
             "failed_step": state.get("failed_step"),
             "artifacts": rows,

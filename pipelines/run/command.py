@@ -27,6 +27,7 @@ from fedemb.pipelines.run.local import (
     collect_reports,
     run_pipeline,
 )
+from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 
 
@@ -117,21 +118,29 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     return config.updated(overrides)
 
 
-def execute(run: RunDirectory) -> int:
+def execute(run: RunDirectory, start: str | None = None) -> int:
     """Runs or resumes a run directory, prints the closing lines and returns the exit code.
 
-    A run that has ended well is not run again: only what could not be published is published.
+    A run that has ended well is not run again, unless from a step that is named: only what could
+    not be published is published.
+
+    Args:
+      run: the run directory.
+      start: step to go on from; None goes on where the run ended.
+
+    Raises:
+      InputError: there is no such step, or one before it has not finished.
     """
     console = Console()
     typer.echo(f"run {run.run_id} in {run.root}")
     public_root = run.config().storage.public_root
     publisher = Publisher(run, public_root) if public_root else None
     state = run.read_state()
-    if state.get("exit_code") == 0 and "closing_lines" in state:
+    if start is None and state.get("exit_code") == 0 and "closing_lines" in state:
         typer.echo("this run has ended well before; it is not run again")
         lines, exit_code = state["closing_lines"], 0
     else:
-        outcome = _run(run, console, publisher)
+        outcome = _run(run, console, publisher, steps_taken_over(run, start))
         lines, exit_code = closing_lines(run, outcome), outcome.exit_code
         state = {**outcome.state(), "closing_lines": lines}
         run.write_state(state)
@@ -145,15 +154,17 @@ def execute(run: RunDirectory) -> int:
     return exit_code
 
 
-def _run(run: RunDirectory, console: Console, publisher: Publisher | None) -> Outcome:
+def _run(
+    run: RunDirectory, console: Console, publisher: Publisher | None, taken_over: Sequence[str]
+) -> Outcome:
     def publishing(view: View) -> View:
         return view if publisher is None else PublishingView(view, publisher)
 
     if not console.is_terminal:
-        return run_pipeline(run, publishing(PlainView(typer.echo)))
+        return run_pipeline(run, publishing(PlainView(typer.echo)), taken_over)
     view = LiveView(pipeline_of(run.config()).steps)
     with Live(view, console=console, refresh_per_second=4):
-        return run_pipeline(run, publishing(view))
+        return run_pipeline(run, publishing(view), taken_over)
 
 
 def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> int:
@@ -205,6 +216,10 @@ class LiveView:
     def failed(self, step: str, message: str) -> None:
         """See View."""
         self.rows[step] = ("stopped", message)
+
+    def taken_over(self, step: str) -> None:
+        """See View."""
+        self.rows[step] = ("done", "taken over")
 
     def warned(self, message: str) -> None:
         """See View."""

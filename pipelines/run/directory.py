@@ -115,6 +115,14 @@ class RunDirectory:
         """The frozen configuration."""
         return RunConfig.model_validate(yaml.safe_load((self.root / "config.yaml").read_text()))
 
+    def change_config(self, config: RunConfig) -> None:
+        """Freezes another configuration, and keeps the one before as `config.<n>.yaml`."""
+        path = self.root / "config.yaml"
+        number = len(list(self.root.glob("config.*.yaml"))) + 1
+        create_bytes(self.root / f"config.{number}.yaml", path.read_bytes())
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        write_bytes(path, text.encode())
+
     def beam_options(self) -> tuple[str, ...]:
         """Options of the engine that partitions the users; nothing that comes out depends on them.
 

@@ -61,6 +61,18 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return validate(tree)
 
 
+def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Returns the configuration with `dotted.key=value` replaced.
+
+    Raises:
+      ConfigError: a value is unknown, out of bounds or contradictory.
+    """
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        _set(tree, override)
+    return validate(tree)
+
+
 def policy_overrides(folder: Path | None) -> list[str]:
     """Overrides that put ledger, keys and deletion marks into the folder of a lasting policy."""
     if folder is None:

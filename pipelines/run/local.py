@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,10 @@ class View(Protocol):
         """A step ended with an error."""
         ...
 
+    def taken_over(self, step: str) -> None:
+        """A step finished earlier in this run and does not run again."""
+        ...
+
     def warned(self, message: str) -> None:
         """A step goes on, and says what its user should know."""
         ...
@@ -73,15 +77,21 @@ class Outcome:
         return dict(vars(self))
 
 
-def run_pipeline(run: RunDirectory, view: View) -> Outcome:
+def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) -> Outcome:
     """Runs or resumes the pipeline of a run directory and returns how it ended.
+
+    The steps in `taken_over` do not run again.
 
     Nothing is retried. After Ctrl-C the running step is asked to stop (the trainer finishes its
     round); a second Ctrl-C ends it at once. Either way the run can be resumed.
     """
-    outcome = Outcome()
+    finished = run.read_state().get("seconds", {})
+    outcome = Outcome(seconds={name: finished[name] for name in taken_over})
+    run.write_state(outcome.state())
+    for step in taken_over:
+        view.taken_over(step)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "fedemb.pipelines.run.local", str(run.root)]
+    command = [sys.executable, "-m", "fedemb.pipelines.run.local", str(run.root), *taken_over]
     run.log.touch(mode=0o600)  # what steps print is for the owner of the run
     with (
         run.log.open("a", buffering=1) as log,
@@ -100,7 +110,8 @@ def run_pipeline(run: RunDirectory, view: View) -> Outcome:
         with stop:
             for line in child.stdout:
                 log.write(line)
-                _follow(line, outcome, view, stop)
+                if _follow(line, outcome, view, stop) == "step_finished":
+                    run.write_state(outcome.state())  # taken over, even if this process is killed
         code = child.wait()
     if code == 0:
         outcome.exit_code = 0
@@ -117,7 +128,8 @@ def _interrupted(stop: _StopOnInterrupt) -> str:
     return "stopped on request; continue with --resume" if stop.requested else ""
 
 
-def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> None:
+def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> str | None:
+    """Shows a line of the log; returns the kind of event it told, if any."""
     if found := EVENT.search(line):
         event = json.loads(found.group(1))
         step = event["step"]
@@ -133,10 +145,12 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 outcome.failed_step, outcome.error = step, event["error"]
                 outcome.message, outcome.exit_code = event["message"], event["exit_code"]
                 view.failed(step, event["message"])
+        return event["kind"]
     elif found := ROUND.search(line):
         view.progress(found.group(1), found.group(2))
     elif found := WARNING.search(line):
         view.warned(found.group(1))
+    return None
 
 
 class _StopOnInterrupt:
@@ -190,6 +204,10 @@ class PlainView:
     def failed(self, step: str, message: str) -> None:
         """See View."""
         self.write(f"{step} stopped: {message}")
+
+    def taken_over(self, step: str) -> None:
+        """See View."""
+        self.write(f"{step} taken over: it has finished before")
 
     def warned(self, message: str) -> None:
         """See View."""
@@ -279,11 +297,12 @@ def iter_runs(parent: Path) -> Iterator[RunDirectory]:
 # ---- the kfp side -----------------------------------------------------------------------------
 
 
-def _execute(run: RunDirectory) -> None:
+def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
     """Runs the pipeline with kfp in this process."""
     from kfp import local
 
     from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
+    from fedemb.pipelines.run.resume import paths_taken_over
     from fedemb.pipelines.steps import pipeline_of
 
     config: RunConfig = run.config()
@@ -296,12 +315,13 @@ def _execute(run: RunDirectory) -> None:
     arguments: dict[str, Any] = pipeline_arguments(
         config, **run.stores(), beam_options=run.beam_options()
     )
-    build_pipeline(pipeline_of(config), run.run_id)(**arguments)
+    paths = paths_taken_over(run, taken_over)
+    build_pipeline(pipeline_of(config), run.run_id, paths)(**arguments)
 
 
 if __name__ == "__main__":
     try:
-        _execute(RunDirectory.open(Path(sys.argv[1])))
+        _execute(RunDirectory.open(Path(sys.argv[1])), sys.argv[2:])
     except FedEmbError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except RuntimeError as error:  # kfp's word for a failed task; the step has said why

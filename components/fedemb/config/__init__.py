@@ -22,6 +22,7 @@ from fedemb.config.policy import PolicyConfig as PolicyConfig
 from fedemb.config.policy import ReleaseConfig as ReleaseConfig
 from fedemb.config.policy import StorageConfig as StorageConfig
 from fedemb.config.policy import TuningConfig as TuningConfig
+from fedemb.config.run import FREE_SECTIONS as FREE_SECTIONS
 from fedemb.config.run import PublicStart as PublicStart
 from fedemb.config.run import RunConfig as RunConfig
 from fedemb.config.section import Name as Name

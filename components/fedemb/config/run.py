@@ -20,6 +20,9 @@ from fedemb.config.section import Section
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
 
 SCHEMA_VERSION = 1
+FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
+"""What may change after a training was paid for: how the model is measured and where it goes. A
+reservation binds every other section, also one that is added later."""
 
 
 def _overlap(private: SourceConfig, public: SourceConfig) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import RunConfig
+from fedemb.config import FREE_SECTIONS, RunConfig
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, StorageError
 
 _WRONG_PATH = frozenset(
@@ -90,9 +90,17 @@ def json_digest(value: Any) -> str:
     return sha256_hex(canonical_json(value))
 
 
-def config_digest(config: RunConfig) -> str:
-    """SHA-256 of the whole configuration, stamped on every artifact as `config_sha`."""
-    return json_digest(config.model_dump(mode="json"))
+def config_digest(config: RunConfig | Mapping[str, Any], *free: str) -> str:
+    """SHA-256 of what a reservation binds of a configuration: the `config_sha` of documents.
+
+    Args:
+      config: the configuration, or its JSON as an older version wrote it.
+      *free: names of free sections to bind as well. A utility report binds `evaluation` and an
+        audit report `audit`, so that neither passes for one that was made otherwise.
+    """
+    tree = config if isinstance(config, Mapping) else config.model_dump(mode="json")
+    left_out = set(FREE_SECTIONS) - set(free)
+    return json_digest({name: part for name, part in tree.items() if name not in left_out})
 
 
 def file_digest(path: Path) -> str:

@@ -35,8 +35,8 @@ class Evidence:
     """The documents of one run."""
 
     config: RunConfig
-    config_sha: str
-    """Digest of the configuration as it was written, perhaps by an older version."""
+    written: Mapping[str, Any]
+    """The configuration as it was written, perhaps by an older version."""
     plan: Written[PrivacyPlan]
     reservation: Written[ReservationDocument]
     users: Written[UsersManifest]
@@ -53,6 +53,11 @@ class Evidence:
     def signed(self) -> tuple[Written[Any], ...]:
         """What steps before the report signed, the reservation apart."""
         return (self.plan, self.users, self.model, self.audit, self.utility)
+
+    @property
+    def config_sha(self) -> str:
+        """Digest of what a reservation binds of the configuration."""
+        return config_digest(self.written)
 
 
 def write_rounds(lines: Sequence[RoundLine]) -> bytes:
@@ -98,10 +103,10 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
             f"the model artifact holds {sorted(found ^ MODEL_FILES)} beside or instead of "
             "backbone, model.json and rounds.jsonl; run the training again"
         )
-    return gather(config, config_digest(config), artifacts)
+    return gather(config, config.model_dump(mode="json"), artifacts)
 
 
-def gather(config: RunConfig, config_sha: str, artifacts: RunArtifacts) -> Evidence:
+def gather(config: RunConfig, written: Mapping[str, Any], artifacts: RunArtifacts) -> Evidence:
     """Reads the documents of a run, and of the folder `model` the files of a model and no other.
 
     Raises:
@@ -114,7 +119,7 @@ def gather(config: RunConfig, config_sha: str, artifacts: RunArtifacts) -> Evide
     its_own = files[backbone.name] == model.body.weights_sha
     return Evidence(
         config=config,
-        config_sha=config_sha,
+        written=written,
         plan=read(artifacts.privacy_plan, PrivacyPlan),
         reservation=read(artifacts.reservation, ReservationDocument),
         users=read(artifacts.users, UsersManifest),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from fedemb.documents.artifacts import json_digest
+from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import tensor_problem
 from fedemb.documents.utility import embedding_space_id, rate_name
@@ -161,7 +161,7 @@ def audit(case: Case) -> Iterator[Reason]:
         ("model_sha", audit.model_sha, model.weights_sha),
         ("code_sha", audit.code_sha, model.code_sha),
         ("run_id", audit.run_id, case.reservation.run_id),
-        ("config_sha", audit.config_sha, case.reservation.config_sha),
+        ("config_sha", audit.config_sha, config_digest(case.evidence.written, "audit")),
         ("users_at_most", audit.users_at_most, config.audit.max_users),
         ("bootstrap_samples", audit.bootstrap_samples, config.audit.bootstrap_samples),
         ("split_by_value", audit.split_by_value, config.partition.evaluation.by == "value"),
@@ -212,7 +212,10 @@ def utility(case: Case) -> Iterator[Reason]:
     wanted: dict[str, tuple[Any, Any]] = {
         "model_sha": (utility.model_sha, model.weights_sha),
         "run_id": (utility.run_id, case.reservation.run_id),
-        "config_sha": (utility.config_sha, case.reservation.config_sha),
+        "config_sha": (
+            utility.config_sha,
+            config_digest(case.evidence.written, "evaluation"),
+        ),
         "embedding_space_id": (
             utility.embedding_space_id,
             embedding_space_id(model.weights_sha, config.model),

@@ -9,7 +9,9 @@ import signal
 import numpy as np
 import pytest
 
+from fedemb.config import FREE_SECTIONS
 from fedemb.data.client_data import UserStore, load_examples
+from fedemb.documents import artifacts
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import read
 from fedemb.documents.evidence import read_rounds
@@ -232,6 +234,20 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         changed = config(**{"training.seed": 5})
     with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again|pretrain_public again"):
         ready.train(changed)
+
+
+def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, monkeypatch):
+    _interrupted(ready, monkeypatch)
+    ready.train(config(**{"evaluation.bootstrap_samples": 77, "release.version": "2"}))
+    _same_model(ready, finished)
+
+
+def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
+    """What `test_resume_with_changed_inputs_is_refused` stands on: the digest, and nothing else."""
+    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
+    run = prepare(tmp_path)
+    run.train(config(**{"training.seed": 5}))
+    assert (run.root / "model" / "model.json").exists()
 
 
 def test_second_trainer_of_the_same_attempt_is_refused(ready, finished, monkeypatch):

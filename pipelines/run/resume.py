@@ -1,0 +1,104 @@
+"""What a resumed run takes over: a training is paid for once, and measured as often as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedemb.config import FREE_SECTIONS, RunConfig
+from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.load_config import overridden
+from fedemb.pipelines.steps import pipeline_of
+
+
+def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
+    """The steps that do not run again.
+
+    Args:
+      run: the run directory.
+      start: the first step to run again. None takes over the finished steps that are done once,
+        such as the training, with all they rest on, and runs the others: they are cheap.
+
+    Raises:
+      InputError: there is no such step, or one before it has not finished.
+    """
+    pipeline = pipeline_of(run.config())
+    finished = set(run.read_state().get("seconds", {}))
+    if start is None:
+        ancestors = pipeline.ancestors()
+        taken: set[str] = set()
+        for step in pipeline.declared():
+            whole = {step.name, *ancestors[step.name]}
+            if (step.once or step.cached) and whole <= finished:
+                taken |= whole
+        return tuple(name for name in pipeline.steps if name in taken)
+    if start not in pipeline.steps:
+        raise InputError(
+            f"--from {start}: there is no such step; there are {', '.join(pipeline.steps)}"
+        )
+    before = pipeline.steps[: pipeline.steps.index(start)]
+    for name in before:
+        if name not in finished:
+            raise InputError(
+                f"--from {start}: {name} has not finished in this run; resume it without --from "
+                "first"
+            )
+    return before
+
+
+def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Step -> output -> path of the steps taken over.
+
+    Raises:
+      InputError: an output is gone.
+    """
+    paths: dict[str, dict[str, str]] = {}
+    for step in pipeline_of(run.config()).declared():
+        if step.name in steps:
+            paths[step.name] = {}
+            for name in step.files:
+                path = run.output(name, step.name)
+                if path is None:
+                    raise InputError(
+                        f"{name} of {step.name} is gone from {run.public}; run the step again with "
+                        f"--from {step.name}"
+                    )
+                paths[step.name][name] = str(path)
+    return paths
+
+
+def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str | None) -> RunConfig:
+    """The configuration of a run with other free sections.
+
+    Args:
+      run: the run directory.
+      overrides: `dotted.key=value` each.
+      start: the step the run goes on from.
+
+    Raises:
+      ConfigError: a section that the reservation binds would change, or a release would take the
+        name of the one before.
+    """
+    before = run.config()
+    after = overridden(before, overrides)
+    old, new = (config.model_dump(mode="json") for config in (before, after))
+    changed = [name for name in old if old[name] != new[name]]
+    bound = [name for name in changed if name not in FREE_SECTIONS]
+    if bound:
+        raise ConfigError(
+            f"the budget of run {run.run_id} was reserved for another {', '.join(bound)}; only "
+            f"{', '.join(FREE_SECTIONS)} may change in a run, so start a run with a new id"
+        )
+    if changed and start is None:
+        raise ConfigError(
+            f"--set changes {', '.join(changed)}; say from which step the run goes on, e.g. --from "
+            "evaluate_embeddings"
+        )
+    published = run.document("release") or {}
+    name = (after.release.name, after.release.version or run.run_id)
+    if (published.get("name"), published.get("version")) == name:
+        raise ConfigError(
+            f"run {run.run_id} has released {' '.join(name)}, and a release does not change; name "
+            "another version with --set release.version=..."
+        )
+    return after

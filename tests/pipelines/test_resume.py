@@ -1,0 +1,165 @@
+"""A training is paid for once and measured as often as wanted; nothing else may change in a run."""
+
+import json
+
+import pytest
+
+from fedemb.config import FREE_SECTIONS, RunConfig
+from fedemb.documents import artifacts
+from fedemb.documents.artifacts import config_digest
+from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
+from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
+from tests import honest_run
+
+
+def test_every_section_is_bound_unless_it_is_one_of_four():
+    config = honest_run.config().model_dump(mode="json")
+    whole = config_digest(config)
+    for name in RunConfig.model_fields:
+        same = config_digest({**config, name: "changed"}) == whole
+        assert same == (name in {"evaluation", "audit", "release", "storage"}), name
+    assert config_digest({**config, "a_new_section": {}}) != whole
+    for name in FREE_SECTIONS:
+        assert config_digest({**config, name: "changed"}, name) != config_digest(config, name)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory whose steps have written something, up to the audit."""
+    made = RunDirectory.create(tmp_path / "runs", "one", honest_run.config())
+    _finish(made, DP_FEDEMB.steps[:7])
+    return made
+
+
+def _finish(run, steps):
+    for step in steps:
+        folder = run.public / "dp-fedemb-1" / step.replace("_", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in DP_FEDEMB.published()[step]:
+            (folder / name).write_text("{}")
+    run.write_state({"seconds": dict.fromkeys(steps, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("finished", "taken"),
+    [
+        ("", ""),
+        ("plan", ""),
+        ("plan pretrain reserve", "pretrain"),
+        ("plan reserve partition", "plan reserve partition"),
+        ("plan pretrain partition", "pretrain"),
+        ("plan pretrain reserve partition train", "plan pretrain reserve partition train"),
+        ("plan pretrain reserve partition train audit", "plan pretrain reserve partition train"),
+    ],
+)
+def test_resumed_run_takes_over_partition_and_training_and_runs_the_rest(run, finished, taken):
+    names = {name.partition("_")[0]: name for name in DP_FEDEMB.steps}
+    _finish(run, [names[verb] for verb in finished.split()])
+    assert steps_taken_over(run, None) == tuple(names[verb] for verb in taken.split())
+
+
+def test_steps_before_the_named_one_are_taken_over_with_their_outputs(run):
+    taken = steps_taken_over(run, "evaluate_embeddings")
+    assert taken == DP_FEDEMB.steps[:5]
+    paths = paths_taken_over(run, taken)
+    assert paths["train_dp_fedemb"] == {"model": str(run.output("model"))}
+    run.output("model").unlink()
+    with pytest.raises(InputError, match="--from train_dp_fedemb"):
+        paths_taken_over(run, taken)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"), [("gate_release", "account_privacy has not finished"), ("gate", "no such")]
+)
+def test_step_to_go_on_from_must_exist_and_those_before_it_be_done(run, start, words):
+    with pytest.raises(InputError, match=words):
+        steps_taken_over(run, start)
+
+
+def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
+    before = run.config()
+    changed = measured_otherwise(run, ["evaluation.bootstrap_samples=77"], "evaluate_embeddings")
+    assert config_digest(changed) == config_digest(before)
+    run.change_config(changed)
+    assert run.config().evaluation.bootstrap_samples == 77
+    run.change_config(before)
+    assert run.config() == before
+    assert sorted(path.name for path in run.root.glob("config.*.yaml")) == [
+        "config.1.yaml",
+        "config.2.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["training.seed=9", "mechanism.rounds=7", "policy.delta=2e-5", "data.source.uri=other"],
+)
+def test_section_the_reservation_binds_is_refused_by_name(run, override):
+    section = override.partition(".")[0]
+    with pytest.raises(ConfigError, match=f"reserved for another {section}; only evaluation"):
+        measured_otherwise(run, [override, "evaluation.bootstrap_samples=77"], "audit_privacy")
+
+
+def test_change_without_a_step_and_release_of_the_same_version_are_refused(run):
+    with pytest.raises(ConfigError, match="say from which step"):
+        measured_otherwise(run, ["evaluation.bootstrap_samples=77"], None)
+    folder = run.public / "dp-fedemb-1" / "release-model"
+    folder.mkdir(parents=True)
+    (folder / "release").write_text(json.dumps({"name": "glyphs", "version": "1.0"}))
+    with pytest.raises(ConfigError, match=r"has released glyphs 1\.0"):
+        measured_otherwise(run, ["evaluation.bootstrap_samples=77"], "evaluate_embeddings")
+    other = ["evaluation.bootstrap_samples=77", "release.version=v2"]
+    assert measured_otherwise(run, other, "evaluate_embeddings").release.version == "v2"
+
+
+# ---- the gate -----------------------------------------------------------------------------------
+
+
+def _again(run, **changes):
+    """Measures, accounts and judges the trained model of a run with another configuration."""
+    run.config = run.config.updated(changes)
+    for act in ("measure", "account", "gate"):
+        getattr(run, f"do_{act}")()
+
+
+def test_same_model_is_measured_and_released_again_without_a_charge(tmp_path):
+    run = honest_run.start(tmp_path).until_gate()
+    run.do_gate()
+    run.do_release()
+    _again(run, **{"evaluation.bootstrap_samples": 77, "release.version": "1.1"})
+    assert run.do_release()["version"] == "1.1"
+    assert run.problems() == []
+    kinds = [record.kind for record in run.ledger().chain.records]
+    assert kinds == ["policy", "reserve", "bind", "commit", "release", "release"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"training.seed": 9}, {"training.server.learning_rate": 0.123}, {"model.channels": 3}],
+)
+def test_other_training_does_not_pass_for_another_evaluation(tmp_path, changes):
+    run = honest_run.start(tmp_path).until_gate()
+    run.config = run.config.updated(changes)
+    run.do_measure()
+    with pytest.raises(GateDenied, match="made for another configuration"):
+        run.do_gate()
+    with pytest.raises(PlanMismatch, match="made for another configuration"):
+        run.do_account()
+
+
+def test_planted_digest_that_forgets_the_training_would_let_it_pass(tmp_path, monkeypatch):
+    """What the test above stands on: it is the bound digest that refuses, and nothing else."""
+    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
+    run = honest_run.start(tmp_path).until_gate()
+    _again(run, **{"training.seed": 9})
+
+
+@pytest.mark.parametrize("report", ["evaluation", "audit"])
+def test_report_made_with_another_section_is_stale(tmp_path, report):
+    run = honest_run.start(tmp_path).until_gate()
+    run.config = run.config.updated({f"{report}.bootstrap_samples": 77})
+    run.do_account()
+    with pytest.raises(GateDenied, match="is of another config_sha"):
+        run.do_gate()
