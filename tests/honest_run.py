@@ -357,7 +357,7 @@ class HonestRun:
             "embedding_space_id": embedding_space_id(model["weights_sha"], self.config.model),
             "simulation": False,
             "public_kind": self.config.pretraining.kind,
-            "bootstrap": {"samples": 200, "unit": "user"},
+            "bootstrap": {"samples": self.config.evaluation.bootstrap_samples, "unit": "user"},
             "headline_rate": "0.001",
             "evaluated": {
                 "images": 3600,
