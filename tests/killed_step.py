@@ -22,7 +22,7 @@ def _record(number):
     return lambda self, name, data: name == f"weekly/{number:08d}.json"
 
 
-def _root_key(self, name):
+def _root_key(self, name, key=None):
     return name.startswith("reservation/")
 
 

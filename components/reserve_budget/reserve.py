@@ -22,7 +22,9 @@ from fedemb.ledger import (
     Ledger,
     begin_policy,
     blocks_of,
+    check_high_water,
     ensure_trust,
+    mark_high_water,
     open_ledger,
     read_trust,
     series_of,
@@ -67,6 +69,7 @@ def run(
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
       SignatureInvalid: the plan is not signed by plan_privacy.
+      LedgerError: the ledger is older than the marks of its charges, or broken.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
@@ -79,6 +82,7 @@ def run(
         )
     suite = read_record()  # the audit needs it too, at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
+    check_high_water(ledger, keys, config.storage.witness)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
     ledger.chain.trust.check(document, at=found.reserve.sequence if found else None)
@@ -101,6 +105,7 @@ def run(
         ),
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
+    mark_high_water(ledger, keys, config.storage.witness)  # before any root key
     full = set(reservation.blocks_requested) - set(reservation.blocks)
     if full:
         _log.warning(

@@ -120,5 +120,8 @@ class StorageConfig(Section):
     """Key store, apart from the ledger and unversioned."""
     deletion_marks: str | None = None
     """Keyed deletion marks of users who asked to be forgotten; null: there are none."""
+    witness: str | None = None
+    """Store that whoever can restore ledger and keys cannot write, such as a bucket with a locked
+    retention policy: each charge is marked there too, so that an older ledger is noticed."""
     releases: str | None = None
     """Where bundles are published."""

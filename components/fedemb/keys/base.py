@@ -4,7 +4,8 @@ Every secret is 32 bytes of operating-system entropy under a name that says what
 `policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
 `reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
 commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
-`deletion_marks/<policy_id>+<n>` says that the policy has n deletion marks. A name is used once: a
+`deletion_marks/<policy_id>+<n>` says that the policy has n deletion marks, and
+`ledger/<policy_id>+<n>` holds the digest of the n-th record that charged it. A name is used once: a
 destroyed key keeps its name taken, so that one reservation never gets a second root, and with it a
 second, independent noise.
 
@@ -25,7 +26,7 @@ DESTROYED = ".destroyed"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NUMBER = r"[1-9][0-9]*"
 _NAME = re.compile(
-    rf"(policy|reservation)/{_ID}|signing/{_ID}(@{_NUMBER})?|deletion_marks/{_ID}\+{_NUMBER}"
+    rf"(policy|reservation)/{_ID}|signing/{_ID}(@{_NUMBER})?|(deletion_marks|ledger)/{_ID}\+{_NUMBER}"
 )
 
 
@@ -58,10 +59,14 @@ class KeyStore(ABC):
     uri: str
 
     @abstractmethod
-    def create(self, name: str) -> bytes:
+    def create(self, name: str, key: bytes | None = None) -> bytes:
         """Creates the key from operating-system entropy and returns it.
 
         Looks before it writes: a step repeats itself with the right to create and no other.
+
+        Args:
+          name: never used before.
+          key: 32 bytes to be kept in place of entropy.
 
         Raises:
           FileExistsError: the name is in use, or was and is destroyed.

@@ -23,14 +23,14 @@ class LocalKeyStore(KeyStore):
         self.uri = str(root)
 
     @override
-    def create(self, name: str) -> bytes:
+    def create(self, name: str, key: bytes | None = None) -> bytes:
         path = self._path(name)
         with self._reached(name):
             if self._destroyed(path).exists():
                 raise FileExistsError(f"key {name} was destroyed and its name is not used again")
             for folder in (self.root, path.parent):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            key = os.urandom(KEY_BYTES)
+            key = key or os.urandom(KEY_BYTES)
             create_bytes(path, key, mode=0o600)
         return key
 

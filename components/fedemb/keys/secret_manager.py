@@ -26,7 +26,7 @@ class SecretManagerKeyStore(KeyStore):
         self._client = client or _secret_manager_client()
 
     @override
-    def create(self, name: str) -> bytes:
+    def create(self, name: str, key: bytes | None = None) -> bytes:
         from google.api_core import exceptions
 
         if self.used(name):  # who may create may not destroy the version that is one too many
@@ -41,7 +41,7 @@ class SecretManagerKeyStore(KeyStore):
             pass  # perhaps left without a version by a killed process: version 1 decides
         except exceptions.GoogleAPICallError as error:
             raise self._failed(name, error) from error
-        key, version = self._add(name)
+        key, version = self._add(name, key)
         if _number(version) != 1:
             self._destroy(name, version)
             raise FileExistsError(f"key {name} is in use or was destroyed")
@@ -110,11 +110,11 @@ class SecretManagerKeyStore(KeyStore):
     def renew(self, name: str) -> int:
         return _number(self._add(name)[1])
 
-    def _add(self, name: str) -> tuple[bytes, str]:
-        """Adds a version of new entropy; returns it and the version's name."""
+    def _add(self, name: str, key: bytes | None = None) -> tuple[bytes, str]:
+        """Adds a version, of entropy unless given; returns it and the version's name."""
         from google.api_core import exceptions
 
-        key = os.urandom(KEY_BYTES)
+        key = key or os.urandom(KEY_BYTES)
         try:
             version = self._client.add_secret_version(
                 parent=f"{self._parent}/secrets/{self._secret_id(name)}", payload={"data": key}

@@ -10,6 +10,7 @@ from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
+from fedemb.ledger.high_water import mark_high_water
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
@@ -97,6 +98,7 @@ def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
                 "give the new policy a ledger root of its own"
             )
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
+    mark_high_water(ledger, keys)
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
@@ -156,6 +158,7 @@ def _rotate(ledger: Ledger, newest: Iterable[TrustedKey], reason: str, keys: Key
     record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
     # So that the record cannot be cut off again before the next step writes its own head.
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
+    mark_high_water(ledger, keys)
     return record
 
 
