@@ -316,14 +316,22 @@ class HonestRun:
         )
 
     def do_measure(self):
+        self.do_evaluate()
+        self.do_audit()
+
+    def _of_model(self, section):
         model = json.loads((self.model / "model.json").read_text())
-        common = {
+        digest = config_digest(self.config, section)
+        return model, {
             "run_id": self.run_id,
             "model_sha": model["weights_sha"],
+            "config_sha": digest,
         }
+
+    def do_audit(self):
+        model, common = self._of_model("audit")
         audit = {
             **common,
-            "config_sha": config_digest(self.config, "audit"),
             "code_sha": model["code_sha"],
             "level": "monitoring",
             "attack": "verification_score",
@@ -336,6 +344,10 @@ class HonestRun:
             "bootstrap_samples": self.config.audit.bootstrap_samples,
             "measured": None,
         }
+        self.sign(self.audit, AuditReport.of_fields(audit))
+
+    def do_evaluate(self):
+        model, common = self._of_model("evaluation")
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
         difference = {"value": 0.0, "low": -0.1, "high": 0.1}
         recall = {
@@ -352,7 +364,6 @@ class HonestRun:
         measured = {"recall_at_far": recall, "retrieval": retrieval}
         utility = {
             **common,
-            "config_sha": config_digest(self.config, "evaluation"),
             **measured,
             "embedding_space_id": embedding_space_id(model["weights_sha"], self.config.model),
             "simulation": False,
@@ -395,7 +406,6 @@ class HonestRun:
                 "change": dict.fromkeys(recall, difference),
             },
         }
-        self.sign(self.audit, AuditReport.of_fields(audit))
         self.sign(self.utility, UtilityReport.of_fields(utility))
 
     def do_account(self):

@@ -65,7 +65,7 @@ def honest(noise: float) -> tuple[float, float]:
         sampling_probability=USERS / POPULATION,
     )
     group = _epsilon(plan.event(), plan.relation, DELTA)
-    return group, _epsilon(plan.conservative_event(), plan.conservative_relation, DELTA)
+    return group, _epsilon(plan.conservative_event(), Relation.ADD_OR_REMOVE_ONE, DELTA)
 
 
 def tree_rows() -> Iterator[Row]:

@@ -155,7 +155,23 @@ class UtilityReport(Document):
         for other in (self.public_backbone, self.untrained, self.centralized):
             if other is not None:
                 _paired(self.recall_at_far, other.recall_at_far, other.difference)
+                self._same_depths(other)
+        previous = self.previous_release
+        if previous is not None and (previous.old or previous.new_against_old or previous.change):
+            if not (previous.old and previous.new_against_old and previous.change):
+                raise ValueError("a previous release is compared in one place and not in another")
+            _paired(self.recall_at_far, previous.old.recall_at_far, previous.change)
+            if previous.new_against_old.recall_at_far.keys() != self.recall_at_far.keys():
+                raise ValueError("models are compared at other rates than they were measured at")
+            self._same_depths(previous.old)
+            self._same_depths(previous.new_against_old)
         return self
+
+    def _same_depths(self, other: Figures) -> None:
+        if self.retrieval is None or other.retrieval.recall_at.keys() != (
+            self.retrieval.recall_at.keys()
+        ):
+            raise ValueError("models are compared at other depths than they were measured at")
 
 
 def _paired(

@@ -319,7 +319,7 @@ def test_figures_without_noise_in_lines_and_card_are_not_released(tmp_path, monk
     _write(run.model / "model.json", {**card, "mean_norm_before_noise": 0.25})
     with pytest.raises(ArtifactError, match="model document"):
         run.do_account()
-    with pytest.raises(GateDenied, match="model document"):
+    with pytest.raises(GateDenied):  # there is no report to release by
         run.do_gate()
     with pytest.raises(FedEmbError):
         run.do_release()

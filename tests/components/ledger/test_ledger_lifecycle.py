@@ -102,8 +102,8 @@ def test_full_block_drops_out_and_others_stay(months):
     ledger.reserve(run_id="big", content=kit_.content(blocks=["old/0"], rounds=160))
     asked = kit_.content(blocks=["new/0", "old/0"], rounds=160)
     reservation = ledger.reserve(run_id="next", content=asked)
-    assert reservation.blocks == ("new/0",)
-    assert reservation.blocks_requested == ("new/0", "old/0")
+    assert reservation.blocks == ["new/0"]
+    assert reservation.blocks_requested == ["new/0", "old/0"]
     assert kit.open().reserve(run_id="next", content=asked) == reservation
 
 
@@ -355,7 +355,7 @@ def test_block_whose_series_is_complete_drops_out_and_others_stay(tmp_path):
     for number in range(2):
         ledger.reserve(run_id=f"week-{number}", content=kit_.content(blocks=["jan/0"]))
     asked = kit_.content(blocks=["feb/0", "jan/0"])
-    assert ledger.reserve(run_id="week-2", content=asked).blocks == ("feb/0",)
+    assert ledger.reserve(run_id="week-2", content=asked).blocks == ["feb/0"]
     assert ledger.spent("jan/0").charges == 2
     assert ledger.spent("feb/0").charges == 1
 

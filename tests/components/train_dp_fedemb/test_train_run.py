@@ -13,12 +13,13 @@ from fedemb.config import FREE_SECTIONS
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.documents import artifacts
 from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import read
+from fedemb.documents.document import encode, read
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.embedding import RoundFunction, load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
 from fedemb.gate.artifact_rules import public_line
+from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
@@ -244,8 +245,8 @@ def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, mo
 
 def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
     """What `test_resume_with_changed_inputs_is_refused` stands on: the digest, and nothing else."""
-    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = prepare(tmp_path)
+    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run.train(config(**{"training.seed": 5}))
     assert (run.root / "model" / "model.json").exists()
 
