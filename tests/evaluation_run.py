@@ -15,10 +15,12 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import file_digest, write_json
-from fedemb.documents.document import write
-from fedemb.documents.model import ModelCard
+from fedemb.documents.document import Document
+from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import Commitments, UsersManifest
+from fedemb.keys import open_key_store
+from fedemb.keys.signatures import Signer, write_signed
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
@@ -96,6 +98,8 @@ class FinishedRun:
         """What both steps are given; `outputs`: folder of reports and pages."""
         made = outputs or self.root
         artifacts = RunArtifacts(
+            privacy_plan=self.root / "plan.json",
+            reservation=self.root / "reservation.json",
             model=self.root / "model",
             pretrained=self.root / "pretrained",
             users=self.root / "users.json",
@@ -104,12 +108,43 @@ class FinishedRun:
             audit_report=made / "report.json",
             audit_page=made / "report.html",
         )
-        stores = {"private_root": str(self.root / "private"), "keys": str(self.root / "keys")}
+        stores = {
+            "private_root": str(self.root / "private"),
+            "ledger": str(self.root / "ledger"),
+            "keys": str(self.root / "keys"),
+        }
         return StepContext(artifacts, config=settings, run_id=run_id, **stores)
 
     @property
     def private(self) -> Path:
         return self.root / "private" / RUN_ID
+
+    def reserve(self, settings: RunConfig, run_id: str = RUN_ID) -> None:
+        """Plans and reserves a run in the ledger."""
+        from fedemb.steps.plan_privacy import plan
+        from fedemb.steps.reserve_budget import reserve
+
+        context = self.context(settings, run_id=run_id)
+        plan.run(context)
+        reserve.run(context, input_fingerprint="private.parquet@1")
+
+    def sign(self, path: Path, document: Document) -> None:
+        """Writes a document as its step does."""
+        keys = open_key_store(str(self.root / "keys"))
+        write_signed(path, document, Signer.newest(keys, str(document.role)))
+
+    def sign_start(self, settings: RunConfig) -> None:
+        """Says of the public start that it was made of a configuration."""
+        fields = {
+            "pretraining_kind": settings.pretraining.kind,
+            "weights_sha": file_digest(self.root / "pretrained" / "backbone.keras"),
+            "model": settings.model.model_dump(mode="json"),
+            "images": 0,
+            "classes": 0,
+            "final_loss": None,
+            "seed": settings.training.seed,
+        }
+        self.sign(self.root / "pretrained" / "pretrained.json", Pretrained.of_fields(fields))
 
 
 def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
@@ -164,7 +199,8 @@ def finished_run(
         channels=1,
         commitments=Commitments(users=sha, evaluation=sha),
     )
-    write(root / "users.json", users)
+    run.reserve(settings)
+    run.sign(root / "users.json", users)
     backbone = build_backbone(settings.model, seed=5)
     for name in ("pretrained", "model"):
         (root / name).mkdir()
@@ -184,7 +220,8 @@ def finished_run(
         "embedding_dim": 16,
         "tensors": [],
     }
-    write(root / "model" / "model.json", ModelCard.of_fields(model))
+    run.sign(root / "model" / "model.json", ModelCard.of_fields(model))
+    run.sign_start(settings)
     return run
 
 

@@ -28,7 +28,7 @@ from fedemb.documents.artifacts import (
 )
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import all_documents, encode
-from fedemb.documents.model import ModelCard
+from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import UtilityReport, embedding_space_id
@@ -128,6 +128,10 @@ class HonestRun:
         return self.root / "users.json"
 
     @property
+    def start(self):
+        return self.root / "pretrained" / "pretrained.json"
+
+    @property
     def model(self):
         return self.root / "model"
 
@@ -183,6 +187,7 @@ class HonestRun:
             RunArtifacts(**artifacts | paths),
             config=self.config,
             run_id=self.run_id,
+            private_root=str(self.root / "private"),
             ledger=self.ledger_uri,
             keys=self.keys_uri,
             releases=releases or self.releases_uri,
@@ -224,6 +229,19 @@ class HonestRun:
 
     def do_reserve(self, **options):
         return reserve.run(self.context(), **options)
+
+    def do_pretrain(self):
+        """Says of the public backbone that pretrain_public made it."""
+        fields = {
+            "pretraining_kind": self.config.pretraining.kind,
+            "weights_sha": INITIAL_WEIGHTS,
+            "model": self.config.model.model_dump(mode="json"),
+            "images": 900,
+            "classes": 30,
+            "final_loss": 0.5,
+            "seed": self.config.training.seed,
+        }
+        self.sign(self.start, Pretrained.of_fields(fields))
 
     def do_partition(self):
         reservation = json.loads(self.reservation.read_text())
@@ -428,7 +446,7 @@ class HonestRun:
             )
 
     def until_gate(self):
-        for act in ("plan", "reserve", "partition", "train", "measure", "account"):
+        for act in ("plan", "pretrain", "reserve", "partition", "train", "measure", "account"):
             getattr(self, f"do_{act}")()
         return self
 

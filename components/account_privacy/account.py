@@ -71,8 +71,9 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
-    """Refuses to price a model that is not of this run; the gate looks closer."""
+    """Refuses to price what is not of this run; the gate looks closer."""
     model, provenance = evidence.model.body, report.provenance
+    measured = {"audit": evidence.audit.body, "utility": evidence.utility.body}
     pairs = {
         "run_id": (model.run_id, report.run_id),
         "attempt": (model.attempt, report.attempt),
@@ -80,10 +81,12 @@ def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
         "config_sha": (model.config_sha, provenance.config_sha),
         "inputs_sha": (model.inputs_sha, provenance.inputs_sha),
         "rounds": (model.rounds_run, report.mechanism.rounds_run),
+        "users": (evidence.users.body.run_id, report.run_id),
+        **{name: (body.model_sha, model.weights_sha) for name, body in measured.items()},
     }
     for name, (found, wanted) in pairs.items():
         if found != wanted:
             raise PlanMismatch(
-                f"the model's {name} is {found!r}, the ledger holds {wanted!r} for this run; take "
-                "all artifacts from one run"
+                f"{name} of the model, its users or its reports is {found!r}, expected {wanted!r} "
+                "for this run; take all artifacts from one run"
             )

@@ -20,14 +20,12 @@ from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.audit import AttackFigures, AuditReport
-from fedemb.documents.document import read, written
-from fedemb.documents.model import ModelCard
-from fedemb.documents.users import UsersManifest
-from fedemb.errors import ArtifactError
+from fedemb.documents.document import written
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.planted_bug_suite import read_record
 from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import audit_sentence
+from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from fedemb.steps.audit_privacy.page import audit_page
@@ -56,14 +54,13 @@ def run(context: StepContext) -> dict[str, Any]:
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run; or the package lacks the
         record of its planted-bug suite.
+      SignatureInvalid: model, users or public start are not signed by the steps that write them.
       StorageError: the private root cannot be read or written.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
-    model = read(artifacts.model / "model.json", ModelCard).body
-    manifest = read(artifacts.users, UsersManifest).body
-    for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
-        if document.run_id != run_id:
-            raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
+    model = read_model(context)
+    read_users(context)
+    read_start(context)
     figures = _attack_real_users(context)
     fields: dict[str, Any] = {
         "run_id": run_id,

@@ -11,13 +11,16 @@ from fedemb.step import Rights, step
     resources="embed",
     outputs={"audit_report": Public, "audit_page": Public},
     rights=Rights(
-        private={"users": "read", "evaluation": "read", "audit": "write"}, signing=("audit",)
+        private={"users": "read", "evaluation": "read", "audit": "write"},
+        ledger="read",
+        signing=("audit",),
     ),
 )
 def audit_privacy(
     config: str,
     run_id: str,
     private_root: str,
+    ledger: str,
     keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],

@@ -17,6 +17,7 @@ from fedemb.step import Rights, step
     },
     rights=Rights(
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
+        ledger="read",
         signing=("evaluate",),
         releases="read",
     ),
@@ -25,6 +26,7 @@ def evaluate_embeddings(
     config: str,
     run_id: str,
     private_root: str,
+    ledger: str,
     keys: str,
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],

@@ -15,15 +15,12 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read
-from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.embedding.loading import load_backbone
-from fedemb.errors import ArtifactError
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.embed import embed_users
@@ -51,14 +48,13 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
+      SignatureInvalid: model, users or public start are not signed by the steps that write them.
       StorageError: the private root cannot be read.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
-    model = read(artifacts.model / "model.json", ModelCard).body
-    manifest = read(artifacts.users, UsersManifest).body
-    for document, name in ((model, "model.json"), (manifest, artifacts.users.name)):
-        if document.run_id != run_id:
-            raise ArtifactError(f"{name} belongs to another run than {run_id}; pass this run's own")
+    model = read_model(context)
+    read_users(context)
+    read_start(context)
     backbones = _backbones(config, artifacts)
     with local_tree(context.private("evaluation")) as folder:
         store = UserStore(folder)

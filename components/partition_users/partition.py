@@ -27,13 +27,13 @@ from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.signed_inputs import read_reserved
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
 
@@ -68,18 +68,18 @@ def run(context: StepContext) -> dict[str, Any]:
       StorageError: a store cannot be read or written.
       PlanMismatch: the reservation is of another run or configuration, or of an input that has
         changed since.
+      SignatureInvalid: the reservation is not signed by reserve_budget.
+      LedgerError: the ledger does not hold it.
     """
     config, run_id, keys = context.config, context.run_id, context.keys
-    document = read(context.artifacts.reservation, ReservationDocument)
+    document = read_reserved(context)
     reservation = document.body
     mine = {"run_id": run_id, "config_sha": config_digest(config)}
-    for name, value in mine.items():
-        found = getattr(reservation, name)
-        if found != value:
-            raise PlanMismatch(
-                f"the reservation's {name} is {found!r}, this run's is {value!r}; "
-                "reserve a budget for this run"
-            )
+    if reservation.config_sha != mine["config_sha"]:
+        raise PlanMismatch(
+            f"the reservation's config_sha is {reservation.config_sha!r}, this run's is "
+            f"{mine['config_sha']!r}; reserve a budget for this run"
+        )
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
     _check_input(config, reservation, commitment)

@@ -16,14 +16,12 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
     config_digest,
-    file_digest,
     json_digest,
     sha256_hex,
     tree_digest,
     write_bytes,
 )
-from fedemb.documents.document import read
-from fedemb.documents.model import ModelCard, Pretrained
+from fedemb.documents.model import ModelCard
 from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
 from fedemb.embedding.cluster import training_devices
@@ -34,10 +32,11 @@ from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.ledger import Reservation, read_reservation
+from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest
+from fedemb.signed_inputs import read_reserved, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized, checkpoint
 from fedemb.steps.train_dp_fedemb.claim import claim
@@ -71,20 +70,14 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
       StorageError: a host of the job was lost; resume.
       Interrupted: asked to stop; the round at hand is finished and kept.
     """
-    from fedemb.privacy.queries import build_mechanism
-
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     _check_algorithm(config)
     _check_key(config, root_key)
     plan, plan_document = read_plan(artifacts.privacy_plan, config)
-    reservation = read_reservation(artifacts.reservation)
-    users_document = read(artifacts.users, UsersManifest)
-    users, keys, ledger = users_document.body, context.keys, context.writable_ledger
-    start = read(artifacts.pretrained / "pretrained.json", Pretrained)
-    for document in (plan_document, users_document, start):
-        ledger.chain.trust.check(document, at=reservation.sequence)
-    initial_sha = file_digest(artifacts.pretrained / "backbone.keras")
-    _check_start(config, start.body, initial_sha)
+    reservation = Reservation.of_document(read_reserved(context).body)
+    keys, ledger = context.keys, context.writable_ledger
+    ledger.chain.trust.check(plan_document, at=reservation.sequence)
+    users, initial_sha = read_users(context), read_start(context).weights_sha
     _check_inputs(config, plan, reservation, users, run_id)
     inputs_sha = json_digest(
         {
@@ -103,6 +96,8 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         commitments=users.commitments.model_dump(),
         private_root=claim(store, commitments),
     )
+
+    from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
 
     workers, devices = training_devices(config.training.parallel_clients)
     log = RoundLog(store, inputs_sha)
@@ -179,16 +174,6 @@ def _check_key(config: RunConfig, root_key: bytes | None) -> None:
         raise ConfigError(
             "a root key was handed in, and who knows it can take the noise off again; set purpose: "
             "simulation, or leave root_key out and let the run take the key of its reservation"
-        )
-
-
-def _check_start(config: RunConfig, start: Pretrained, sha: str) -> None:
-    """The public start is what pretrain_public made of this configuration, to the byte."""
-    wanted = (config.pretraining.kind, config.model.model_dump(mode="json"), config.training.seed)
-    if (start.pretraining_kind, start.model, start.seed) != wanted or start.weights_sha != sha:
-        raise PlanMismatch(
-            "the public backbone is not the one that pretrain_public signed for this configuration;"
-            " run pretrain_public again, and find out who may write to the public root"
         )
 
 

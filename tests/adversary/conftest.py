@@ -5,13 +5,31 @@ import shutil
 import honest_run
 import pytest
 
+from fedemb.ledger import rotate_keys
+
 
 @pytest.fixture(scope="session")
 def allowed(tmp_path_factory):
-    """A run that the gate allows."""
-    run = honest_run.start(tmp_path_factory.mktemp("allowed") / "run").until_gate()
+    """A run that the gate allows, in a policy whose first signing keys are retired."""
+    root = tmp_path_factory.mktemp("allowed")
+    first = honest_run.start(root / "first", "sunday", root / "run" / "policy")
+    first.do_plan()
+    first.do_reserve()
+    rotate_keys(first.ledger_uri, first.keys, "a year is over")
+    run = honest_run.start(root / "run").until_gate()
     assert run.do_gate()["allow"] is True
     return run
+
+
+@pytest.fixture(scope="session")
+def other(allowed, tmp_path_factory):
+    """Another allowed run of the same policy, with less noise, from another public start."""
+    root = tmp_path_factory.mktemp("other")
+    run = honest_run.copy_of(allowed, root / "policy of both")
+    changes = {"mechanism.noise_multiplier": 1.9, "training.seed": 5, "release.version": "2"}
+    other = honest_run.start(root / "run", "tuesday", run.policy_root, **changes).until_gate()
+    assert other.do_gate()["allow"] is True
+    return other
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,67 @@ account_privacy, which runs honestly afterwards.
 
 import json
 
+import forgers
 import pytest
 
 from fedemb.documents.artifacts import write_bytes
 from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied, SignatureInvalid
+
+FAST = ("kept", "own_key", "other_role", "retired_key", "unsigned", "free_text", "twice")
+"""Ways that `make test` tries; the others are tried by night."""
+ATTEMPTS = [
+    pytest.param(name, way, marks=() if way in FAST else pytest.mark.slow)
+    for name in forgers.WISHES
+    for way in (*forgers.PUBLIC, *forgers.INSIDE, *forgers.SPELLINGS)
+]
+
+
+@pytest.mark.parametrize(("name", "way"), ATTEMPTS)
+def test_forged_document_is_refused_by_every_step_that_reads_it(run, name, way, monkeypatch):
+    forgers.forge(run, name, way)
+    with forgers.untouched(run):
+        for step in forgers.READERS[name]:
+            with pytest.raises(FedEmbError) as refused:
+                forgers.read_by(run, step, monkeypatch)
+            assert "\n" not in str(refused.value)
+            assert "Lovelace" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", forgers.WISHES)
+def test_document_of_another_run_is_refused_by_every_step_that_reads_it(
+    run, other, name, monkeypatch
+):
+    """Both runs are honest, and of one policy."""
+    forgers.path_of(run, name).write_bytes(forgers.path_of(other, name).read_bytes())
+    with forgers.untouched(run):
+        for step in forgers.READERS[name]:
+            with pytest.raises(FedEmbError):
+                forgers.read_by(run, step, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "step", sorted({step for steps in forgers.READERS.values() for step in steps})
+)
+def test_honest_documents_are_taken_by_every_step(run, step, monkeypatch):
+    """What the tests above stand on: none of those steps refuses everything."""
+    if step in forgers._HEAVY:
+        with pytest.raises(forgers.Reached):
+            forgers.read_by(run, step, monkeypatch)
+    else:
+        assert forgers.read_by(run, step, monkeypatch)
+
+
+def test_model_or_public_start_that_was_exchanged_is_not_loaded(run, monkeypatch):
+    """The documents are honest; the file beside them is another, of constant weights, say."""
+    for folder in (run.model, run.root / "pretrained"):
+        path = folder / "backbone.keras"
+        honest = path.read_bytes()
+        path.write_bytes(honest[:-1] + bytes([honest[-1] ^ 1]))
+        for step in ("evaluate", "audit"):
+            with pytest.raises(ArtifactError, match="not the one its step signed"):
+                forgers.read_by(run, step, monkeypatch)
+        path.write_bytes(honest)
 
 
 def _forge(path, change):

@@ -130,6 +130,7 @@ def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, 
 
 
 def test_model_of_another_run_is_refused(copied, tmp_path):
+    copied.reserve(config(purpose="simulation"), "run-2")  # charged to nobody
     with pytest.raises(ArtifactError, match="another run"):
         run(copied.context(config(), tmp_path, run_id="run-2"))
 
@@ -142,7 +143,7 @@ def test_model_of_another_schema_is_refused(copied, tmp_path):
 
 def test_damaged_backbone_is_one_sentence(copied, tmp_path):
     (copied.root / "model" / "backbone.keras").write_bytes(b"not a model")
-    with pytest.raises(ArtifactError, match="cannot be loaded"):
+    with pytest.raises(ArtifactError, match="not the one its step signed"):
         run(copied.context(config(), tmp_path))
 
 
@@ -160,9 +161,10 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     assert "embedding_dim" in caplog.text
 
 
-def test_without_public_pretraining_the_start_is_called_untrained(finished, tmp_path):
+def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
-    report = run(finished.context(settings, tmp_path))
+    copied.sign_start(settings)
+    report = run(copied.context(settings, tmp_path))
     assert report["untrained"] is None
     assert "an untrained backbone" in said(tmp_path / "report.json")
     assert "public backbone" not in said(tmp_path / "report.json")
