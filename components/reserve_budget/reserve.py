@@ -154,7 +154,8 @@ def open_or_create(
     if ledger.chain.records:
         ledger.check_terms(terms_of(config, ledger.terms.series))
     else:
-        begin_policy(ledger, terms_of(config, series_of(config, plan)), keys)
+        terms = terms_of(config, series_of(config, plan))
+        begin_policy(ledger, terms, keys, config.storage.witness)
     return ledger
 
 

@@ -61,7 +61,7 @@ def forget(
     from fedemb.errors import ConfigError, InputError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
-    from fedemb.ledger import open_ledger, policies, read_trust
+    from fedemb.ledger import check_high_water, open_ledger, policies, read_trust
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
     from fedemb.storage import open_store
 
@@ -79,6 +79,7 @@ def forget(
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     keys = open_key_store(storage.keys)
+    check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
     hasher = Hasher(partition_key(keys, policy_id))
     user_key = hasher.user_key(user_id)
     mark = hasher.deletion_mark(user_key)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import InputError
-from fedemb.pipelines.cli.ledger_write import LedgerOption, PolicyOption, rotate, void, waive
+from fedemb.pipelines.cli.ledger_write import (
+    LedgerOption,
+    PolicyOption,
+    WitnessOption,
+    rotate,
+    void,
+    waive,
+)
 
 if TYPE_CHECKING:
     from fedemb.ledger import Ledger
@@ -20,6 +27,9 @@ app = typer.Typer(
 
 TrustOption = Annotated[
     Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
+]
+MarksOption = Annotated[
+    str | None, typer.Option("--keys", help="Key store: refuses a ledger older than its marks.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigOption = Annotated[
@@ -34,6 +44,16 @@ def _trust(path: Path | None) -> Any:
     from fedemb.keys.trust import TrustStore
 
     return None if path is None else TrustStore.load(path)
+
+
+def _marks(ledger: Ledger, keys: str | None, witness: str | None) -> int | None:
+    """How many marks the ledger fits; None: nobody said where they are."""
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water
+
+    if keys is None and witness is None:
+        return None
+    return check_high_water(ledger, open_key_store(keys) if keys else None, witness)
 
 
 @app.command()
@@ -69,7 +89,7 @@ def init(
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, series)
     refuse_lost(opened, key_store)
-    begin_policy(opened, terms, key_store)
+    begin_policy(opened, terms, key_store, settings.storage.witness)
     if trust_output is not None:
         trust.save(trust_output)
     typer.echo(
@@ -95,12 +115,15 @@ def show(
     trust: TrustOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    keys: MarksOption = None,
+    witness: WitnessOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show what was spent by whom and what is left; with --config, how many more runs fit."""
     from fedemb.pipelines.cli import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    _marks(opened, keys, witness)
     found = text.summary(opened)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
@@ -173,6 +196,8 @@ def verify(
         list[str] | None,
         typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
     ] = None,
+    keys: MarksOption = None,
+    witness: WitnessOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Check bytes, chain, signatures, rules and caps of the whole ledger."""
@@ -187,14 +212,22 @@ def verify(
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
     opened = text.load(ledger, policy, _trust(trust), signatures=True)
     opened.verify(anchors)
+    marks = _marks(opened, keys, witness)
     head = opened.head
     if json_:
-        typer.echo(json.dumps({"verified": True, "sequence": head.sequence, "sha": head.sha}))
+        answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
+        typer.echo(json.dumps(answer))
         return
     typer.echo(
         f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
         f"head {head.sha}"
     )
+    if marks is None:
+        typer.echo("whether it is the newest ledger: not asked; --keys or --witness does")
+    else:
+        typer.echo(
+            f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges"
+        )
 
 
 @app.command()

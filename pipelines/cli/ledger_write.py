@@ -20,6 +20,9 @@ KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or 
 PolicyOption = Annotated[
     str | None, typer.Option("--policy", help="Policy; default: the only one there.")
 ]
+WitnessOption = Annotated[
+    str | None, typer.Option("--witness", help="Store of the witness: storage.witness of the runs.")
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the ledger for ever.")]
 
 
@@ -85,6 +88,7 @@ def rotate(
     role: Annotated[
         list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
     ] = None,
+    witness: WitnessOption = None,
 ) -> None:
     """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
 
@@ -97,7 +101,9 @@ def rotate(
     unknown = sorted(set(role or ()) - set(ROLES))
     if unknown:
         raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
-    written = rotate_keys(ledger, open_key_store(keys), _text(reason), role or ROLES)
+    written = rotate_keys(
+        ledger, open_key_store(keys), _text(reason), role or ROLES, witness_uri=witness
+    )
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])
         typer.echo(
@@ -108,11 +114,14 @@ def rotate(
 
 
 def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
-    """The ledger with all signatures verified, and the key store beside it."""
+    """The ledger with all signatures verified, not older than its marks in the key store."""
     from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water
     from fedemb.pipelines.cli.ledger_summary import load
 
-    return load(ledger, policy, None, signatures=True), open_key_store(keys)
+    opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
+    check_high_water(opened, key_store)
+    return opened, key_store
 
 
 def _text(reason: str) -> str:

@@ -10,7 +10,7 @@ from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
-from fedemb.ledger.high_water import mark_high_water
+from fedemb.ledger.high_water import check_high_water, mark_high_water
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
@@ -79,15 +79,19 @@ def policies(store: Store) -> list[str]:
     )
 
 
-def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
+def begin_policy(
+    ledger: Ledger, terms: PolicyTerms, keys: KeyStore, witness_uri: str | None = None
+) -> None:
     """Writes record 0 with the owner's key; the same terms again change nothing.
 
     Raises:
-      LedgerError: the key store is that of another ledger.
+      LedgerError: the key store is that of another ledger, or a mark says that the policy was begun
+        before.
       Refused: the policy exists with other terms, or keys were rotated since the trust file was
         made: it trusts the old ones in a new policy, for ever.
     """
     trust = ledger.chain.trust
+    check_high_water(ledger, keys, witness_uri)
     if not ledger.chain.records:
         newest = {role: keys.newest(f"signing/{role}") for role in ROLES}
         old = [role for role in ROLES if newest[role] > trust.current(role).generation]
@@ -98,7 +102,7 @@ def begin_policy(ledger: Ledger, terms: PolicyTerms, keys: KeyStore) -> None:
                 "give the new policy a ledger root of its own"
             )
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
-    mark_high_water(ledger, keys)
+    mark_high_water(ledger, keys, witness_uri)
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
@@ -117,7 +121,12 @@ def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
 
 
 def rotate_keys(
-    ledger_uri: str, keys: KeyStore, reason: str, roles: Iterable[str] = ROLES
+    ledger_uri: str,
+    keys: KeyStore,
+    reason: str,
+    roles: Iterable[str] = ROLES,
+    *,
+    witness_uri: str | None = None,
 ) -> list[Record]:
     """Names new signing keys in every policy of the root and retires those before.
 
@@ -130,12 +139,14 @@ def rotate_keys(
       keys: their key store, with the owner's key in it; the new keys are made there.
       reason: why; stays in the ledgers for ever.
       roles: whose keys.
+      witness_uri: store of the witness, if the configuration names one.
 
     Returns:
       The records written, one of each policy.
 
     Raises:
-      LedgerError: there is no ledger, or the key store is that of another one.
+      LedgerError: there is no ledger, it is older than its marks, or the key store is that of
+        another one.
     """
     store = open_store(ledger_uri)
     trust = read_trust(store)
@@ -144,21 +155,28 @@ def rotate_keys(
         raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
     for ledger in ledgers:  # before any key is made: the owner's key of each is at hand
         Signer.current(keys, "policy", ledger.chain.trust)
+        check_high_water(ledger, keys, witness_uri)
     newest = {
         role: max((_current(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
         for role in ROLES
     }
     for role in roles:
         newest[role] = public_key(keys, role, keys.renew(f"signing/{role}"))
-    return [_rotate(ledger, newest.values(), reason, keys) for ledger in ledgers]
+    return [_rotate(ledger, newest.values(), reason, keys, witness_uri) for ledger in ledgers]
 
 
-def _rotate(ledger: Ledger, newest: Iterable[TrustedKey], reason: str, keys: KeyStore) -> Record:
+def _rotate(
+    ledger: Ledger,
+    newest: Iterable[TrustedKey],
+    reason: str,
+    keys: KeyStore,
+    witness_uri: str | None,
+) -> Record:
     fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
     record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
     # So that the record cannot be cut off again before the next step writes its own head.
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
-    mark_high_water(ledger, keys)
+    mark_high_water(ledger, keys, witness_uri)
     return record
 
 

@@ -1,0 +1,251 @@
+"""An older ledger in the place of the newest is refused: key store or witness knows more."""
+
+import shutil
+from pathlib import Path
+
+import honest_run
+import pytest
+from typer.testing import CliRunner
+
+from fedemb.errors import FedEmbError, LedgerError
+from fedemb.ledger import check_high_water, connect, mark_high_water, rotate_keys
+from fedemb.pipelines.cli.main import app
+
+
+class Team:
+    """Weekly runs that share a policy; ledger, keys and witness may be put back to a backup."""
+
+    def __init__(self, root: Path, *, witness: bool = False):
+        self.root, self.policy = root, root / "policy"
+        self.changes = {"storage.witness": str(self.policy / "witness")} if witness else {}
+
+    @property
+    def witness(self):
+        return self.changes.get("storage.witness")
+
+    def start(self, name):
+        run = honest_run.start(self.root / name, name, self.policy, **self.changes)
+        run.do_plan()
+        return run
+
+    def reserve(self, name):
+        run = self.start(name)
+        run.do_reserve()
+        return run
+
+    def backup(self, name="backup"):
+        shutil.copytree(self.policy, self.root / name)
+
+    def restore(self, *parts, backup="backup"):
+        for part in parts:
+            shutil.rmtree(self.policy / part, ignore_errors=True)
+            if (self.root / backup / part).exists():
+                shutil.copytree(self.root / backup / part, self.policy / part)
+
+    def cut(self, records):
+        """Deletes the last records and their heads."""
+        folder = self.policy / "ledger" / "weekly"
+        last = max(int(path.stem) for path in folder.glob("*.json"))
+        for number in range(last, last - records, -1):
+            for path in (folder / f"{number:08d}.json", folder / "heads" / f"{number:08d}.json"):
+                path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["no witness", "witness"])
+def month(request, tmp_path_factory):
+    """Four weeks; a backup after each: `after-1`, ..."""
+    team = Team(tmp_path_factory.mktemp("month"), witness=request.param)
+    for week in range(1, 5):
+        team.reserve(f"week-{week}")
+        team.backup(f"after-{week}")
+    return team
+
+
+@pytest.fixture
+def team(month, tmp_path):
+    """A copy, to attack."""
+    shutil.copytree(month.root, tmp_path / "month")
+    return Team(tmp_path / "month", witness=month.witness is not None)
+
+
+def _old_backup(weeks):
+    return lambda team: team.restore("ledger", backup=f"after-{weeks}")
+
+
+def _cut(records):
+    return lambda team: team.cut(records)
+
+
+def _emptied(team):
+    shutil.rmtree(team.policy / "ledger" / "weekly")
+
+
+def _emptied_and_policy_key_gone(team):
+    _emptied(team)
+    (team.policy / "keys" / "policy" / "weekly").unlink()
+
+
+def _gone_but_trust(team):
+    for path in (team.policy / "ledger" / "weekly").rglob("*.json"):
+        path.unlink()
+
+
+def _forked(weeks):
+    """A backup that was gone on with elsewhere, with its keys: as long as the ledger, or longer."""
+
+    def attack(team):
+        team.backup("now")
+        team.restore("ledger", "keys", "witness", backup="after-2")
+        for week in range(weeks):
+            team.reserve(f"elsewhere-{week}")
+        team.restore("keys", "witness", backup="now")
+
+    return attack
+
+
+ATTACKS = {
+    **{f"backup of week {weeks}": _old_backup(weeks) for weeks in (1, 2, 3)},
+    **{f"{records} records cut": _cut(records) for records in (1, 2, 3, 4, 5)},
+    "emptied": _emptied,
+    "emptied, policy key gone": _emptied_and_policy_key_gone,
+    "all records deleted": _gone_but_trust,
+    **{f"fork of {weeks} weeks": _forked(weeks) for weeks in (1, 2, 3, 4)},
+}
+
+
+def _fedemb(*words, text=None):
+    done = CliRunner().invoke(app, list(words), input=text)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def _at(team):
+    return ("--ledger", str(team.policy / "ledger"), "--keys", str(team.policy / "keys"))
+
+
+def _also_witness(team):
+    return ("--witness", team.witness) if team.witness else ()
+
+
+def _settings(team):
+    path = team.root / "settings.json"
+    path.write_text(honest_run.config(**team.changes).model_dump_json())
+    return str(path)
+
+
+def _forget(team):
+    named = ("ledger", "keys", "deletion_marks")
+    stores = [f"--set=storage.{name}={team.policy / name}" for name in named]
+    _fedemb("forget", "--config", _settings(team), *stores, text="ada\n")
+
+
+ACTS = {
+    "reserve": lambda team: team.reserve("week-5"),
+    "init": lambda team: _fedemb("ledger", "init", "--config", _settings(team), *_at(team)),
+    "rotate": lambda team: _fedemb(
+        "ledger", "rotate-keys", *_at(team), "--reason=x", *_also_witness(team)
+    ),
+    "show": lambda team: _fedemb("ledger", "show", *_at(team), *_also_witness(team)),
+    "verify": lambda team: _fedemb("ledger", "verify", *_at(team), *_also_witness(team)),
+    "void": lambda team: _fedemb("ledger", "void", "week-1", *_at(team), "--reason=x"),
+    "forget": _forget,
+}
+FAST = ("backup of week 3", "2 records cut", "fork of 3 weeks")
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(a, marks=() if a in FAST else pytest.mark.slow) for a in ATTACKS]
+)
+def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
+    ATTACKS[attack](team)
+    before = _state(team)
+    with pytest.raises(FedEmbError):
+        ACTS[act](team)
+    assert _state(team) == before
+
+
+def _state(team):
+    """Every file of ledger and keys, locks and deletion marks apart."""
+    return {
+        path: path.read_bytes()
+        for part in ("ledger", "keys", "witness")
+        for path in (team.policy / part).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_honest_ledger_is_taken_by_every_act(team, act):
+    """What the tests above stand on."""
+    ACTS[act](team)
+
+
+@pytest.mark.parametrize("weeks", [1, 2, 3])
+@pytest.mark.parametrize("act", ["reserve", "init", "rotate", "show", "verify", "forget"])
+def test_ledger_and_keys_put_back_together_are_noticed_by_a_witness_alone(team, weeks, act):
+    team.restore("ledger", "keys", backup=f"after-{weeks}")
+    if team.witness is None:
+        ACTS[act](team)  # what docs/ledger.md says cannot be seen
+        return
+    with pytest.raises(LedgerError, match=r"the witness .* says there were more"):
+        ACTS[act](team)
+
+
+def test_all_three_put_back_together_are_not_noticed(team):
+    """What docs/ledger.md says: a witness must stand where nobody can put it back."""
+    team.restore("ledger", "keys", "witness", backup="after-2")
+    ACTS["reserve"](team)
+
+
+def test_verify_says_whether_it_asked(team):
+    words = ("ledger", "verify", "--ledger", str(team.policy / "ledger"))
+    assert "not asked" in _fedemb(*words)
+    assert "5 records of its charges" in _fedemb(*words, "--keys", str(team.policy / "keys"))
+
+
+def test_killed_before_its_mark_the_next_run_makes_up_for_it(tmp_path, monkeypatch):
+    from fedemb.steps.reserve_budget import reserve
+
+    team = Team(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(reserve, "mark_high_water", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            team.reserve("week-1")
+    run = team.reserve("week-2")
+    names = {path.name for path in Path(run.keys_uri, "ledger").iterdir()}
+    assert names == {f"weekly+{number}" for number in (1, 2, 3)}
+
+
+def _killed(*_):
+    raise KeyboardInterrupt
+
+
+def test_no_run_trains_before_its_mark(tmp_path, monkeypatch):
+    from fedemb.steps.reserve_budget import reserve
+
+    team = Team(tmp_path)
+    monkeypatch.setattr(reserve, "mark_high_water", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        team.reserve("week-1")
+    assert not list((team.policy / "keys").glob("reservation/*"))
+
+
+def test_rotation_cannot_be_taken_back(team):
+    keys_uri, ledger_uri = str(team.policy / "keys"), str(team.policy / "ledger")
+    team.backup("before")
+    keys = connect(ledger_uri, keys_uri, "weekly") and honest_run.open_key_store(keys_uri)
+    rotate_keys(ledger_uri, keys, "leaked", ["ledger"], witness_uri=team.witness)
+    team.restore("ledger", backup="before")
+    with pytest.raises(LedgerError, match="an older ledger"):
+        check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.witness)
+
+
+def test_marking_again_marks_nothing(team):
+    keys = honest_run.open_key_store(str(team.policy / "keys"))
+    before = _state(team)
+    ledger = connect(str(team.policy / "ledger"), keys.uri, "weekly")
+    mark_high_water(ledger, keys, team.witness)
+    assert _state(team) == before
