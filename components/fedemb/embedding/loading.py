@@ -12,7 +12,8 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.embedding.backbones import check_backbone
-from fedemb.embedding.standardized import register_layers
+from fedemb.embedding.scattering import scattering_layer
+from fedemb.embedding.standardized import gain_convolution, standardized_convolution
 from fedemb.errors import ArtifactError
 
 
@@ -29,7 +30,9 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     """
     import keras
 
-    register_layers()
+    # Layers of ours are known to Keras by name once they were asked for.
+    for layer in (standardized_convolution, gain_convolution, scattering_layer):
+        layer()
     try:
         backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -3,20 +3,20 @@
 Bruna and Mallat (arXiv 1203.1513), two orders, as features of private training (Tramer and Boneh,
 arXiv 2011.11660): Morlet wavelets of J octaves and L directions, then a Gaussian mean over 2^J
 pixels. Outputs are sampled at the middle of each square of 2^J pixels, so that a mirrored image has
-mirrored features.
+mirrored features (`mirrored_paths`).
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 OCTAVES, DIRECTIONS = 2, 8
 PATHS = 1 + OCTAVES * DIRECTIONS + DIRECTIONS**2 * OCTAVES * (OCTAVES - 1) // 2
-"""Numbers per pixel and channel: 81."""
+"""Numbers per place and channel: 81."""
 _BLUR = 2**OCTAVES
 """Pixels between two outputs, and pixels mirrored around the image."""
 _SPREAD = 0.8
@@ -40,8 +40,24 @@ def _morlet(size: int, octave: int, direction: int) -> np.ndarray:
     return np.fft.fft2(wrapped * _SLANT / (2 * math.pi * spread**2)).real
 
 
-def _means(size: int, step: int) -> np.ndarray:
-    """Gaussian means along one axis, `[size / 2^J, samples]`.
+def wavelets(size: int) -> np.ndarray:
+    """Transfer functions for images with their mirrored border, float32 `[J, L, padded, padded]`.
+
+    Args:
+      size: pixels of the image without its border.
+    """
+    padded = size + 2 * _BLUR
+    return np.array(
+        [
+            [_morlet(padded, j, direction) for direction in range(DIRECTIONS)]
+            for j in range(OCTAVES)
+        ],
+        np.float32,
+    )
+
+
+def means(size: int, step: int) -> np.ndarray:
+    """Gaussian means along one axis, float32 `[size / 2^J, samples]`.
 
     Args:
       size: pixels of the image without its mirrored border.
@@ -51,26 +67,28 @@ def _means(size: int, step: int) -> np.ndarray:
     places = _BLUR * np.arange(size // _BLUR) + (_BLUR - 1) / 2
     spread = _SPREAD * 2 ** (OCTAVES - 1)
     bells = np.exp(-((places[:, None] - samples[None, :]) ** 2) / (2 * spread**2))
-    return bells / bells.sum(1, keepdims=True)
+    return (bells / bells.sum(1, keepdims=True)).astype(np.float32)
 
 
-@lru_cache
-def _filters(size: int) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Wavelets `[J, L, padded, padded]`, and means of signals at every and every second pixel."""
-    padded = size + 2 * _BLUR
-    wavelets = [
-        [_morlet(padded, octave, direction) for direction in range(DIRECTIONS)]
-        for octave in range(OCTAVES)
-    ]
-    means = tuple(_means(size, step).astype(np.float32) for step in (1, 2))
-    return np.array(wavelets, np.float32), means
+def mirrored_paths() -> np.ndarray:
+    """Where each path of a channel is found in the features of the image mirrored left-right.
+
+    A wavelet of direction l turns into one of direction -l; int64 `[81]`.
+    """
+    turned = -np.arange(DIRECTIONS) % DIRECTIONS
+    first = 1 + DIRECTIONS * np.arange(OCTAVES)[:, None] + turned
+    second = 1 + OCTAVES * DIRECTIONS + DIRECTIONS * turned[:, None] + turned
+    return np.concatenate([[0], first.ravel(), second.ravel()])
 
 
-def scatter(images: Any) -> Any:
+def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
     """Scatters images.
 
     Args:
       images: float32 `[batch, size, size, channels]`, size a multiple of 4 and at least 8.
+      waves: `wavelets(size)`.
+      every: `means(size, 1)`.
+      second: `means(size, 2)`.
 
     Returns:
       float32 `[batch, size / 4, size / 4, channels * 81]`, the 81 paths of a channel side by side:
@@ -80,14 +98,13 @@ def scatter(images: Any) -> Any:
 
     ops: Any = keras.ops
     size, channels = images.shape[1], images.shape[3]
-    wavelets, (every, second) = _filters(size)
     border = [[0, 0], [0, 0], [_BLUR, _BLUR], [_BLUR, _BLUR]]
     x = ops.pad(ops.transpose(images, (0, 3, 1, 2)), border, mode="reflect")
 
     def spectrum(signal: Any) -> Any:
         return ops.fft2((signal, ops.zeros_like(signal)))
 
-    def filtered(of: Any, transfer: np.ndarray, halve: bool) -> Any:
+    def filtered(of: Any, transfer: Any, halve: bool) -> Any:
         """Absolute values after a wavelet, at every or every second pixel."""
         parts = tuple(part[..., None, :, :] * transfer for part in of)
         if halve:  # Folding the spectrum is sampling every second pixel.
@@ -100,13 +117,13 @@ def scatter(images: Any) -> Any:
         real, imaginary = ops.ifft2(parts)
         return ops.sqrt(ops.square(real) + ops.square(imaginary))
 
-    def mean(signal: Any, along: np.ndarray) -> Any:
-        return ops.matmul(ops.matmul(along, signal), along.T)
+    def mean(signal: Any, along: Any) -> Any:
+        return ops.matmul(ops.matmul(along, signal), ops.transpose(along))
 
     of_image = spectrum(x)
-    fine = filtered(of_image, wavelets[0], halve=False)
-    coarse = filtered(of_image, wavelets[1], halve=True)
-    both = filtered(spectrum(fine), wavelets[1], halve=True)
+    fine = filtered(of_image, waves[0], halve=False)
+    coarse = filtered(of_image, waves[1], halve=True)
+    both = filtered(spectrum(fine), waves[1], halve=True)
     out = size // _BLUR
     orders = [
         mean(x, every)[:, :, None],
@@ -125,10 +142,25 @@ def scattering_layer() -> Any:
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Scattering(keras.layers.Layer):
-        """`scatter` as a layer without weights."""
+        """`scatter` as a layer. Its filters are weights that never train, so that whoever checks a
+        released graph finds each constant of it in the list of weights."""
+
+        def build(self, input_shape: Any) -> None:
+            size = input_shape[1]
+            filters = (wavelets(size), means(size, 1), means(size, 2))
+            names = ("wavelets", "means", "coarse_means")
+            self._filters = [
+                self.add_weight(
+                    name=name,
+                    shape=values.shape,
+                    initializer=keras.initializers.Constant(values),
+                    trainable=False,
+                )
+                for name, values in zip(names, filters, strict=True)
+            ]
 
         def call(self, inputs: Any) -> Any:
-            return scatter(inputs)
+            return scatter(inputs, *self._filters)
 
         def compute_output_shape(self, input_shape: Any) -> Any:
             batch, height, width, channels = input_shape

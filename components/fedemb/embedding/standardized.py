@@ -83,12 +83,6 @@ def gain_convolution() -> Any:
     return GainConv2D
 
 
-def register_layers() -> None:
-    """Makes the layers of this file known to Keras by name, before it loads a model."""
-    standardized_convolution()
-    gain_convolution()
-
-
 def plain_form(backbone: Any) -> Any:
     """The same function with ordinary convolutions: what is released.
 

@@ -1,0 +1,61 @@
+"""Nets on the scattering transform: a frozen part that no data made, and little that trains.
+
+Tramer and Boneh (arXiv 2011.11660): where privacy is dear, these beat nets that learn everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedemb.config import ModelConfig
+from fedemb.embedding.backbones.blocks import embedding, layers
+from fedemb.embedding.backbones.registry import backbone
+from fedemb.embedding.scattering import PATHS, scattering_layer
+from fedemb.errors import ConfigError
+
+
+def _scattered(x: Any, model: ModelConfig) -> Any:
+    """Scattering features `[batch, size / 4, size / 4, channels * 81]`, normalised; frozen.
+
+    By default nine paths of a channel share a mean and a variance over the image, which takes no
+    data but the image itself.
+
+    Raises:
+      ConfigError: the image size is not a multiple of 4, or the groups do not divide the paths.
+    """
+    if model.image_size % 4:
+        raise ConfigError(
+            f"model.image_size={model.image_size} is not a multiple of 4, as {model.backbone} "
+            "needs; take a multiple of 4"
+        )
+    x = scattering_layer()(name="scattering")(x)
+    paths = PATHS * model.channels
+    groups = paths // 9 if model.norm_groups is None else model.norm_groups
+    if groups == 0:
+        return x
+    if paths % groups:
+        raise ConfigError(
+            f"model.norm_groups={groups} does not divide the {paths} scattering paths; take a "
+            "divisor, or 0 for no normalisation"
+        )
+    # Second-order paths are small: a larger epsilon would flatten them.
+    return layers().GroupNormalization(
+        groups=groups, epsilon=1e-8, center=False, scale=False, name="scattering_norm"
+    )(x)
+
+
+@backbone("scatter_linear")
+def scatter_linear(x: Any, model: ModelConfig) -> Any:
+    """The features themselves: 15,552 at 32x32x3 without a projection, and nothing that trains."""
+    return embedding(layers().Flatten(name="flatten")(_scattered(x, model)), model)
+
+
+@backbone("scatter_cnn")
+def scatter_cnn(x: Any, model: ModelConfig) -> Any:
+    """Two 3x3 convolutions of 64 channels with tanh on the features."""
+    x = _scattered(x, model)
+    for index in (1, 2):
+        x = layers().Conv2D(64, 3, padding="same", activation="tanh", name=f"block{index}_conv")(x)
+        if index == 1:
+            x = layers().MaxPooling2D(2, name="block1_pool")(x)
+    return embedding(layers().Flatten(name="flatten")(x), model)
