@@ -142,8 +142,11 @@ def scattering_layer() -> Any:
 
     @keras.saving.register_keras_serializable(package="fedemb")
     class Scattering(keras.layers.Layer):
-        """`scatter` as a layer. Its filters are weights that never train, so that whoever checks a
-        released graph finds each constant of it in the list of weights."""
+        """`scatter` as a layer.
+
+        Its filters are weights that never train: whoever checks a released graph finds each
+        constant of it in the list of weights.
+        """
 
         def build(self, input_shape: Any) -> None:
             size = input_shape[1]
