@@ -47,6 +47,9 @@ def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     }
     if kind == "poisson_gaussian":
         fields |= {"units_per_round": 20}
+    if kind == "least_squares":
+        fields |= {"rounds": 1, "units_per_round": 80}
+        del fields["sampling_probability"]
     if kind in ("user_poisson", "fixed_size"):
         fields |= {"clients_per_round": 4}
     if kind == "fixed_size":

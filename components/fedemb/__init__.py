@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.group_poisson_gaussian import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
     )
+    from fedemb.privacy.mechanisms.least_squares import LeastSquaresConfig as LeastSquaresConfig
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan as MechanismPlan
     from fedemb.privacy.mechanisms.not_private import NotPrivateConfig as NotPrivateConfig
     from fedemb.privacy.mechanisms.poisson_gaussian import (
@@ -111,6 +112,7 @@ _NAMES = {
     "privacy.mechanisms.blt": "BltConfig",
     "privacy.mechanisms.fixed_size": "FixedSizeConfig",
     "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
+    "privacy.mechanisms.least_squares": "LeastSquaresConfig",
     "privacy.mechanisms.mechanism": "MechanismPlan",
     "privacy.mechanisms.not_private": "NotPrivateConfig",
     "privacy.mechanisms.poisson_gaussian": "PoissonGaussianConfig",

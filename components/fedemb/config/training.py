@@ -150,6 +150,9 @@ class ServerConfig(Section):
     """Average of the weights that is released; 0 releases the last weights."""
     other_ema_decays: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
     """More averages, kept and measured beside the released one: free of charge."""
+    ridge: PositiveFloat = 1.0
+    """Least squares only: what is added to each eigenvalue, times the noise's standard deviation
+    and the square root of the number of features."""
 
 
 class TrainingConfig(Section):

@@ -14,6 +14,7 @@ from fedemb.errors import ArtifactError, ConfigError
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import SCHEMA, MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
@@ -28,6 +29,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
     for mechanism in (
         GroupPoissonGaussian,
         PoissonGaussian,
+        LeastSquares,
         UserPoisson,
         FixedSize,
         TreeAggregation,

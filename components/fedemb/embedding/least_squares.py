@@ -1,0 +1,74 @@
+"""A head solved from one noised sum of second moments, on features of a frozen backbone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import ServerConfig, UnitGradientConfig
+from fedemb.embedding.head_gradient import HeadGradientFunction
+from fedemb.embedding.rounds import RoundSums
+from fedemb.embedding.server import ServerState
+from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
+
+
+class LeastSquaresFunction(HeadGradientFunction):
+    """Sums the second moments of units in the only round, and solves for the head.
+
+    The same face as `ParallelRounds`: the record of the round is the noised mean moment, the state
+    after it holds the head.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism` of kind least_squares.
+      config: images of a unit.
+    """
+
+    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+        super().__init__(classifier, mechanism, config)
+        self.dim = moment_size(self._rows - 1, self._classes)
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
+        """The moments of packed units; they do not depend on the weights."""
+        import tensorflow as tf
+
+        plan = self.mechanism.plan
+        total = np.zeros(self.dim, np.int64)
+        rows = [np.zeros((0, 4), np.float32)]
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for (mantissas, scales), labels, shares in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            features = mantissas[..., :-1] / scales[..., None]
+            total += moment_sum(
+                features,
+                np.where(shares > 0, labels, -1),
+                classes=self._classes,
+                grid_bits=plan.grid_bits,
+                feature_norm=plan.feature_norm,
+                label_weight=plan.label_weight,
+            )
+            counts = np.count_nonzero(shares, axis=1)
+            lengths = np.sqrt(np.square(features).sum(-1)).max(1)
+            losses = np.full(len(counts), np.nan)
+            rows.append(np.stack([lengths, losses, losses, counts], axis=1).astype(np.float32))
+            asked = time.perf_counter()
+        return RoundSums((tf.constant(total),), np.concatenate(rows))
+
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """The head of the noised mean moments, taken as it is: nothing is averaged over rounds."""
+        plan = self.mechanism.plan
+        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normaliser
+        kernel, bias = solve_moments(
+            mean / plan.l2_norm_clip,
+            classes=self._classes,
+            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
+            label_weight=plan.label_weight,
+        )
+        head = np.concatenate([(kernel / plan.feature_norm).ravel(), bias]).astype(np.float32)
+        shares = 1.0 - np.array([server.ema_decay, *server.other_ema_decays], np.float32)[:, None]
+        return replace(state, weights=head, averages=shares * head, rounds=state.rounds + 1)

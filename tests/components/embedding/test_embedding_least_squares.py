@@ -1,0 +1,86 @@
+"""The one-round head on features of a frozen backbone, through the real mechanism."""
+
+import numpy as np
+import pytest
+from privacy_worlds import ROOT, make_plan
+
+from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
+from fedemb.embedding import build_backbone, initial_state, released_weights
+from fedemb.embedding.classifier import build_classifier
+from fedemb.embedding.head_gradient import UnitFeatures
+from fedemb.embedding.least_squares import LeastSquaresFunction
+from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries.product_sum import whole_features
+
+MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=16)
+CLASSES = 4
+
+
+def _function(noise=1.0, units=2000):
+    classifier = build_classifier(build_backbone(MODEL, 1), CLASSES, init="zeros", seed=2)
+    plan = make_plan("least_squares", noise_multiplier=noise, units_per_round=units)
+    mechanism = build_mechanism(plan, ROOT, "run", 1, "0" * 64)
+    return LeastSquaresFunction(classifier, mechanism, UnitGradientConfig(images_per_unit=3))
+
+
+def _units(count):
+    """Units of one to three images whose features lean towards their label."""
+    random = np.random.default_rng(0)
+    found = []
+    for unit in range(count):
+        labels = random.integers(0, CLASSES, 1 + unit % 3)
+        features = random.normal(size=(len(labels), 16)) + 3.0 * np.eye(16)[labels]
+        found.append(UnitFeatures(whole_features(features.astype(np.float32)), labels))
+    return found
+
+
+def _accuracy(weights, units):
+    kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]
+    hits = []
+    for (mantissas, scales), labels in units:
+        logits = mantissas[:, :-1] / scales[:, None] @ kernel + bias
+        hits.extend(logits.argmax(1) == labels)
+    return np.mean(hits)
+
+
+@pytest.mark.parametrize(("noise", "low", "high"), [(1.0, 0.85, 1.0), (3000.0, 0.0, 0.6)])
+def test_one_noised_round_gives_the_head(noise, low, high):
+    """And noise that drowns the moments drowns the head too."""
+    function, server = _function(noise), ServerConfig(ema_decay=0.9, other_ema_decays=(0.5,))
+    units = _units(2000)
+    state = initial_state(server, function.initial_weights())
+    sums = function(state.weights, units, 0)
+    output = function.mechanism.aggregate(0, sums.sample_state)
+    state = function.advance(server, state, output.mean)
+    assert state.rounds == 1
+    assert low <= _accuracy(state.weights, units) <= high
+    for average in (0, 1):
+        released = released_weights(server, state, average)
+        np.testing.assert_allclose(released, state.weights, rtol=1e-5)
+
+
+def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit():
+    function, units = _function(), _units(40)
+    start = function.initial_weights()
+
+    def total(chosen):
+        return np.asarray(function(start, chosen, 0).sample_state[0])
+
+    whole = total(units)
+    function._chunk = 7  # other products, the same bits
+    for place in (0, 17, 39):
+        alone = total([units[place]])
+        np.testing.assert_array_equal(whole - total(units[:place] + units[place + 1 :]), alone)
+        assert 0 < np.linalg.norm(alone.astype(float)) <= 2.0**32
+
+
+def test_units_without_images_and_past_the_cap_are_handled():
+    function, units = _function(), _units(3)
+    empty = UnitFeatures(whole_features(np.zeros((0, 16), np.float32)), np.zeros(0, int))
+    start = function.initial_weights()
+    with_empty = function(start, [*units, empty], 0)
+    assert with_empty.clients[:, 3].tolist() == [1, 2, 3]
+    many = UnitFeatures(whole_features(np.ones((9, 16), np.float32)), np.zeros(9, int))
+    first = UnitFeatures(whole_features(np.ones((3, 16), np.float32)), np.zeros(3, int))
+    sums = [np.asarray(function(start, [unit], 0).sample_state[0]) for unit in (many, first)]
+    np.testing.assert_array_equal(*sums)
