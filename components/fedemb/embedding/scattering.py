@@ -156,7 +156,7 @@ def scattering_layer() -> Any:
                 self.add_weight(
                     name=name,
                     shape=values.shape,
-                    initializer=keras.initializers.Constant(values),
+                    initializer=lambda shape, dtype, values=values: keras.ops.cast(values, dtype),
                     trainable=False,
                 )
                 for name, values in zip(names, filters, strict=True)
