@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.poisson_gaussian import (
         PoissonGaussianConfig as PoissonGaussianConfig,
     )
+    from fedemb.privacy.mechanisms.random_allocation import (
+        RandomAllocationConfig as RandomAllocationConfig,
+    )
     from fedemb.privacy.mechanisms.tree_aggregation import (
         TreeAggregationConfig as TreeAggregationConfig,
     )
@@ -116,6 +119,7 @@ _NAMES = {
     "privacy.mechanisms.mechanism": "MechanismPlan",
     "privacy.mechanisms.not_private": "NotPrivateConfig",
     "privacy.mechanisms.poisson_gaussian": "PoissonGaussianConfig",
+    "privacy.mechanisms.random_allocation": "RandomAllocationConfig",
     "privacy.mechanisms.tree_aggregation": "TreeAggregationConfig",
     "privacy.mechanisms.user_poisson": "UserPoissonConfig",
     "privacy.planning.plan": "epsilon guarantee plan",

@@ -10,6 +10,7 @@ Dispatch table (docs/privacy/accounting.md#which-accountant-is-valid), each entr
 | SampledWithoutReplacement(Gaussian) |                        | ONE                    |
 | SingleEpochTree                     |                        | SPECIAL                |
 | MixtureOfGaussians                  | ADD_OR_REMOVE, SPECIAL |                        |
+| RandomAllocation(Gaussian)          | ADD_OR_REMOVE (ours)   |                        |
 | ZCDp                                |                        | all                    |
 | RepeatAndSelect                     |                        | those of its event     |
 
@@ -39,6 +40,7 @@ from dp_accounting import dp_event as dpe
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
 from fedemb.errors import UnsupportedAccounting
+from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee, Unit
 from fedemb.privacy.accounting.loss_grid import pld_of, quick_epsilon
 from fedemb.privacy.accounting.renyi import group_pair_rdp
@@ -283,6 +285,8 @@ def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -
             return not is_pld and relation is _SPECIAL
         case dpe.MixtureOfGaussiansDpEvent():
             return is_pld and relation in (_ADD, _SPECIAL)
+        case RandomAllocationDpEvent():
+            return is_pld and relation is _ADD and isinstance(event.event, dpe.GaussianDpEvent)
         case dpe.ZCDpEvent():
             return not is_pld
         case dpe.RepeatAndSelectDpEvent():

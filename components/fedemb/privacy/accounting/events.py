@@ -18,6 +18,7 @@ from typing import Any, cast
 from dp_accounting import dp_event as dpe
 
 from fedemb.errors import ArtifactError
+from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 
 MAX_DEPTH = 16
 """Nesting of events that is still read."""
@@ -98,6 +99,7 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, Any]]] = {
         dpe.MixtureOfGaussiansDpEvent,
         {"standard_deviation": _noise, "sensitivities": _numbers, "sampling_probs": _numbers},
     ),
+    "random_allocation": (RandomAllocationDpEvent, {"steps": _count, "event": _EVENT}),
     "zcdp": (
         dpe.ZCDpEvent,
         {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)},

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dp_accounting import NeighboringRelation, pld
 from dp_accounting import dp_event as dpe
 
+from fedemb.privacy.accounting.allocation import LossAccountant, RandomAllocationDpEvent
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 
 DISCRETISATION = 1e-4
@@ -83,7 +84,7 @@ def _kept(key: str, relation: NeighboringRelation) -> pld.PLDAccountant:
 
 
 def _composed(event: dpe.DpEvent, relation: NeighboringRelation, grid: float) -> pld.PLDAccountant:
-    accountant = pld.PLDAccountant(relation, grid)
+    accountant = LossAccountant(relation, grid)
     try:
         accountant.compose(event)
     except OverflowError:  # losses beyond float64: no privacy worth a number
@@ -103,7 +104,7 @@ def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
                 yield 2 / event.noise_multiplier**2 + 16 / event.noise_multiplier, times
         case dpe.SelfComposedDpEvent():
             yield from _reaches(event.event, times * event.count)
-        case dpe.PoissonSampledDpEvent():
+        case dpe.PoissonSampledDpEvent() | RandomAllocationDpEvent():
             yield from _reaches(event.event, times)
         case dpe.ComposedDpEvent():
             for inner in event.events:

@@ -18,6 +18,7 @@ from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import SCHEMA, MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
+from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
@@ -29,6 +30,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
     for mechanism in (
         GroupPoissonGaussian,
         PoissonGaussian,
+        RandomAllocation,
         LeastSquares,
         UserPoisson,
         FixedSize,

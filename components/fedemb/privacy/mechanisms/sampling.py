@@ -145,13 +145,22 @@ def sample_units(probability: float, round_key: bytes, index: Index) -> list[Vir
     Raises:
       PlanMismatch: more units than one sum has room for.
     """
+    words, _ = user_words(round_key, index.user_keys)
+    return single_units(np.flatnonzero(heads(words, probability)), index)
+
+
+def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
+    """The units of some rows, each alone and known by its keyed hash.
+
+    Raises:
+      PlanMismatch: there are more units than one sum has room for.
+    """
     keys = index.user_keys
     if len(keys) > MOST_UNITS:
         raise PlanMismatch(
             f"more than {MOST_UNITS} units could overflow 64-bit sums; train on fewer of them"
         )
-    words, _ = user_words(round_key, keys)
-    rows = np.flatnonzero(heads(words, probability)).astype(np.int64)
+    rows = rows.astype(np.int64)
     return [VirtualClient(0, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
 
 
@@ -201,6 +210,23 @@ class TurnsSampler(Sampler):
         clients = self._turns.clients_per_round
         turn = np.arange(round_index * clients, (round_index + 1) * clients)
         return np.sort(self._order[turn % self.plan.virtual_clients]).astype(np.int64)
+
+
+class AllocationSampler(Sampler):
+    """Each unit in exactly one round of each epoch, drawn for every epoch from other secret coins.
+
+    The round of a unit depends on the key, the epoch and the unit's own keyed hash only.
+    """
+
+    def __init__(self, plan: MechanismPlan, coin_key: bytes, rounds_per_epoch: int):
+        super().__init__(plan, coin_key)
+        self._epoch_rounds = rounds_per_epoch
+
+    @override
+    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
+        epoch, turn = divmod(round_index, self._epoch_rounds)
+        words, _ = user_words(derive(self._coin_key, "epoch", str(epoch)), index.user_keys)
+        return single_units(np.flatnonzero(words % np.uint64(self._epoch_rounds) == turn), index)
 
 
 class ParticipationLog:

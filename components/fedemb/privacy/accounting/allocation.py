@@ -1,0 +1,133 @@
+"""Random allocation: each unit in exactly one of t rounds, at random and in secret.
+
+With the unit the t noised sums are a mixture of t Gaussians, one for each place; without it they
+are plain noise. The density ratio is the mean of t independent log-normal numbers, so the
+distribution of its logarithm, the privacy loss, follows from a convolution (Feldman and Shenfeld,
+ICML 2026, arXiv 2602.17284; Monte Carlo in Chua et al., arXiv 2412.16802). Nothing is lost by
+looking at one dimension and at a fixed vector: a noised sum that a unit moves by at most C is
+post-processing of one that it moves by exactly C, round for round and in view of what came before.
+"""
+
+# The numeric libraries ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import NeighboringRelation, pld
+from dp_accounting import dp_event as dpe
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as plds
+from scipy import fft
+from scipy.special import ndtr
+from typing_extensions import override
+
+Doubles = npt.NDArray[np.float64]
+_TAIL = 7.0
+"""Normals beyond so many standard deviations (chance 1.3e-12) count as an infinite loss."""
+_SPACING = 2e-4
+"""Grid of one log-normal number, whose mean is 1."""
+_MOST_POINTS = 2**22
+"""Points of that grid, at most: with less noise or more rounds it gets coarser, and generous."""
+_ROUNDING = 1e-11
+"""Chance counted as an infinite loss, for rounding errors of the transforms."""
+
+
+@attrs.frozen(slots=False)
+class RandomAllocationDpEvent(dpe.DpEvent):
+    """An event applied in one of `steps` rounds, chosen uniformly and kept secret."""
+
+    steps: int
+    event: dpe.DpEvent
+
+
+class LossAccountant(pld.PLDAccountant):
+    """dp-accounting's accountant, which also knows `RandomAllocationDpEvent` of a Gaussian."""
+
+    @override
+    def _maybe_compose(self, event: dpe.DpEvent, count: int, do_compose: bool) -> Any:
+        gaussian = getattr(event, "event", None)
+        known = isinstance(event, RandomAllocationDpEvent) and isinstance(
+            gaussian, dpe.GaussianDpEvent
+        )
+        if not known or self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose:
+            one = allocation_losses(
+                event.steps, gaussian.noise_multiplier, self._value_discretization_interval
+            )
+            self._pld = self._pld.compose(one.self_compose(count))
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def allocation_losses(
+    steps: int, noise_multiplier: float, grid: float
+) -> plds.PrivacyLossDistribution:
+    """Privacy losses of one Gaussian in one of `steps` rounds, each rounded up.
+
+    Args:
+      steps: rounds to choose from (t).
+      noise_multiplier: of each round's sum, for a unit that moves it by 1.
+      grid: of the losses.
+    """
+    return plds.PrivacyLossDistribution(
+        _losses(steps, noise_multiplier, grid, with_unit=True),
+        _losses(steps, noise_multiplier, grid, with_unit=False),
+    )
+
+
+def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> pld_pmf.PLDPmf:
+    """Losses in one of the two worlds.
+
+    Ratios of densities, with over without the unit, err to the side that makes the loss larger: up
+    where the unit is there, down where it is not.
+    """
+    largest = math.exp(_TAIL / noise + 0.5 / noise**2)
+    spread = math.sqrt(math.expm1(1 / noise**2))
+    reach = steps + 12 * spread * math.sqrt(steps) + 4 * largest
+    points = min(_MOST_POINTS, fft.next_fast_len(math.ceil(reach / _SPACING), real=True))
+    edges = np.arange(points + 1) * (reach / points)
+
+    def chances(shift: float) -> Doubles:
+        """Of a log-normal number to lie between two points; kept at the upper or lower one."""
+        with np.errstate(divide="ignore"):
+            below = ndtr(noise * np.log(np.minimum(edges, largest)) + shift / noise)
+        inside = np.diff(below)
+        return np.concatenate([[0.0], inside[:-1]]) if with_unit else inside
+
+    absent = chances(0.5)
+    last = chances(-0.5) if with_unit else absent
+    power = fft.rfft(absent) ** (steps - 1) * fft.rfft(last)
+    total = np.maximum(fft.irfft(power, points), 0.0)
+    with np.errstate(divide="ignore"):
+        losses = np.log(edges[:-1] / steps) * (1 if with_unit else -1)
+    real = np.isfinite(losses) & (total > 0)
+    bins = np.ceil(losses[real] / grid).astype(np.int64)
+    first = int(bins.min())
+    summed = np.bincount(bins - first, weights=total[real])
+    # Whatever is not on the grid, from either end of it, counts as an infinite loss; so does what
+    # the transform folds back to its start.
+    missing = max(0.0, 1.0 - float(summed.sum())) + _folded(absent, last, edges, steps, largest)
+    table = {int(place) + first: float(summed[place]) for place in np.flatnonzero(summed)}
+    return pld_pmf.create_pmf(table, grid, min(1.0, missing), pessimistic_estimate=True)
+
+
+def _folded(absent: Doubles, last: Doubles, edges: Doubles, steps: int, largest: float) -> float:
+    """Chernoff's bound on the chance of a sum beyond the grid, and the rounding of transforms."""
+    used = np.flatnonzero(absent + last)
+    values, reach = edges[used], float(edges[-1])
+    bounds = [0.0]
+    for slope in np.arange(1, 40) / largest:
+        powers = np.exp(slope * values)
+        moment = math.log(float(absent[used] @ powers)) * (steps - 1)
+        moment += math.log(float(last[used] @ powers))
+        bounds.append(moment - slope * reach)
+    return math.exp(min(bounds)) + _ROUNDING

@@ -1,0 +1,153 @@
+"""Random allocation: every unit in exactly one round of each epoch, which one is secret.
+
+Balls and bins (Chua et al., arXiv 2412.16802), priced exactly (Feldman and Shenfeld, ICML 2026,
+arXiv 2602.17284). As even as shuffled epochs, and with a price that holds for what runs.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.config.mechanism import NoisedConfig
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.grid import MOST_UNITS
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
+
+
+class RandomAllocationConfig(NoisedConfig):
+    """DP-SGD in epochs: each unit alone, in exactly one round of each; sensitivity C."""
+
+    samples_units = True
+
+    kind: Literal["random_allocation"] = "random_allocation"
+    rounds_per_epoch: PositiveInt
+    """Rounds (t) of which each unit takes part in exactly one; they divide `rounds`."""
+    units_per_round: PositiveInt
+    """Expected units per round (B), a public constant: what the noised sum is divided by."""
+
+
+class RandomAllocation(RandomAllocationConfig, MechanismPlan):
+    """Each unit takes part in one round of each epoch, alone, with one vector of norm at most C.
+
+    Which round is drawn for each unit alone, so no unit moves another. The sums of an epoch are a
+    mixture over its rounds of N(c) in one of them and N(0) in the others, against N(0) in all,
+    |c| <= C. Each of them is post-processing of a one-dimensional sum that moves by exactly C, so
+    the whole epoch is, also where a round looks at the outputs of earlier ones.
+    """
+
+    section = RandomAllocationConfig
+    proof = "a unit adds one vector of norm at most C in one secret round of each epoch"
+    sampler_words = "each unit in exactly one round of each epoch, drawn for it alone"
+    label = "random allocation"
+    look: ClassVar[tuple[str, Any]] = ("#5b5ea6", ":")
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        epoch = max(1, round(cohort.groups / cohort.clients_per_round))
+        return {
+            "rounds": epoch * max(1, round(cohort.rounds / epoch)),
+            "noise_multiplier": cohort.noise_multiplier,
+            "rounds_per_epoch": epoch,
+            "units_per_round": cohort.clients_per_round,
+        }
+
+    @override
+    def check(self) -> None:
+        super().check()
+        if self.rounds % self.rounds_per_epoch:
+            raise ConfigError(
+                f"{self.rounds} rounds are no whole number of epochs of {self.rounds_per_epoch}, "
+                "and a part of an epoch costs as much as all of it; set mechanism.rounds to a "
+                "multiple of mechanism.rounds_per_epoch"
+            )
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.units_per_round)
+
+    @property
+    @override
+    def most_contributions(self) -> int:
+        return MOST_UNITS
+
+    @override
+    def sampler(self, coin_key: bytes) -> Sampler:
+        from fedemb.privacy.mechanisms.sampling import AllocationSampler
+
+        return AllocationSampler(self, coin_key, self.rounds_per_epoch)
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        raise NotImplementedError("the rounds of an epoch have one key, which `sampler` holds")
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.UnsupportedDpEvent()
+
+    @override
+    def event_of(self, rounds: int) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
+
+        gaussian = dpe.GaussianDpEvent(self.noise_multiplier)
+        epochs = -(-rounds // self.rounds_per_epoch)
+        return dpe.SelfComposedDpEvent(
+            RandomAllocationDpEvent(self.rounds_per_epoch, gaussian), epochs
+        )
+
+    @override
+    def conservative_event(self) -> None:
+        """None: no unit shares its contribution with another."""
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        epoch = times(self.rounds_per_epoch, population / compute)
+        return {
+            "rounds_per_epoch": epoch,
+            "rounds": epoch * max(1, round(self.rounds / epoch)),
+            "units_per_round": times(self.units_per_round, compute),
+        }
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. In every epoch of {self.rounds_per_epoch} rounds each {self.unit} takes part"
+            " in exactly one, drawn in secret and for it alone. No round is empty for long and "
+            "nobody is left out; which round it was is never published."
+        )
+
+    @property
+    @override
+    def adjacency(self) -> str:
+        also = " with everything they own" if self.unit == "user" else ""
+        return (
+            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
+            "one clipped vector more or less in one secret round of each epoch."
+        )
+
+    @property
+    @override
+    def participants(self) -> str:
+        return (
+            f"about {self.units_per_round:,} {self.unit}s a round, each in one of "
+            f"{self.rounds_per_epoch} rounds"
+        )
