@@ -263,7 +263,7 @@ def _is_gaussian_composition(event: dpe.DpEvent) -> bool:
     return isinstance(event, dpe.GaussianDpEvent)
 
 
-def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911
+def _valid(event: dpe.DpEvent, relation: NeighboringRelation, accountant: str) -> bool:  # noqa: PLR0911, PLR0912
     """The dispatch table."""
     is_pld = accountant == "pld"
     match event:
