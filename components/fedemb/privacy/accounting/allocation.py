@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -30,6 +31,7 @@ from scipy.special import ndtr
 from typing_extensions import override
 
 Doubles = npt.NDArray[np.float64]
+_Transform = Callable[..., Any]
 _TAIL = 7.0
 """Normals beyond so many standard deviations (chance 1.3e-12) count as an infinite loss."""
 _SPACING = 2e-4
@@ -53,11 +55,11 @@ class LossAccountant(pld.PLDAccountant):
 
     @override
     def _maybe_compose(self, event: dpe.DpEvent, count: int, do_compose: bool) -> Any:
-        gaussian = getattr(event, "event", None)
-        known = isinstance(event, RandomAllocationDpEvent) and isinstance(
-            gaussian, dpe.GaussianDpEvent
-        )
-        if not known or self.neighboring_relation is not NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if not isinstance(event, RandomAllocationDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        gaussian = event.event
+        added = self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        if not added or not isinstance(gaussian, dpe.GaussianDpEvent):
             return super()._maybe_compose(event, count, do_compose)
         if do_compose:
             one = allocation_losses(
@@ -93,8 +95,9 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> pld_pm
     largest = math.exp(_TAIL / noise + 0.5 / noise**2)
     spread = math.sqrt(math.expm1(1 / noise**2))
     reach = steps + 12 * spread * math.sqrt(steps) + 4 * largest
-    points = min(_MOST_POINTS, fft.next_fast_len(math.ceil(reach / _SPACING), real=True))
-    edges = np.arange(points + 1) * (reach / points)
+    wanted = math.ceil(math.log2(reach / _SPACING))
+    points = min(_MOST_POINTS, 2**wanted)
+    edges: Doubles = np.arange(points + 1, dtype=np.float64) * (reach / points)
 
     def chances(shift: float) -> Doubles:
         """Of a log-normal number to lie between two points; kept at the upper or lower one."""
@@ -105,8 +108,9 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> pld_pm
 
     absent = chances(0.5)
     last = chances(-0.5) if with_unit else absent
-    power = fft.rfft(absent) ** (steps - 1) * fft.rfft(last)
-    total = np.maximum(fft.irfft(power, points), 0.0)
+    forward, backward = cast("tuple[_Transform, _Transform]", (fft.rfft, fft.irfft))
+    power = forward(absent) ** (steps - 1) * forward(last)
+    total: Doubles = np.maximum(backward(power, points), 0.0)
     with np.errstate(divide="ignore"):
         losses = np.log(edges[:-1] / steps) * (1 if with_unit else -1)
     real = np.isfinite(losses) & (total > 0)

@@ -99,7 +99,7 @@ _SCHEMA: dict[str, tuple[type[dpe.DpEvent], dict[str, Any]]] = {
         dpe.MixtureOfGaussiansDpEvent,
         {"standard_deviation": _noise, "sensitivities": _numbers, "sampling_probs": _numbers},
     ),
-    "random_allocation": (RandomAllocationDpEvent, {"steps": _count, "event": _EVENT}),
+    "allocated": (RandomAllocationDpEvent, {"steps": _count, "event": _EVENT}),
     "zcdp": (
         dpe.ZCDpEvent,
         {"rho": _number(0, open_low=False), "xi": _number(0, open_low=False)},

@@ -22,7 +22,6 @@ from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
