@@ -249,16 +249,7 @@ def explain(
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
-        settings = load_config(config, set_ or [])
-        content = text.content_of(settings)
-        blocks, refusal = text.would_admit(opened, settings, content)
-        if refusal:
-            typer.echo(f"refused: {refusal}")
-        elif content["purpose"] == "simulation":
-            typer.echo("a simulation: written down, charges nothing, can never be released")
-        else:
-            more = text.fitting(opened, content)
-            typer.echo(f"admitted on {', '.join(blocks)}; {more} such runs fit in all")
+        typer.echo(text.admission(opened, load_config(config, set_ or [])))
     if run_id is None and config is None:
         raise InputError("name a run, or a configuration with --config")
 

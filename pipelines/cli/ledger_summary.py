@@ -172,6 +172,17 @@ def would_admit(
         return [], str(error).replace("run 'this run'", "such a run")
 
 
+def admission(ledger: Ledger, config: RunConfig) -> str:
+    """Whether a run of this configuration would be admitted now, in a sentence."""
+    content = content_of(config)
+    blocks, refusal = would_admit(ledger, config, content)
+    if refusal:
+        return f"refused: {refusal}"
+    if content["purpose"] == "simulation":
+        return "a simulation: written down, charges nothing, can never be released"
+    return f"admitted on {', '.join(blocks)}; {fitting(ledger, content)} such runs fit in all"
+
+
 def explain_run(ledger: Ledger, run_id: str) -> list[str]:
     """What a run was charged and why, in sentences.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError
+from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
@@ -21,12 +21,16 @@ from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.verify import lineage, verify_release
 
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
+
 app = typer.Typer(
     name="fedemb",
-    help="Train image embedding models with user-level differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
 )
 config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
@@ -47,6 +51,18 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
 ]
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train image embedding models with user-level differential privacy."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"fedemb {installed('fedemb')}")
+        raise typer.Exit
 
 
 @app.command()
@@ -93,11 +109,16 @@ def run(
             "then change evaluation, audit, release and storage: nothing is charged again.",
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and cost; write nothing.")
+    ] = False,
 ) -> None:
     """Run the whole pipeline on this machine."""
     from fedemb.pipelines.run.artifact_store import store_overrides
-    from fedemb.pipelines.run.command import execute, prepare
+    from fedemb.pipelines.run.command import checked, execute, prepare
+    from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.load_config import policy_overrides
+    from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
 
     if policy is not None and (artifact_store or keys):
         raise ConfigError(
@@ -109,19 +130,43 @@ def run(
     if resume is None:
         places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
         overrides = [*places, *(set_ or [])]
+        if dry_run:
+            _say(checked(config, overrides, runs, data), (), charged=False)
+            return
         directory = prepare(config, overrides, runs, run_id, data)
     else:
-        from fedemb.pipelines.run.directory import RunDirectory
-        from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
-
         directory = RunDirectory.open(resume)
+        changed = measured_otherwise(directory, set_, from_) if set_ else directory.config()
+        taken_over = steps_taken_over(directory, from_)  # refuses before anything changes
+        if dry_run:
+            charged = "reserve_budget" in directory.read_state().get("seconds", {})
+            _say(changed, taken_over, charged)
+            return
         if set_:
-            changed = measured_otherwise(directory, set_, from_)
-            steps_taken_over(directory, from_)  # refuses before anything changes
             directory.change_config(changed)
     if beam:
         directory.set_beam_options(beam)
     sys.exit(execute(directory, from_))
+
+
+def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:
+    from fedemb.pipelines.cli.dry_run import dry_run
+
+    _print(dry_run(config, taken_over, charged))
+
+
+@app.command(name="runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
+) -> None:
+    """List the runs of a folder, newest first: verdict, epsilon, gain over the public start."""
+    from fedemb.pipelines.cli.runs import runs_table
+    from fedemb.pipelines.run.local import iter_runs
+
+    found = list(iter_runs(folder))
+    if not found:
+        raise InputError(f"no run in {folder}; start one with `fedemb run`")
+    _print(runs_table(found))
 
 
 @app.command()
@@ -134,7 +179,6 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Print or open the report of a run."""
-    from fedemb.errors import InputError
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.local import iter_runs
 
@@ -159,7 +203,11 @@ def results(
     from fedemb.pipelines.cli.results import results_table
     from fedemb.pipelines.run.directory import RunDirectory
 
-    for line in results_table(RunDirectory.open(path) for path in runs):
+    _print(results_table(RunDirectory.open(path) for path in runs))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
         typer.echo(line)
 
 

@@ -41,7 +41,7 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
         raise InputError(f"run {run.run_id} has no utility report; finish it with --resume")
     config = run.config()
     far = f"{config.evaluation.false_accept_rates[0]:g}"
-    population, epsilon = _price(config.purpose, plan)
+    population, epsilon = price(config.purpose, plan)
     others = (utility[name] for name in ("public_backbone", "untrained", "centralized"))
     seconds = sum(run.read_state().get("seconds", {}).values())
     return (
@@ -55,7 +55,8 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
     )
 
 
-def _price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
+def price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
+    """How many users a plan is priced for, and its epsilon."""
     if purpose == "release":
         return f"{plan['users_lower_bound']:,}", f"{plan['guarantee']['epsilon']:.2f}"
     projections = plan["projections"]

@@ -83,13 +83,21 @@ def prepare(
       LedgerError: the ledger is in a bucket, and was never made there.
       InputError: a run of this name exists.
     """
+    loaded = checked(config, overrides, parent, data)
+    public = loaded.pretraining.source
+    if BUILTIN in (loaded.data.source.uri, public.uri if public else None):
+        loaded = _with_builtin_data(loaded, parent)
+    return RunDirectory.create(parent, run_id, loaded)
+
+
+def checked(
+    config: RunConfig | str | Path, overrides: Sequence[str], parent: Path, data: str | None = None
+) -> RunConfig:
+    """The configuration that `prepare` would run; writes nothing, arguments and errors as there."""
     loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
-    checked = with_data(loaded, data)
-    check_stores(checked, "RunConfig" if loaded is config else str(config), parent)
-    public = checked.pretraining.source
-    if BUILTIN in (checked.data.source.uri, public.uri if public else None):
-        checked = _with_builtin_data(checked, parent)
-    return RunDirectory.create(parent, run_id, checked)
+    found = with_data(loaded, data)
+    check_stores(found, "RunConfig" if loaded is config else str(config), parent)
+    return found
 
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:

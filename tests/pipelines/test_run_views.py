@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.pipelines.cli.results import _price
+from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView
@@ -101,4 +101,4 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
     assert "projected epsilon: infinite at 100,000 users, 3.79 at" in _guarantee(run)
     nobody = {"projections": plan["projections"][:1]}
-    assert _price("simulation", nobody) == ("100,000 (projected)", "infinite")
+    assert price("simulation", nobody) == ("100,000 (projected)", "infinite")

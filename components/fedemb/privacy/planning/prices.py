@@ -20,7 +20,7 @@ from dp_accounting.dp_event import DpEvent
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.privacy.accounting import accounting
-from fedemb.privacy.accounting.accounting import AccountantName
+from fedemb.privacy.accounting.accounting import AccountantName, upper_bound
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee, Unit
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -41,18 +41,20 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
     """Epsilon by the other readings; null where there is none.
 
     Returns:
-      `epsilon_conservative_2c`, `epsilon_rdp`, `zcdp_rho`, and `comparisons`: the same noise under
-      another sampler, as name, relation and epsilon.
+      `epsilon_conservative_2c` (at most 0.1 % too large), `epsilon_rdp`, `zcdp_rho`, and
+      `comparisons`: the same noise under another sampler, as name, relation and epsilon.
     """
     if not plan.private:
         names = ("epsilon_conservative_2c", "epsilon_rdp", "zcdp_rho")
         return {**dict.fromkeys(names), "comparisons": []}
     doubled = plan.conservative_event()
     added = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if (doubled, added) == (plan.event(), plan.relation):
+        conservative = guarantee_of(plan, delta).epsilon
+    else:  # on the fine grid it would take longer than all the rest
+        conservative = math.inf if doubled is None else upper_bound(doubled, added, delta)
     return {
-        "epsilon_conservative_2c": None
-        if doubled is None
-        else finite(epsilon_of(doubled, added, delta)),
+        "epsilon_conservative_2c": finite(conservative),
         "epsilon_rdp": epsilon_rdp(plan, delta),
         "zcdp_rho": plan.zcdp_rho,
         "comparisons": [

@@ -1,0 +1,126 @@
+"""Commands of every day: they import little, say what would happen, and list what has."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fedemb.documents.document import read
+from fedemb.documents.utility import UtilityReport
+from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.main import app, main
+from fedemb.pipelines.run.directory import RunDirectory
+from tests import honest_run
+
+HEAVY = (
+    "tensorflow keras kfp kubernetes apache_beam matplotlib pandas pyarrow PIL google.cloud.storage"
+)
+"""Nobody who plans or asks for help waits for these."""
+NUMBERS = f"numpy scipy dp_accounting jinja2 yaml rich fedemb.config fedemb.ledger {HEAVY}"
+"""Nor who asks for help for these."""
+
+
+def imported(script):
+    """Modules that a fresh Python has after the script."""
+    code = f"import sys\n{script}\nprint('\\n', *sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_of_every_command_imports_nothing_heavy():
+    script = """
+import typer
+from typer.testing import CliRunner
+from fedemb.pipelines.cli.main import app
+asked = []
+def ask(command, words):
+    assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0, words
+    asked.append(words)
+    for name, inner in getattr(command, "commands", {}).items():
+        ask(inner, [*words, name])
+ask(typer.main.get_command(app), [])
+assert len(asked) > 25, asked
+"""
+    found = imported(script) & set(NUMBERS.split())
+    assert not found
+
+
+def test_planning_imports_accounting_and_nothing_heavier(tmp_path):
+    plan = ["plan", "--config", "quickstart", "--output", str(tmp_path / "plan.json")]
+    modules = imported(
+        f"from fedemb.pipelines.cli.main import app; app({plan!r}, standalone_mode=False)"
+    )
+    assert "dp_accounting" in modules
+    found = modules & set(HEAVY.split())
+    assert not found
+
+
+def run(capsys, *words):
+    app([str(word) for word in words], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_version_is_that_of_the_package(capsys):
+    assert run(capsys, "--version").startswith("fedemb 0.")
+
+
+def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path, capsys):
+    said = run(capsys, "run", "--dry-run", "--runs", tmp_path / "runs")
+    assert "train_dp_fedemb: would run\n" in said
+    assert "differential privacy for one user" in said
+    assert "a new ledger, which lets epsilon grow to 8, for this run alone" in said
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError):
+        run(capsys, "run", "--dry-run", "--set", "mechanism.rounds=0")
+
+
+def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
+    policy = tmp_path / "policy"
+    words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
+    assert f"a new ledger, which lets epsilon grow to 8, in {policy}/ledger" in run(capsys, *words)
+    init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
+    run(capsys, "ledger", "init", *init)
+    assert "admitted on all/0; 1 such runs fit in all" in run(capsys, *words)
+    refused = run(capsys, *words, "--set", "mechanism.noise_multiplier=0.5")
+    assert "budget: refused: " in refused
+
+
+def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
+    made = RunDirectory.create(tmp_path, "one", honest_run.config())
+    steps = ("plan_privacy", "pretrain_public", "reserve_budget", "partition_users")
+    made.write_state({"seconds": dict.fromkeys(steps, 1.0)})
+    said = run(capsys, "run", "--dry-run", "--resume", made.root)
+    assert "partition_users: taken over" in said
+    assert "train_dp_fedemb: would run" in said
+    assert "charged before; going on costs nothing" in said
+
+
+def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
+    for name, state in (
+        ("good", {"exit_code": 0}),
+        ("bad", {"exit_code": 3, "failed_step": "gate_release"}),
+        ("broken", {"exit_code": 1, "failed_step": "partition_users"}),
+        ("new", {}),
+    ):
+        made = RunDirectory.create(tmp_path, name, honest_run.config())
+        made.write_state(state)
+    measured = honest_run.start(tmp_path / "measured").until_gate()
+    outputs = tmp_path / "good" / "public" / "dp-fedemb-1" / "step"
+    outputs.mkdir(parents=True)
+    shutil.copy(measured.utility, outputs / "utility_report")
+    shutil.copy(measured.plan, outputs / "privacy_plan")
+    epsilon = f"{json.loads(measured.plan.read_text())['guarantee']['epsilon']:.2f}"
+    report = read(measured.utility, UtilityReport).body
+    gain = report.public_backbone.difference[report.headline_rate]
+    rows = {line.split("  ")[0].strip(): line for line in run(capsys, "runs", tmp_path).split("\n")}
+    assert "released" in rows["good"]
+    assert epsilon in rows["good"]
+    assert f"{100 * gain.value:+.1f} [" in rows["good"]
+    assert "refused" in rows["bad"]
+    assert "stopped in partition_users" in rows["broken"]
+    assert "unfinished" in rows["new"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["runs", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 2
