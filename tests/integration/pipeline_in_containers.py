@@ -9,12 +9,12 @@ from pathlib import Path
 
 def main(root: Path, light: str, cpu: str, data: Path) -> None:
     """Runs it; ends with a traceback if a step fails."""
+    from docker_runner import container_runner  # beside this file
     from kfp import local
 
     from fedemb.pipelines.dp_fedemb import DP_FEDEMB
     from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.docker_runner import container_runner
     from fedemb.step import PLACEHOLDER_IMAGES
 
     run = RunDirectory.open(root)

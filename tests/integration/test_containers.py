@@ -31,7 +31,7 @@ SMALL = [
 PIPELINE = """
 import sys
 from kfp import dsl, local
-from fedemb.pipelines.run.docker_runner import container_runner
+from tests.integration.docker_runner import container_runner
 
 @dsl.component(base_image="fedemb-python-light:unpinned", install_kfp_package=False)
 def first(fail: bool, note: dsl.Output[dsl.Artifact]):

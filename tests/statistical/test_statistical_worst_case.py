@@ -15,7 +15,7 @@ from dp_accounting import NeighboringRelation as Relation
 from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import norm
 
-from fedemb.privacy.accounting.accounting import delta_at
+from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.mechanisms.noise import coins, gaussian
 
 pytestmark = pytest.mark.statistical
@@ -41,7 +41,7 @@ def outcomes():
 def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
     """Estimate within 5 standard errors of the accountant's value (6e-7), which is 5.55e-3."""
     plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
-    claimed = delta_at(plan.event(), plan.relation, EPSILON)
+    claimed = pld_of(plan.event(), plan.relation).get_delta(EPSILON)
     assert claimed == pytest.approx(5.55e-3, rel=0.02)
     # delta = E_P[(1 - e^(epsilon - loss))+]
     gain = np.maximum(0, -np.expm1(EPSILON - losses(*outcomes, 1 / SIGMA)))
@@ -53,7 +53,7 @@ def test_attack_attains_the_accountants_delta_and_not_more(outcomes):
 def test_naive_accounting_is_refuted_by_the_same_attack(outcomes):
     """The claim at sensitivity C under ADD_OR_REMOVE is five times too small."""
     plan = make_plan(rounds=ROUNDS, sampling_probability=Q, noise_multiplier=SIGMA)
-    naive = delta_at(plan.event(), Relation.ADD_OR_REMOVE_ONE, EPSILON)
+    naive = pld_of(plan.event(), Relation.ADD_OR_REMOVE_ONE).get_delta(EPSILON)
     gain = np.maximum(0, -np.expm1(EPSILON - losses(*outcomes, 1 / SIGMA)))
     assert gain.mean() - 5 * gain.std() / math.sqrt(RUNS) > 3 * naive
 

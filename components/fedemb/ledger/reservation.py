@@ -11,15 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import DpEvent, NeighboringRelation
-
 from fedemb.documents.document import read
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.chain import Anchor
 from fedemb.ledger.records import Record
-from fedemb.privacy.accounting.events import event_from_json
 
 
 class Reservation(ReservationDocument):
@@ -43,16 +40,6 @@ class Reservation(ReservationDocument):
     def of_document(cls, document: ReservationDocument) -> Reservation:
         """The reservation a document holds."""
         return cls.model_validate(document.model_dump())
-
-    @property
-    def dp_event(self) -> DpEvent:
-        """Event of the whole run as reserved."""
-        return event_from_json(self.event)
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation:
-        """Relation the event is meant under."""
-        return NeighboringRelation[self.relation]
 
     @property
     def anchor(self) -> Anchor:

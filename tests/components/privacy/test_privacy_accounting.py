@@ -16,7 +16,6 @@ from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting import accounting, loss_grid, renyi
 from fedemb.privacy.accounting.accounting import (
     curve,
-    delta_at,
     price,
     rdp_of,
     supports,
@@ -268,7 +267,7 @@ def test_curve_holds_the_priced_point_and_falls():
     points = curve(event, relation, [1e-4, 1e-6, 1e-8])
     assert points[1][1] == price(event, relation, 1e-6).epsilon
     assert points[0][1] < points[1][1] < points[2][1]
-    assert delta_at(event, relation, points[1][1]) == pytest.approx(1e-6, rel=1e-2)
+    assert pld_of(event, relation).get_delta(points[1][1]) == pytest.approx(1e-6, rel=1e-2)
 
 
 def test_renyi_of_the_full_pair_is_closed_form():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedemb.privacy.accounting.accounting import delta_at
+from fedemb.privacy.accounting.loss_grid import pld_of
 
 
 def hockey_stick(q: float, first: float, second: float, alpha: float) -> float:
@@ -65,7 +65,7 @@ def test_no_pair_of_shifts_in_the_plane_beats_the_antipodal_one():
 def test_dp_accounting_computes_this_pair_under_replace_one(q, sigma, epsilon):
     event = dpe.PoissonSampledDpEvent(q, dpe.GaussianDpEvent(sigma))
     ours = worst(q, 1 / sigma, math.exp(epsilon))
-    theirs = delta_at(event, Relation.REPLACE_ONE, epsilon)
+    theirs = pld_of(event, Relation.REPLACE_ONE).get_delta(epsilon)
     assert ours <= theirs * (1 + 1e-4) + 1e-9
     assert theirs == pytest.approx(ours, rel=5e-3, abs=1e-7)
 

@@ -156,13 +156,6 @@ def curve(
     return [(delta, curve_.epsilon(delta, 1)) for delta in deltas]
 
 
-def delta_at(event: dpe.DpEvent, relation: NeighboringRelation, epsilon: float) -> float:
-    """Returns the PLD accountant's delta at epsilon, the sampler's share included."""
-    if not _valid(event, relation, "pld"):
-        raise _unsupported(event, relation, "pld")
-    return min(1.0, pld_of(event, relation).get_delta(epsilon) + sampler_delta(epsilon, 1))
-
-
 def rdp_of(
     event: dpe.DpEvent, relation: NeighboringRelation, orders: Sequence[float] | Floats
 ) -> Floats:
