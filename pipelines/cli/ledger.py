@@ -143,6 +143,8 @@ def show(
         typer.echo("\nno run has reserved anything yet")
     else:
         _show_runs(opened, found)
+    if found["looks"]:
+        typer.echo(f"\nevaluation people were measured {text.counted(found['looks'], 'time')}")
     for row in found["waivers"]:
         typer.echo(
             f"\nwaived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "

@@ -84,6 +84,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
             for block, spent in blocks.items()
         ],
         "runs": runs,
+        "looks": len(state.looks),
         "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
         "rotations": [
             {

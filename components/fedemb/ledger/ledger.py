@@ -1,11 +1,12 @@
 """The ledger of one policy: what stands there, and every act that adds to it.
 
-    reserve -> bind -> rounds -> commit -> release
+    reserve -> bind -> rounds -> commit -> look ... -> release
           `-> void (only while nothing was bound)
 
 A reservation counts as fully spent until `commit` lowers it to the rounds that were started; a
 crash, a timeout or a kill leaves it charged in full. Every act may be repeated and is decided on
-the latest state: the same content gives the same record again, another content is refused.
+the latest state: the same content gives the same record again, another content is refused. Only
+looks at evaluation people are counted one by one.
 """
 
 from __future__ import annotations
@@ -418,6 +419,37 @@ class Ledger:
             return content
 
         return self._append("release", decide, reservation=reservation)
+
+    def look(self, run_id: str, model_sha: str, signer: Signer) -> Record:
+        """Writes down that the model of a run is about to be measured on evaluation people.
+
+        Every call counts: figures that were looked at before choosing what to do next say less.
+
+        Args:
+          run_id: whose model.
+          model_sha: digest of its weights.
+          signer: in the role `evaluate`.
+
+        Raises:
+          Refused: the run was not committed here.
+        """
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.state.attempts.get((run_id, self.state.last_attempt(run_id)))
+            if attempt is None or attempt.commit is None:
+                raise Refused(
+                    f"run {run_id!r} has no committed model in the ledger of policy "
+                    f"{self.policy_id!r}, so there is nothing to measure; finish its training"
+                )
+            return {"reservation": attempt.reserve.sequence, "model_sha": model_sha}
+
+        return self._append(
+            "look",
+            decide,
+            run_id=run_id,
+            attempt=lambda: self.state.last_attempt(run_id),
+            signer=signer,
+        )
 
     def _append(
         self,

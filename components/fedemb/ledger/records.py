@@ -105,6 +105,7 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
         "private_root": _is_digest,
     },
     "commit": {"reservation": _is_count, "rounds_started": _is_count, "round_log": _is_dict},
+    "look": {"reservation": _is_count, "model_sha": _is_digest},
     "void": {"reservation": _is_count, "reason": _is_str},
     "release": {
         "reservation": _is_count,
@@ -115,7 +116,7 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
         "version": _is_str,
     },
 }
-"""Kinds and their fields. `policy`, `waiver` and `keys` are signed by the policy owner."""
+"""Kinds and their fields; see `signing_role` for who signs which."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,8 @@ def record_name(policy_id: str, sequence: int) -> str:
 
 def signing_role(kind: str) -> str:
     """The role whose key signs a kind of record."""
+    if kind == "look":
+        return "evaluate"
     return "policy" if kind in ("policy", "waiver", "keys") else "ledger"
 
 

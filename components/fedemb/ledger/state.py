@@ -100,6 +100,8 @@ class LedgerState:
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
     waivers: list[Record] = field(default_factory=list[Record])
     rotations: list[Record] = field(default_factory=list[Record])
+    looks: list[Record] = field(default_factory=list[Record])
+    """One for each time that evaluation people were measured."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
     replayed: int = 0
     _by_sequence: dict[int, Attempt] = field(default_factory=dict[int, Attempt])
@@ -243,6 +245,11 @@ class LedgerState:
         if not attempt.commit or attempt.reserve.body["purpose"] != "release":
             _broken(record, "only a committed run with purpose release is released")
         attempt.releases.append(record)
+
+    def _on_look(self, record: Record, trust: TrustStore | None) -> None:
+        if not self._attempt_of(record).commit:
+            _broken(record, "only a committed model is measured")
+        self.looks.append(record)
 
     def _attempt_of(self, record: Record) -> Attempt:
         attempt = self._by_sequence.get(int(record.body["reservation"]))
