@@ -87,7 +87,7 @@ def test_full_batch_is_exact_gaussian_composition():
 
 
 def test_one_record_costs_half_the_noise_of_a_replaced_one():
-    """Slots under REPLACE_ONE would need about twice the noise (docs/privacy.md)."""
+    """Slots under REPLACE_ONE would need about twice the noise (docs/privacy/sensitivity.md)."""
     group = make_plan(sampling_probability=0.08192, rounds=875, noise_multiplier=18.55)
     assert guarantee_of(group, 1e-5).epsilon == pytest.approx(
         guarantee_of(plan_at(9.36), 1e-5).epsilon, rel=0.03
