@@ -16,30 +16,28 @@ import numpy as np
 
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data.client_data import UserStore
+from fedemb.data.pixels import decode_pngs
+from fedemb.data.records import encode_example
 from fedemb.steps.evaluate_embeddings.measure import Subjects
 
 _USERS_PER_TASK = 64
 
 
 def export_for_inference(backbone: Any, model: ModelConfig, folder: Path) -> None:
-    """Writes a SavedModel: serialized Examples with one feature `image` to unit embeddings."""
+    """Writes a SavedModel: serialized Examples with one feature `pixels` to unit embeddings."""
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    from fedemb.embedding import decode_image, preprocess
+    from fedemb.embedding import preprocess
 
-    feature = {"image": tf.io.FixedLenFeature([], tf.string)}
-    shape = tf.TensorSpec([model.image_size, model.image_size, model.channels], tf.uint8)
+    feature = {"pixels": tf.io.FixedLenFeature([], tf.string)}
+    shape = [-1, model.image_size, model.image_size, model.channels]
 
     examples_spec = tf.TensorSpec([None], tf.string, name="examples")
 
     def serve(examples: Any) -> Any:
-        encoded = tf.io.parse_example(examples, feature)["image"]
-        images = tf.map_fn(
-            lambda one: decode_image(one, model.image_size, model.channels),
-            encoded,
-            fn_output_signature=shape,
-        )
+        pixels = tf.io.parse_example(examples, feature)["pixels"]
+        images = tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape)
         embeddings = backbone(preprocess(images), training=False)
         return tf.math.l2_normalize(tf.cast(embeddings, tf.float32), axis=1)
 
@@ -56,13 +54,11 @@ def export_for_inference(backbone: Any, model: ModelConfig, folder: Path) -> Non
 
 def images_of(path: str, rows: Sequence[int], limits: Sequence[int]) -> Iterator[Any]:
     """Yields ((row, image), serialized Example) for every image of some users of a store."""
-    from fedemb.data.records import example_class
-
-    for row, limit, user in zip(rows, limits, UserStore(Path(path)).read(rows), strict=True):
-        for place, image in enumerate(user.images[:limit]):
-            example = example_class()()
-            example.features.feature["image"].bytes_list.value.append(image)
-            yield (row, place), example.SerializeToString()
+    store = UserStore(Path(path))
+    for row, limit, user in zip(rows, limits, store.read(rows), strict=True):
+        images = decode_pngs(user.images[:limit], store.image_size, store.channels)
+        for place, image in enumerate(images):
+            yield (row, place), encode_example({"pixels": [image.tobytes()]})
 
 
 def to_row(element: Any) -> dict[str, Any]:

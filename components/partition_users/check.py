@@ -31,7 +31,7 @@ BAD = {
     "cohort_missing": "no cohort",
     "image_missing": "no image, or its file is not there",
     "image_empty": "image of zero bytes",
-    "not_decodable": "bytes that are no PNG or JPEG, or cut",
+    "not_decodable": "bytes that are no PNG, JPEG, WebP, GIF or HEIC, or cut",
     "too_many_pixels": "more pixels than data.max_pixels",
 }
 """What makes a record bad; the rest is left out for reasons that are no fault of the data."""

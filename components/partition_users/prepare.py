@@ -18,7 +18,8 @@ from typing import Any
 
 from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.hashing import Hasher
-from fedemb.data.pixels import BadImageError, canonical_image
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.pixels import canonical_image
 from fedemb.data.records import canonical_text
 from fedemb.data.sources import Batch, image_files
 from fedemb.steps.partition_users.assignment import Assigner, Assignment
@@ -137,6 +138,7 @@ class Preparer:
         self._cap = config.partition.max_images_per_user
         self._columns = config.data.source.columns
         self._files = image_files(config.data.source)
+        self._reader = PhotoReader.of(config.model, config.data.max_pixels)
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
 
     def prepare(self, batch: Batch) -> Prepared:
@@ -198,14 +200,13 @@ class Preparer:
 
     def _decode(self, rows: list[_Row]) -> list[tuple[str, bytes, bytes]]:
         """For each row: reason to drop it or empty, digest, canonical PNG."""
-        model, limit = self._config.model, self._config.data.max_pixels
         results: list[tuple[str, bytes, bytes]] = []
         for row in rows:
             try:
                 data = row.image
                 if self._files is not None:
                     data = self._files.read(data)
-                pixels, png = canonical_image(data, model.image_size, model.channels, limit)
+                pixels, png = canonical_image(data, self._reader)
             except BadImageError as bad:
                 results.append((bad.reason, b"", b""))
                 continue

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedemb.config import SourceConfig
 from fedemb.data.hashing import shard_of
-from fedemb.data.pixels import BadImageError, decode_image
+from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.sources import Part, image_files
 from fedemb.steps.partition_users.reading import Job, read_batches
 from fedemb.steps.partition_users.shards import WORK
@@ -65,11 +65,11 @@ class _Digest(beam.DoFn):
 
     def process(self, batch: tuple[list[Any], dict[str, list[Any]]]) -> Iterator[tuple[int, bytes]]:
         config = self._job.config
-        size, channels = config.model.image_size, config.model.channels
+        reader = PhotoReader.of(config.model, config.data.max_pixels)
         for image in batch[0]:
             try:
                 data = self._files.read(image) if self._files else image
-                pixels = decode_image(data, size, channels, config.data.max_pixels)
+                pixels = reader.read(data)
             except BadImageError:
                 continue
             digest = self._hasher.image_digest(pixels)

@@ -101,11 +101,12 @@ def _train(
 ) -> tuple[int, int, float]:
     import numpy as np
 
+    from fedemb.data.photos import PhotoReader
     from fedemb.data.sources import read_public_images
 
     if pretraining.source is None:
         raise InputError("pretraining.source is missing; name the public images")
-    images, labels = read_public_images(pretraining.source, model.image_size, model.channels)
+    images, labels = read_public_images(pretraining.source, PhotoReader.of(model))
     classes = len(np.unique(labels))
     supervised = pretraining.kind == "supervised"
     if len(images) < 2 or (supervised and classes < 2):

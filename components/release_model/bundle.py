@@ -1,6 +1,7 @@
 """What a release holds, and the digests and signatures over it.
 
     backbone.keras  saved_model/                the model, and the same for serving
+    preprocessing.py  parity.json               how a photo is read, and what that must give
     MODEL_CARD.md  privacy_report.html          for people
     *.json  rounds.jsonl                        the evidence: enough to decide again, offline
     ledger.jsonl                                the policy's ledger up to the release
@@ -47,6 +48,8 @@ PREDICATE_TYPE = "urn:fedemb:verdict:1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 SIGNATURE = "model.sig"
 MANIFEST = "manifest.json"
+PARITY = "parity.json"
+PREPROCESSING = "preprocessing.py"
 REPORT = "privacy_report.json"
 DOCUMENTS = {
     "privacy_plan": "privacy_plan.json",
@@ -69,6 +72,8 @@ FILES = (
     "manifest.json",
     "model.json",
     "model.sig",
+    PARITY,
+    PREPROCESSING,
     "privacy_report.html",
     "rounds.jsonl",
 )

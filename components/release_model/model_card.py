@@ -93,8 +93,12 @@ def model_card(
         "",
         "```python",
         "import tensorflow as tf",
+        "from preprocessing import PhotoReader  # of this folder",
+        f"reader = PhotoReader({model.image_size}, {model.channels}, {model.aspect_ratio!r}, "
+        f"{config.data.max_pixels})",
+        'pixels = reader.read(open("photo.jpg", "rb").read())',
         'model = tf.saved_model.load("saved_model").signatures["serving_default"]',
-        'embeddings = model(images=tf.constant([open("image.png", "rb").read()]))["embeddings"]',
+        'embeddings = model(images=tf.constant(pixels[None]))["embeddings"]',
         "```",
         "",
         "## Public start",

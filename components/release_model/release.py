@@ -148,6 +148,7 @@ def _complete(
     from fedemb.steps.release_model.serving import (
         load_whitelisted,
         save_for_serving,
+        save_preprocessing,
         serving_problem,
     )
 
@@ -160,10 +161,11 @@ def _complete(
             f"the model is not published: {problem}; save the backbone alone, and keep constants "
             "out of its layers"
         )
+    write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
+    save_preprocessing(backbone, config, tree)
     version = config.release.version or report.body.run_id
     card = model_card(evidence, report.body, ledger, config.release.name, version)
     write_bytes(tree / "MODEL_CARD.md", card.encode())
-    write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))

@@ -1,15 +1,19 @@
-"""The model as TensorFlow Serving takes it: encoded images in, unit embeddings out."""
+"""The model as TensorFlow Serving takes it: pixels in, unit embeddings out."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from fedemb.config import ModelConfig
+from fedemb.config import ModelConfig, RunConfig
+from fedemb.data import photos
+from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import Refused
 from fedemb.steps.release_model.whitelist import serving_problem
 
-__all__ = ["load_whitelisted", "save_for_serving", "serving_problem"]
+__all__ = ["load_whitelisted", "save_for_serving", "save_preprocessing", "serving_problem"]
 
 
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
@@ -44,14 +48,17 @@ def _variable(variable: Any) -> tuple[str, tuple[int, ...]]:
 def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel with one signature `serving_default`.
 
-    Input `images`: string `[n]`, PNG or JPEG files. Output `embeddings`: float32 `[n, dim]`, rows
-    of unit length.
+    Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them; no graph
+    decodes a file as training did. Output `embeddings`: float32 `[n, dim]`, rows of unit length.
     """
     import tensorflow as tf
 
-    from fedemb.embedding import decode_image, preprocess
+    from fedemb.embedding import preprocess
 
     trainable, fixed = backbone.trainable_variables, backbone.non_trainable_variables
+    pixels = tf.TensorSpec(
+        [None, model.image_size, model.image_size, model.channels], tf.uint8, name="images"
+    )
 
     class Serving(tf.Module):
         """Holds the backbone's variables and nothing else."""
@@ -60,20 +67,13 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
             super().__init__()
             self.weights = [tf.Variable(item, name=item.path) for item in [*trainable, *fixed]]
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="images")])
+        @tf.function(input_signature=[pixels])
         def embed(self, images: Any) -> dict[str, Any]:
-            decoded = tf.map_fn(
-                lambda data: decode_image(data, model.image_size, model.channels),
-                images,
-                fn_output_signature=tf.TensorSpec(
-                    [model.image_size, model.image_size, model.channels], tf.uint8
-                ),
-            )
             values = [tf.convert_to_tensor(item) for item in self.weights]
             output, _ = backbone.stateless_call(
                 values[: len(trainable)],
                 values[len(trainable) :],
-                preprocess(decoded),
+                preprocess(images),
                 training=False,
             )
             return {"embeddings": tf.math.l2_normalize(tf.cast(output, tf.float32), axis=1)}
@@ -81,3 +81,39 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
     (folder / "assets").rmdir()
+
+
+def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
+    """Ships how photos are read, and what that gave the training side.
+
+    Whoever takes the bundle apart has `preprocessing.py` and the SavedModel; both, as they lie in
+    the bundle, must give what training and evaluation gave to photos in every encoding.
+
+    Raises:
+      Refused: they do not.
+    """
+    from fedemb.embedding.released import PARITY, ReleasedModel, require_parity, write_parity
+
+    reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
+    write_parity(bundle / PARITY, backbone, reader)
+    shipped = bundle / "preprocessing.py"
+    write_bytes(shipped, Path(photos.__file__).read_bytes())
+    released = ReleasedModel(bundle)
+    module = _module(shipped)
+    require_parity(
+        bundle / PARITY,
+        module.PhotoReader.of(config.model, config.data.max_pixels).read,
+        released.embed,
+        exact=True,
+    )
+
+
+def _module(path: Path) -> Any:
+    """A file of Python as it lies there, apart from the package; nothing is written beside it."""
+    module = ModuleType(path.stem)
+    sys.modules[path.stem] = module  # where its dataclass looks for its own types
+    try:
+        exec(compile(path.read_bytes(), path.name, "exec"), module.__dict__)
+    finally:
+        del sys.modules[path.stem]
+    return module

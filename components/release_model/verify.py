@@ -166,6 +166,10 @@ def _check_serving(bundle: Path) -> None:
         from fedemb.steps.release_model.serving import serving_problem
 
         problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
+        if problem is None:
+            from fedemb.embedding.released import ReleasedModel
+
+            ReleasedModel(bundle).check_parity()
     except ModuleNotFoundError as error:
         raise SignatureInvalid(
             f"saved_model cannot be looked into without {error.name}; verify with an installation "

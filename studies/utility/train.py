@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import json_digest, write_bytes
 from fedemb.embedding import (
@@ -60,7 +61,9 @@ def load_part(source: SourceConfig, names: tuple[str, ...], column: str, size: i
 
 @lru_cache(maxsize=6)
 def _load(source: str, size: int) -> Images:
-    images, labels = read_public_images(SourceConfig.model_validate_json(source), size, 1)
+    images, labels = read_public_images(
+        SourceConfig.model_validate_json(source), PhotoReader(size, channels=1)
+    )
     order = np.argsort(labels, kind="stable")
     return Images(images[order], labels[order])
 

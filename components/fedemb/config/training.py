@@ -36,6 +36,8 @@ class ModelConfig(Section):
     """Height and width in pixels."""
     channels: Literal[1, 3] = 1
     """1 grey, 3 RGB."""
+    aspect_ratio: Literal["squash", "letterbox"] = "squash"
+    """How a photo becomes a square: stretched, or whole with grey beside it."""
     trainable: Literal[
         "all",
         "head",

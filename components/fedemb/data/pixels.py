@@ -1,13 +1,12 @@
-"""Decodes any PNG or JPEG, writes one canonical PNG, and decodes that one very fast.
+"""Writes the pixels of any photo as one canonical PNG, and decodes that one very fast.
 
 A canonical PNG has 8 bits, no filter, one IDAT chunk and nothing else, so it decodes in two
 microseconds without an image library; every other program reads it too. Training never meets an
-image that does not decode, because `decode_image` tried it first.
+image that does not decode, because `canonical_image` tried it first.
 """
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Sequence
@@ -17,20 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.data.photos import PhotoReader
 from fedemb.errors import ArtifactError
 
 _DATA = slice(41, -16)
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 _COLOUR_TYPE = {1: 0, 3: 2}
 _PARALLEL_FROM = 512
-
-
-class BadImageError(Exception):
-    """An image that is dropped; `reason` is a word for the rejects, never shown with a name."""
-
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
 
 
 @cache
@@ -89,41 +81,26 @@ def decode_pngs(images: Sequence[bytes], image_size: int, channels: int) -> np.n
     return np.ascontiguousarray(pixels).reshape(-1, image_size, image_size, channels)
 
 
-def decode_image(data: Any, image_size: int, channels: int, max_pixels: int) -> np.ndarray:
-    """Decodes any PNG or JPEG to the size of the model: the pixels of `canonical_image`."""
-    return canonical_image(data, image_size, channels, max_pixels)[0]
-
-
-def canonical_image(
-    data: Any, image_size: int, channels: int, max_pixels: int
-) -> tuple[np.ndarray, bytes]:
-    """Decodes any PNG or JPEG, brings it to the size of the model and encodes it canonically.
-
-    Transparency is laid on white, the orientation of EXIF is applied, 16 bits become 8, and the
-    resize is bilinear with antialiasing, as `tf.image.resize(antialias=True)`.
+def canonical_image(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
+    """Reads a photo and encodes it canonically.
 
     Args:
       data: encoded bytes.
-      image_size: height and width of the result.
-      channels: 1 (grey) or 3 (RGB).
-      max_pixels: width x height above which the image is not decoded.
+      reader: of the model.
 
     Returns:
       Pixels, uint8 [image_size, image_size, channels], and their canonical PNG. What is canonical
       already stays as it is.
 
     Raises:
-      BadImageError: not bytes, empty, too large, or not decodable.
+      BadImageError: see `PhotoReader.read`.
     """
-    if not isinstance(data, bytes):
-        raise BadImageError("image_missing")
-    if not data:
-        raise BadImageError("image_empty")
-    if data.startswith(_header(image_size, image_size, channels)):
-        pixels = _decode_canonical(data, image_size, channels)
+    size, channels = reader.image_size, reader.channels
+    if isinstance(data, bytes) and data.startswith(_header(size, size, channels)):
+        pixels = _decode_canonical(data, size, channels)
         if pixels is not None:
             return pixels, data
-    pixels = _decode_with_pillow(data, image_size, channels, max_pixels)
+    pixels = reader.read(data)
     return pixels, encode_png(pixels)
 
 
@@ -149,30 +126,3 @@ def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray
     if rows[:, 0].any():
         return None
     return np.ascontiguousarray(rows[:, 1:]).reshape(image_size, image_size, channels)
-
-
-def _decode_with_pillow(data: bytes, image_size: int, channels: int, max_pixels: int) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    try:
-        image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
-        if image.width * image.height > max_pixels:
-            raise BadImageError("too_many_pixels")
-        image.load()
-        image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16 bit
-            image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            white = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(white, image)
-        image = image.convert("L" if channels == 1 else "RGB")
-        if image.size != (image_size, image_size):
-            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
-        return np.asarray(image, np.uint8).reshape(image_size, image_size, channels)
-    except Image.DecompressionBombError as error:
-        raise BadImageError("too_many_pixels") from error
-    except BadImageError:
-        raise
-    except Exception as error:  # whatever a decoder throws at hostile bytes: the image is dropped
-        raise BadImageError("not_decodable") from error

@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedemb.data.pixels import BadImageError
+from fedemb.data.photos import BadImageError
 from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
 from fedemb.storage import Store, open_store
 
-_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
+_KNOWN = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
+_ENDINGS = ("", *_KNOWN, *map(str.upper, _KNOWN))
 
 
 @contextmanager

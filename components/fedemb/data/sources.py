@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import SourceConfig
-from fedemb.data.pixels import BadImageError, decode_image
+from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.records import canonical_text
 from fedemb.data.source_files import (
     ImageFiles,
@@ -183,16 +183,12 @@ def image_files(source: SourceConfig) -> ImageFiles | None:
     return ImageFiles(source.uri) if kind == "image_folder" else None
 
 
-def read_public_images(
-    source: SourceConfig, image_size: int, channels: int, max_pixels: int = 50_000_000
-) -> tuple[np.ndarray, np.ndarray]:
+def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.ndarray, np.ndarray]:
     """Reads a public set that fits in memory; images that do not decode are left out.
 
     Args:
       source: where; without a label column every user is one class.
-      image_size: height and width of the result.
-      channels: 1 or 3.
-      max_pixels: width x height above which an image is left out.
+      reader: of the model.
 
     Returns:
       images: uint8 [images, image_size, image_size, channels].
@@ -214,7 +210,7 @@ def read_public_images(
         try:
             name = canonical_text(row[1])
             data = files.read(row[0]) if files else row[0]
-            return (decode_image(data, image_size, channels, max_pixels), name) if name else None
+            return (reader.read(data), name) if name else None
         except BadImageError:
             return None
 

@@ -41,7 +41,6 @@ from fedemb.embedding.inference import embed as embed
 from fedemb.embedding.loading import load_backbone as load_backbone
 from fedemb.embedding.loading import save_backbone as save_backbone
 from fedemb.embedding.losses import build_loss as build_loss
-from fedemb.embedding.preprocessing import decode_image as decode_image
 from fedemb.embedding.preprocessing import preprocess as preprocess
 from fedemb.embedding.round_loop import Round as Round
 from fedemb.embedding.round_loop import run_rounds as run_rounds

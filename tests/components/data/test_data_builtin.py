@@ -11,6 +11,7 @@ import pytest
 
 from fedemb.config import BuiltinData, SourceConfig
 from fedemb.data.glyphs import PRIVATE, PUBLIC, Style, draw, write_builtin
+from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import InputError
@@ -41,7 +42,9 @@ def test_files_have_the_form_of_real_data(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "private.parquet")
     assert table.column_names == ["image", "user_id", "label"]
     assert len(set(table["user_id"].to_pylist())) == 120
-    pixels, labels = read_public_images(SourceConfig(uri=str(tmp_path / "public.parquet")), 28, 1)
+    pixels, labels = read_public_images(
+        SourceConfig(uri=str(tmp_path / "public.parquet")), PhotoReader(28, 1)
+    )
     assert pixels.shape == (20, 28, 28, 1)
     assert np.bincount(labels).tolist() == [4] * 5
 

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedemb.data.pixels import BadImageError, canonical_image, decode_image, decode_pngs, encode_png
+from fedemb.data.hostile_photos import HostilePhoto, hostile_photos
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.pixels import canonical_image, decode_pngs, encode_png
 from fedemb.errors import ArtifactError
 
 LIMIT = 1_000_000
+PHOTOS = list(hostile_photos())
+
+
+def decode_image(data: object, size: int, channels: int, limit: int) -> np.ndarray:
+    return PhotoReader(size, channels, max_pixels=limit).read(data)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -38,7 +45,7 @@ def test_canonical_png_is_read_back_by_us_and_by_others(
     np.testing.assert_array_equal(
         np.asarray(Image.open(io.BytesIO(data))).reshape(pixels.shape), pixels
     )
-    again, kept = canonical_image(data, size, channels, LIMIT)
+    again, kept = canonical_image(data, PhotoReader(size, channels))
     np.testing.assert_array_equal(again, pixels)
     assert kept == data
 
@@ -88,10 +95,34 @@ def test_orientation_is_applied_and_exif_is_gone() -> None:
     exif[0x0112] = 3  # upside down
     exif[0x010E] = "the name of somebody"
     data = encoded(Image.fromarray(upright), "JPEG", exif=exif, quality=95)
-    pixels, png = canonical_image(data, 16, 3, LIMIT)
+    pixels, png = canonical_image(data, PhotoReader(16, 3))
     assert pixels[:8].mean() < 5
     assert pixels[8:].mean() > 250
     assert b"somebody" not in png
+
+
+def test_the_table_holds_thirty_encodings() -> None:
+    assert len({photo.name for photo in PHOTOS}) >= 30
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.name)
+def test_every_encoding_is_read_as_a_person_sees_it(photo: HostilePhoto, channels: int) -> None:
+    seen = Image.fromarray(photo.seen).convert("L" if channels == 1 else "RGB")
+    wanted = np.asarray(seen.resize((32, 32), Image.Resampling.BILINEAR)).reshape(32, 32, channels)
+    found = PhotoReader(32, channels).read(photo.data)
+    assert np.abs(found.astype(int) - wanted).mean() < 2  # lossy formats; a turn is far above 5
+    again, _ = canonical_image(photo.data, PhotoReader(32, channels))
+    np.testing.assert_array_equal(again, found)
+
+
+def test_letterbox_keeps_proportions_and_fills_with_grey() -> None:
+    red = encoded(Image.new("RGB", (200, 50), (255, 0, 0)))
+    pixels = PhotoReader(32, 3, "letterbox").read(red)
+    assert (pixels[12:20] == (255, 0, 0)).all()
+    assert (pixels[:12] == 128).all()
+    assert (pixels[20:] == 128).all()
+    assert (PhotoReader(32, 3).read(red) == (255, 0, 0)).all()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +134,7 @@ def test_orientation_is_applied_and_exif_is_gone() -> None:
         (b"BM junk", "not_decodable"),
         (encode_png(noise(8, 8, 1))[:-30], "not_decodable"),
         (encoded(Image.new("L", (2000, 2000))), "too_many_pixels"),
-        (encoded(Image.new("L", (30, 30)), "GIF"), "not_decodable"),
+        (encoded(Image.new("L", (30, 30)), "TIFF"), "not_decodable"),
     ],
 )
 def test_bad_images_have_a_reason(data: object, reason: str) -> None:

@@ -276,10 +276,10 @@ def test_a_hundred_thousand_embeddings_fit_in_two_gigabytes():
 def test_real_images_equal_brute_force(data_dir):
     import pyarrow.parquet as pq
 
-    from fedemb.data.pixels import decode_image
+    from fedemb.data.photos import PhotoReader
 
     table = pq.read_table(data_dir / "omniglot_small.parquet").slice(0, 1200).to_pydict()
-    pixels = np.stack([decode_image(image, 28, 1, 10**6) for image in table["image"]])
+    pixels = np.stack([PhotoReader(28, 1).read(image) for image in table["image"]])
     characters = [f"{a}/{c}" for a, c in zip(table["alphabet"], table["character"], strict=True)]
     labels = np.unique(characters, return_inverse=True)[1]
     data = arrange(255.0 - pixels.reshape(len(pixels), -1), labels)

@@ -15,6 +15,7 @@ import pytest
 from partition_run import Partitioner, picture, rows_of, user_key
 
 from fedemb.config import SourceConfig
+from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
 from fedemb.data.sources import find_parts, read_part, read_public_images, source_format
 from fedemb.errors import InputError
@@ -168,7 +169,7 @@ def test_public_images_are_read_with_dense_labels(data_dir: Path) -> None:
     source = SourceConfig(
         uri=str(data_dir / "signdigits.parquet"), where={"split": ("test",)}, label_scope="global"
     )
-    images, labels = read_public_images(source, 32, 3)
+    images, labels = read_public_images(source, PhotoReader(32, 3))
     assert images.shape[1:] == (32, 32, 3)
     assert len(images) == len(labels) > 100
     assert set(labels.tolist()) == set(range(10))

@@ -1,22 +1,25 @@
 """A real backbone through release: serving, signature, verification, and what must not get in."""
 
-import io
 import json
 import shutil
+from pathlib import Path
 
 import honest_run
 import numpy as np
 import pytest
-from PIL import Image
 
+from fedemb.data import photos
+from fedemb.data.hostile_photos import hostile_photos
+from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import Raw, file_digest, write_bytes
 from fedemb.documents.document import encode
+from fedemb.embedding import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
 from fedemb.reports import privacy_report_words as words
 from fedemb.steps.release_model import bundle, release
-from fedemb.steps.release_model.serving import load_whitelisted
+from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
 from fedemb.steps.release_model.verify import verify_bundle
 
 
@@ -64,21 +67,52 @@ def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
     assert verify_bundle(uri, trust(released), released.ledger_uri) == []
 
 
-def test_serving_signature_maps_image_bytes_to_unit_embeddings(released):
+def test_serving_signature_maps_pixels_to_unit_embeddings(released):
     import tensorflow as tf
 
-    from fedemb.embedding import embed
-
-    images = np.random.default_rng(0).integers(0, 255, (3, 28, 28), dtype=np.uint8)
-    encoded = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "PNG")
-        encoded.append(buffer.getvalue())
+    images = np.random.default_rng(0).integers(0, 255, (3, 28, 28, 1), dtype=np.uint8)
     loaded = tf.saved_model.load(f"{released.document['uri']}/saved_model")
-    found = loaded.signatures["serving_default"](images=tf.constant(encoded))["embeddings"].numpy()
-    np.testing.assert_allclose(found, embed(released.backbone, images[..., None]), atol=1e-5)
+    found = loaded.signatures["serving_default"](images=tf.constant(images))["embeddings"].numpy()
+    np.testing.assert_allclose(found, embed_pixels(released.backbone, images), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+def test_released_model_reads_every_photo_as_training_did(released):
+    from fedemb.embedding.released import ReleasedModel
+
+    model = ReleasedModel(Path(released.document["uri"]))
+    model.check_parity()
+    photos = list(hostile_photos())
+    stored = [canonical_image(photo.data, model.reader)[1] for photo in photos]
+    trained = embed_pixels(released.backbone, decode_pngs(stored, 28, 1))
+    served = model.embed(np.stack([model.reader.read(photo.data) for photo in photos]))
+    np.testing.assert_allclose(served, trained, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("line", "planted"),
+    [
+        ("ImageOps.exif_transpose(image)", "image"),
+        ('Image.new("RGBA", image.size, "white")', 'Image.new("RGBA", image.size, "black")'),
+        (
+            "image.resize(inner, Image.Resampling.BILINEAR)",
+            "image.resize(inner, Image.Resampling.NEAREST)",
+        ),
+        ('FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF")', 'FORMATS = ("PNG", "JPEG")'),
+    ],
+)
+def test_release_refuses_a_shipped_reader_that_reads_otherwise(
+    released, tmp_path, monkeypatch, line, planted
+):
+    text = Path(photos.__file__).read_text()
+    assert line in text
+    bare = tmp_path / "photos.py"
+    bare.write_text(text.replace(line, planted))
+    bundle_copy = tmp_path / "bundle"
+    shutil.copytree(released.document["uri"], bundle_copy)
+    monkeypatch.setattr(photos, "__file__", str(bare))
+    with pytest.raises(Refused, match="otherwise than training did"):
+        save_preprocessing(released.backbone, released.config, bundle_copy)
 
 
 def test_release_repeated_publishes_nothing_twice(released):
