@@ -20,6 +20,15 @@ from fedemb.data.records import canonical_text
 _REMEMBERED = 1 << 16
 
 
+def columns_of(config: RunConfig) -> list[str]:
+    """Columns the private source must have, besides the image."""
+    columns = config.data.source.columns
+    named = [columns.user_id, columns.label, columns.cohort, columns.subgroup]
+    if config.partition.evaluation.by == "value":
+        named.append(config.partition.evaluation.column)
+    return list(dict.fromkeys(name for name in named if name))
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What is decided about one record before its image is looked at."""

@@ -1,29 +1,23 @@
 """`fedemb check-data`: the data owner looks before anything runs, outside the guarantee.
 
-The same pass as partition_users over the same records, with a throwaway key and all blocks, into a
-folder of the private root that is deleted again; what stays is one page, marked as not
-differentially private. Thresholds live here and not in the pipeline, because there data must never
-decide whether a run exists.
+What stays is one page, marked as not differentially private. Thresholds live here and not in the
+pipeline, because there data must never decide whether a run exists.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.data.hashing import KeyRef
-from fedemb.keys import derive
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards
-from fedemb.steps.partition_users.partition import partition_images
-from fedemb.storage import join, local_tree, open_store
+from fedemb.steps.partition_users.census import Census, take_census
+from fedemb.storage import join, open_store
 
 BAD = {
     "user_id_missing": "no user id (empty, null, not text)",
@@ -44,7 +38,6 @@ LEFT_OUT = {
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
 }
 PAGE = "check_data.html"
-SHEET_USERS = 60
 
 
 @dataclass(frozen=True)
@@ -57,62 +50,48 @@ class Check:
     """Why the data should not be used as it is; empty: fine."""
     rows: int
     bad_fraction: float
-    counts: dict[str, int]
+    bad: list[tuple[str, int]]
+    """Reasons for which records are bad, and how many."""
+    left_out: list[tuple[str, int]]
+    """Reasons for which good records are left out."""
 
 
-def check(config: RunConfig, private_root: str, pipeline_options: Sequence[str] = ()) -> Check:
+def check(
+    config: RunConfig, private_root: str, progress: Callable[[int], None] = lambda _: None
+) -> Check:
     """Looks at the private images and writes the page.
 
     Args:
       config: the run that is to come.
       private_root: store of Raw artifacts; the page goes to `check-data/` below it.
-      pipeline_options: Beam options.
+      progress: told how many records were read.
 
     Raises:
       InputError: a file or column is missing, or a file is damaged.
       StorageError: a store cannot be read or written.
     """
     root = shards.run_root(private_root, "check-data")
-    keys = KeyRef("", "", throwaway=derive(b"fedemb", "check-data"))
-    try:
-        done = partition_images(
-            config, keys=keys, root=root, blocks=None, header={}, pipeline_options=pipeline_options
-        )
-        with (
-            local_tree(join(root, shards.USERS)) as users_path,
-            local_tree(join(root, shards.EVALUATION)) as evaluation_path,
-        ):
-            users, evaluation = UserStore(users_path), UserStore(evaluation_path)
-            facts = _facts(config, done.counts, users, evaluation, users_path)
-            sheet = _sheet(users)
-    finally:
-        shards.clean(root)
-    text = render(
-        "check_data.html", **facts, sheet=sheet, tone="bad" if facts["problems"] else "good"
-    )
+    census = take_census(config, progress)
+    facts = _facts(config, census)
+    tone = "bad" if facts["problems"] else "good"
+    text = render("check_data.html", **facts, sheet=_sheet(census), tone=tone)
     open_store(root).write(PAGE, text.encode())
     return Check(
-        page=join(root, PAGE),
-        problems=tuple(facts["problems"]),
-        rows=facts["rows"],
-        bad_fraction=facts["bad_fraction"],
-        counts=done.counts,
+        join(root, PAGE),
+        tuple(facts["problems"]),
+        facts["rows"],
+        facts["bad_fraction"],
+        facts["bad"],
+        facts["left_out"],
     )
 
 
-def _facts(
-    config: RunConfig,
-    counts: dict[str, int],
-    users: UserStore,
-    evaluation: UserStore,
-    users_path: Path,
-) -> dict[str, Any]:
-    rows = counts.get("rows", 0)
-    bad = [(text, counts[name]) for name, text in BAD.items() if counts.get(name)]
-    left_out = [(text, counts[name]) for name, text in LEFT_OUT.items() if counts.get(name)]
+def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
+    counts, sizes, groups = census.counts, census.sizes, census.group_sizes
+    rows = counts["rows"]
+    bad = [(text, counts[name]) for name, text in BAD.items() if counts[name]]
+    left_out = [(text, counts[name]) for name, text in LEFT_OUT.items() if counts[name]]
     fraction = sum(count for _, count in bad) / max(rows, 1)
-    sizes = users.image_counts
-    groups = GroupIndex(users_path).group_sizes(0)
     images = int(sizes.sum())
     return {
         "rows": rows,
@@ -122,24 +101,24 @@ def _facts(
             config,
             rows=rows,
             fraction=fraction,
-            users=len(users),
-            evaluation=len(evaluation),
-            shared=_shared_classes(config, users, evaluation),
+            users=len(sizes),
+            evaluation=len(census.held_out_sizes),
+            shared=_shared_classes(config, census),
         ),
         "bad": bad,
         "left_out": left_out,
         "dropped": [(text, f"{count:,}", "yes") for text, count in bad]
         + [(text, f"{count:,}", "no") for text, count in left_out],
-        "users": len(users),
+        "users": len(sizes),
         "images": images,
-        "evaluation_users": len(evaluation),
-        "evaluation_images": int(evaluation.image_counts.sum()),
+        "evaluation_users": len(census.held_out_sizes),
+        "evaluation_images": int(census.held_out_sizes.sum()),
         "largest_share": float(sizes.max() / images) if images else 0.0,
         "median_size": float(np.median(sizes)) if len(sizes) else 0.0,
         "virtual_clients": config.partition.virtual_clients,
         "group_sizes": (int(groups.min()), float(np.median(groups)), int(groups.max())),
         "empty_groups": int((groups == 0).sum()),
-        "size_chart": _size_chart(sizes, evaluation.image_counts),
+        "size_chart": _size_chart(sizes, census.held_out_sizes),
     }
 
 
@@ -170,21 +149,10 @@ def _problems(
     return problems
 
 
-def _shared_classes(config: RunConfig, users: UserStore, evaluation: UserStore) -> int:
-    """Classes on both sides: possible only where a named column decides the split."""
-    if config.partition.evaluation.by != "value" or config.data.source.label_scope != "global":
-        return 0
-
-    def classes(store: UserStore) -> set[int]:
-        starts = range(0, len(store), 1000)
-        return {
-            label
-            for start in starts
-            for user in store.read(range(start, min(start + 1000, len(store))))
-            for label in user.labels
-        }
-
-    return len(classes(users) & classes(evaluation))
+def _shared_classes(config: RunConfig, census: Census) -> int:
+    """Classes on both sides, where a named column decides the split."""
+    by_value = config.partition.evaluation.by == "value"
+    return census.shared_classes if by_value and config.data.source.label_scope == "global" else 0
 
 
 def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Any:
@@ -204,10 +172,9 @@ def _size_chart(users: np.ndarray, evaluation: np.ndarray) -> Any:
     )
 
 
-def _sheet(users: UserStore) -> list[tuple[str, str]]:
-    """First image of the first users in keyed order, as data URIs."""
-    first = users.read(range(min(SHEET_USERS, len(users))))
+def _sheet(census: Census) -> list[tuple[str, str]]:
+    """Images as data URIs."""
     return [
-        (f"data:image/png;base64,{base64.b64encode(user.images[0]).decode()}", "an image")
-        for user in first
+        (f"data:image/png;base64,{base64.b64encode(png).decode()}", "an image")
+        for png in census.samples
     ]

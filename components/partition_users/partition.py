@@ -135,13 +135,14 @@ def partition_images(
     Raises:
       InputError, StorageError: as `run`.
     """
+    from fedemb.steps.partition_users.assignment import columns_of
     from fedemb.steps.partition_users.public_set import build_public
-    from fedemb.steps.partition_users.reading import Job, columns_of
+    from fedemb.steps.partition_users.reading import Job
     from fedemb.steps.partition_users.transforms import build
 
     _check(config)
     shards.clean(root)
-    job = Job(config, keys, root, blocks)
+    job = Job(config, keys, root, blocks, spread=bool(pipeline_options))
     source, public = config.data.source, config.pretraining.source
     parts = find_parts(source, columns_of(config))
     if public is not None:

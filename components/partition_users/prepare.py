@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +89,56 @@ def capped(images: Images, cap: int) -> Images:
     if len(images) <= cap:
         return images
     return {digest: images[digest] for digest in heapq.nsmallest(cap, images)}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A user who is used."""
+
+    held_out: bool
+    images: list[tuple[bytes, tuple[int, int, bytes]]]
+    """As in `Images`, by digest."""
+    copies: int
+    """How often the images came, all together."""
+
+
+def settle(
+    user_key: bytes,
+    part: UserPart,
+    cohorts: Collection[str],
+    assigner: Assigner,
+    counts: Counter[str],
+) -> Settled | None:
+    """Decides about a whole user: on which side they are, or that they are left out.
+
+    Args:
+      user_key: keyed hash of the user.
+      part: all that is known of them.
+      cohorts: those of the run.
+      assigner: knows the blocks that may train.
+      counts: what is dropped is added, with the reason.
+    """
+    cohort, _, train, held_out, trained, held = part
+    images, came = train, trained
+    if held_out:  # the whole user is held out, whatever else they own
+        counts["dropped_cross_split"] += trained
+        images, came = held_out, held
+    if not images:
+        return None
+    reason = ""
+    if cohort == SEVERAL_COHORTS:  # which block is charged must not depend on what came or went
+        reason = "dropped_several_cohorts"
+    elif cohort is not None and cohort not in cohorts:
+        reason = "dropped_other_cohort"
+    elif not held_out and not assigner.may_train(user_key, cohort):
+        reason = "dropped_block_not_reserved"
+    if reason:
+        counts[reason] += came
+        return None
+    copies = sum(count for _, count, _ in images.values())
+    counts["duplicate"] += copies - len(images)
+    counts["dropped_over_cap"] += came - copies
+    return Settled(bool(held_out), sorted(images.items()), copies)
 
 
 @dataclass

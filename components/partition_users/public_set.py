@@ -86,9 +86,8 @@ def build_public(
         | "DigestStart" >> beam.Impulse()
         | "EveryDigestRange" >> beam.FlatMap(lambda _: ((shard, b"") for shard in range(number)))
     )
-    digests = read_batches(pipeline, source, parts, [], "Public") | "Digest" >> beam.ParDo(
-        _Digest(job, source)
-    )
+    batches = read_batches(pipeline, source, parts, [], "Public", spread=job.spread)
+    digests = batches | "Digest" >> beam.ParDo(_Digest(job, source))
     _ = (
         (digests, empty)
         | "Digests" >> beam.Flatten()

@@ -25,23 +25,30 @@ class Job:
     blocks: frozenset[str] | None
     """Ledger blocks whose users may train; None: all."""
     has_public_set: bool = False
-
-
-def columns_of(config: RunConfig) -> list[str]:
-    """Columns the private source must have, besides the image."""
-    columns = config.data.source.columns
-    named = [columns.user_id, columns.label, columns.cohort, columns.subgroup]
-    if config.partition.evaluation.by == "value":
-        named.append(config.partition.evaluation.column)
-    return list(dict.fromkeys(name for name in named if name))
+    spread: bool = False
+    """Whether there are workers to spread the batches over."""
 
 
 def read_batches(
-    pipeline: beam.Pipeline, source: SourceConfig, parts: list[Part], columns: list[str], name: str
+    pipeline: beam.Pipeline,
+    source: SourceConfig,
+    parts: list[Part],
+    columns: list[str],
+    name: str,
+    *,
+    spread: bool,
 ) -> PCollection:
-    """Batches of a source, as `(images, columns)`, spread over the workers.
+    """Batches of a source, as `(images, columns)`.
 
     The graph names files; row groups and folders of users are found by workers.
+
+    Args:
+      pipeline: to add to.
+      source: where.
+      parts: of the source.
+      columns: read beside the image.
+      name: before the names of the transforms.
+      spread: over all workers. In one process it would only hold all files in memory.
     """
     listed = (
         pipeline
@@ -55,7 +62,7 @@ def read_batches(
         batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
     else:
         batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
-    return batches | f"{name}Spread" >> beam.Reshuffle()
+    return batches | f"{name}Spread" >> beam.Reshuffle() if spread else batches
 
 
 class _Read(beam.DoFn):

@@ -26,16 +26,16 @@ from fedemb.data.sources import Batch, Part
 from fedemb.data.user_layout import group_files
 from fedemb.keys.deletion_marks import read_deletion_marks
 from fedemb.steps.partition_users import shards
-from fedemb.steps.partition_users.assignment import Assigner
+from fedemb.steps.partition_users.assignment import Assigner, columns_of
 from fedemb.steps.partition_users.prepare import (
-    SEVERAL_COHORTS,
     Preparer,
     UserPart,
     merge,
     new_part,
+    settle,
 )
 from fedemb.steps.partition_users.public_set import PublicSet
-from fedemb.steps.partition_users.reading import Job, columns_of, read_batches
+from fedemb.steps.partition_users.reading import Job, read_batches
 
 
 class _Prepare(beam.DoFn):
@@ -100,28 +100,14 @@ class _Finish(beam.DoFn):
         self._counts: Counter[str] = Counter()
 
     def process(self, element: tuple[bytes, UserPart]) -> Iterator[Any]:
-        user_key, (cohort, subgroup, train, held_out, trained, held) = element
+        user_key, part = element
         config, counts = self._job.config, self._counts
-        images, came, kind = train, trained, shards.USERS
-        if held_out:  # the whole user is held out, whatever else they own
-            counts["dropped_cross_split"] += trained
-            images, came, kind = held_out, held, shards.EVALUATION
-        if not images:
+        settled = settle(user_key, part, config.partition.cohorts, self._assigner, counts)
+        if settled is None:
             return
-        if cohort == SEVERAL_COHORTS:  # which block is charged must not depend on what came or went
-            counts["dropped_several_cohorts"] += came
-            return
-        if cohort is not None and cohort not in config.partition.cohorts:
-            counts["dropped_other_cohort"] += came
-            return
-        if kind == shards.USERS and not self._assigner.may_train(user_key, cohort):
-            counts["dropped_block_not_reserved"] += came
-            return
-        ordered = sorted(images.items())
-        size = len(ordered)
-        copies = sum(count for _, (_, count, _) in ordered)
-        counts["duplicate"] += copies - size
-        counts["dropped_over_cap"] += came - copies
+        cohort, subgroup = part[:2]
+        kind = shards.EVALUATION if settled.held_out else shards.USERS
+        ordered, size = settled.images, len(settled.images)
         counts[f"{kind}_images"] += size
         counts[f"{kind}_users"] += 1
         counts[f"{kind}_users_up_to_{1 << (size - 1).bit_length()}_images"] += 1
@@ -134,7 +120,7 @@ class _Finish(beam.DoFn):
         )
         shard = shard_of(user_key, config.partition.shards)
         yield (kind, shard), (user_key, size, encode_user(record))
-        if copies > size:
+        if settled.copies > size:
             for digest, (label, count, _) in ordered:
                 reject = ("duplicate", user_key.hex(), str(label), digest.hex())
                 yield from [TaggedOutput("rejects", reject)] * (count - 1)
@@ -202,7 +188,7 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     """Adds the partition of the private images to a pipeline."""
     root, number = job.root, job.config.partition.shards
     source = job.config.data.source
-    batches = read_batches(pipeline, source, parts, columns_of(job.config), "")
+    batches = read_batches(pipeline, source, parts, columns_of(job.config), "", spread=job.spread)
     users, counts, rejects = _three_ways(batches, "Prepare", _Prepare(job))
     cap = MergeUser(job.config.partition.max_images_per_user)
     capped = users | "CapPerUser" >> beam.CombinePerKey(cap)

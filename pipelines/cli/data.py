@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows how many were done so far: a line in place on a terminal, elsewhere one now and then.
+
+    Nothing of it goes to standard output, which others may read.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description} {task.completed:,}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def check_data(
@@ -19,9 +37,6 @@ def check_data(
     private_root: Annotated[
         str | None,
         typer.Option(help="Where the page goes; default: storage.private_root or runs/private."),
-    ] = None,
-    beam: Annotated[
-        list[str] | None, typer.Option("--beam", help="A Beam option; may be given often.")
     ] = None,
 ) -> None:
     """Look at the private images before a run: counts, bad records, users by size, samples.
@@ -37,10 +52,14 @@ def check_data(
     if public is not None and public.uri == BUILTIN:  # glyphs drawn by `fedemb run`: no overlap
         checked = checked.updated({"pretraining.kind": "none", "pretraining.source": None})
     root = private_root or checked.storage.private_root or "runs/private"
-    found = check(checked, root, beam or [])
+    with counted("reading records") as progress:
+        found = check(checked, root, progress)
     typer.echo(
         f"{found.rows:,} records, {100 * found.bad_fraction:.2f} % bad (not private figures)"
     )
+    for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
+        for text, count in reasons:
+            typer.echo(f"  {count:,} {kind}: {text}")
     typer.echo(f"page: {found.page}")
     if found.problems:
         raise InputError(" ".join(found.problems))

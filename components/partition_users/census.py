@@ -1,0 +1,143 @@
+"""Counts what a source holds, by the rules of the partition, without keeping an image.
+
+For the data owner, before there is a run: every record is read, validated, decoded and assigned as
+`transforms` does it, in this process. Memory is a few hundred bytes per image and a batch of files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedemb.config import RunConfig, SourceConfig
+from fedemb.data.hashing import Hasher
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
+from fedemb.keys import derive
+from fedemb.steps.partition_users.assignment import Assigner, columns_of
+from fedemb.steps.partition_users.prepare import Images, Prepared, Preparer, UserPart, merge, settle
+
+SAMPLES = 60
+_DIGEST = 8
+"""Bytes of a public image's digest that are compared, as in `public_set`."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """What was found. Private."""
+
+    counts: Counter[str]
+    """Records by what became of them, and `rows`."""
+    sizes: np.ndarray
+    """Images of each training user, int64 [users]."""
+    held_out_sizes: np.ndarray
+    """Images of each evaluation user, int64 [users]."""
+    group_sizes: np.ndarray
+    """Users of each virtual client of the first grouping, int64 [virtual_clients]."""
+    classes: int
+    """Different classes of the users, as far as their images are used."""
+    shared_classes: int
+    """Classes on both sides."""
+    samples: list[bytes]
+    """The first image of some training users, canonical PNGs."""
+
+
+def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: None) -> Census:
+    """Reads all records of the private source.
+
+    A throwaway key takes the place of the policy's: which users are held out differs from the run.
+
+    Args:
+      config: the run that is to come.
+      progress: told how many records were read, batch by batch.
+
+    Raises:
+      InputError: a file or column is missing, or a file is damaged.
+      StorageError: a store cannot be read.
+    """
+    hasher = Hasher(derive(b"fedemb", "check-data"))
+    public = config.pretraining.source
+    known = _digests(config, public, hasher) if public is not None else set[bytes]()
+    preparer = Preparer(config, hasher, None, lambda digest: digest[:_DIGEST] in known)
+    counts: Counter[str] = Counter()
+    users: dict[bytes, UserPart] = {}
+    samples: dict[bytes, tuple[bytes, bytes]] = {}
+    cap = config.partition.max_images_per_user
+    for batch in _batches(config.data.source, columns_of(config)):
+        prepared = preparer.prepare(batch)
+        counts.update(prepared.counts)
+        _sample(samples, prepared)
+        for key, (cohort, subgroup, train, held, *came) in prepared.parts.items():
+            part = (cohort, subgroup, _bare(train), _bare(held), *came)
+            users[key] = merge(users[key], part, cap) if key in users else part
+        progress(counts["rows"])
+    return _settled(config, hasher, counts, users, samples)
+
+
+def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
+    for part in find_parts(source, columns):
+        for piece in split_part(part):
+            yield from read_part(source, piece, columns)
+
+
+def _bare(images: Images) -> Images:
+    return {digest: (label, count, b"") for digest, (label, count, _) in images.items()}
+
+
+def _sample(samples: dict[bytes, tuple[bytes, bytes]], prepared: Prepared) -> None:
+    """Keeps the least image of the users with the least keys."""
+    for key, part in prepared.parts.items():
+        least = min(((digest, png) for digest, (_, _, png) in part[2].items()), default=None)
+        if least is not None:
+            samples[key] = min(least, samples.get(key, least))
+    for key in sorted(samples)[SAMPLES:]:
+        del samples[key]
+
+
+def _digests(config: RunConfig, source: SourceConfig, hasher: Hasher) -> set[bytes]:
+    reader = PhotoReader.of(config.model, config.data.max_pixels)
+    files, found = image_files(source), set[bytes]()
+    for batch in _batches(source, []):
+        for image in batch.images:
+            try:
+                pixels = reader.read(files.read(image) if files else image)
+            except BadImageError:
+                continue
+            found.add(hasher.image_digest(pixels)[:_DIGEST])
+    return found
+
+
+def _settled(
+    config: RunConfig,
+    hasher: Hasher,
+    counts: Counter[str],
+    users: dict[bytes, UserPart],
+    samples: dict[bytes, tuple[bytes, bytes]],
+) -> Census:
+    assigner = Assigner(config, hasher, None)
+    sizes: tuple[list[int], list[int]] = ([], [])
+    classes: tuple[set[int], set[int]] = (set(), set())
+    training: list[bytes] = []
+    for key, part in users.items():
+        settled = settle(key, part, config.partition.cohorts, assigner, counts)
+        if settled is not None:
+            sizes[settled.held_out].append(len(settled.images))
+            classes[settled.held_out].update(label for _, (label, _, _) in settled.images)
+            if not settled.held_out:
+                training.append(key)
+    groups = np.zeros(config.partition.virtual_clients, np.int64)
+    if training:
+        placed = next(hasher.groups(training, 1, config.partition.virtual_clients))
+        groups = np.bincount(placed, minlength=config.partition.virtual_clients)
+    return Census(
+        counts,
+        np.array(sizes[0], np.int64),
+        np.array(sizes[1], np.int64),
+        groups,
+        len(classes[0] | classes[1]),
+        len(classes[0] & classes[1]),
+        [samples[key][1] for key in sorted(samples.keys() & set(training))],
+    )
