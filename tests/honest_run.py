@@ -368,6 +368,7 @@ class HonestRun:
         model, common = self._of_model("evaluation")
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
         difference = {"value": 0.0, "low": -0.1, "high": 0.1}
+        gain = {"value": 0.2, "low": 0.1, "high": 0.3}
         recall = {
             "0.001": {**estimate, "threshold": 0.7},
             "0.1": {**estimate, "threshold": 0.3},
@@ -397,8 +398,11 @@ class HonestRun:
             "roc": roc,
             "public_backbone": {
                 **measured,
+                "recall_at_far": {
+                    rate: {**found, "value": 0.3, "low": 0.2} for rate, found in recall.items()
+                },
                 "roc": roc,
-                "difference": dict.fromkeys(recall, difference),
+                "difference": dict.fromkeys(recall, gain),
             },
             "untrained": None,
             "centralized": None,

@@ -6,21 +6,27 @@ For the data owner, before there is a run: every record is read, validated, deco
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from PIL import Image
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import Hasher
-from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
+from fedemb.data.pixels import decode_pngs
+from fedemb.data.source_files import ImageFiles
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.keys import derive
 from fedemb.steps.partition_users.assignment import Assigner, columns_of
 from fedemb.steps.partition_users.prepare import Images, Prepared, Preparer, UserPart, merge, settle
 
 SAMPLES = 60
+_GREY = 12
+"""How far the channels of a grey photo may lie apart, as JPEG leaves them."""
 _DIGEST = 8
 """Bytes of a public image's digest that are compared, as in `public_set`."""
 
@@ -39,8 +45,14 @@ class Census:
     """Users of each virtual client of the first grouping, int64 [virtual_clients]."""
     classes: int
     """Different classes of the users, as far as their images are used."""
+    common_classes: int
+    """Of these, classes of more than one user."""
     shared_classes: int
-    """Classes on both sides."""
+    """Classes on both sides of the split."""
+    median_side: float
+    """Shorter side of a photo as stored, in pixels; of the first batch."""
+    colour: bool
+    """Whether any sample is more than shades of grey."""
     samples: list[bytes]
     """The first image of some training users, canonical PNGs."""
 
@@ -65,16 +77,19 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
     counts: Counter[str] = Counter()
     users: dict[bytes, UserPart] = {}
     samples: dict[bytes, tuple[bytes, bytes]] = {}
+    sides: list[int] = []
+    files = image_files(config.data.source)
     cap = config.partition.max_images_per_user
     for batch in _batches(config.data.source, columns_of(config)):
         prepared = preparer.prepare(batch)
         counts.update(prepared.counts)
         _sample(samples, prepared)
-        for key, (cohort, subgroup, train, held, *came) in prepared.parts.items():
-            part = (cohort, subgroup, _bare(train), _bare(held), *came)
+        sides = sides or _sides(batch, files)
+        for key, (cohort, subgroup, train, held, trained, held_out) in prepared.parts.items():
+            part = (cohort, subgroup, _bare(train), _bare(held), trained, held_out)
             users[key] = merge(users[key], part, cap) if key in users else part
         progress(counts["rows"])
-    return _settled(config, hasher, counts, users, samples)
+    return _settled(config, hasher=hasher, counts=counts, users=users, samples=samples, sides=sides)
 
 
 def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
@@ -112,32 +127,56 @@ def _digests(config: RunConfig, source: SourceConfig, hasher: Hasher) -> set[byt
 
 def _settled(
     config: RunConfig,
+    *,
     hasher: Hasher,
     counts: Counter[str],
     users: dict[bytes, UserPart],
     samples: dict[bytes, tuple[bytes, bytes]],
+    sides: list[int],
 ) -> Census:
     assigner = Assigner(config, hasher, None)
     sizes: tuple[list[int], list[int]] = ([], [])
-    classes: tuple[set[int], set[int]] = (set(), set())
+    classes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
     training: list[bytes] = []
     for key, part in users.items():
         settled = settle(key, part, config.partition.cohorts, assigner, counts)
         if settled is not None:
             sizes[settled.held_out].append(len(settled.images))
-            classes[settled.held_out].update(label for _, (label, _, _) in settled.images)
+            classes[settled.held_out].update({label for _, (label, _, _) in settled.images})
             if not settled.held_out:
                 training.append(key)
     groups = np.zeros(config.partition.virtual_clients, np.int64)
     if training:
         placed = next(hasher.groups(training, 1, config.partition.virtual_clients))
         groups = np.bincount(placed, minlength=config.partition.virtual_clients)
+    kept = [samples[key][1] for key in sorted(samples.keys() & set(training))]
+    owners = classes[0] + classes[1]
     return Census(
         counts,
         np.array(sizes[0], np.int64),
         np.array(sizes[1], np.int64),
         groups,
-        len(classes[0] | classes[1]),
-        len(classes[0] & classes[1]),
-        [samples[key][1] for key in sorted(samples.keys() & set(training))],
+        len(owners),
+        sum(count > 1 for count in owners.values()),
+        len(classes[0].keys() & classes[1].keys()),
+        float(np.median(sides)) if sides else 0.0,
+        config.model.channels > 1 and _coloured(kept, config.model.image_size),
+        kept,
     )
+
+
+def _sides(batch: Batch, files: ImageFiles | None) -> list[int]:
+    """Shorter sides of the photos of a batch, from their headers."""
+    found: list[int] = []
+    for image in batch.images:
+        try:
+            data = files.read(image) if files else image
+            found.append(min(Image.open(io.BytesIO(data), formats=FORMATS).size))
+        except Exception:  # whatever a header throws: the record is counted elsewhere
+            continue
+    return found
+
+
+def _coloured(samples: list[bytes], size: int) -> bool:
+    pixels = decode_pngs(samples, size, 3).astype(int)
+    return bool(len(pixels)) and int(np.ptp(pixels, axis=-1).max()) > _GREY

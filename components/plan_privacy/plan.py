@@ -7,6 +7,7 @@ to do with it.
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from fedemb.config import RunConfig
@@ -21,6 +22,10 @@ from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
+
+HELPFUL_NOISE = 0.003
+"""Noise on the mean / clip up to which the study finds a certain gain over the public start; its
+next row is 0.01."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ def run(context: StepContext) -> dict[str, Any]:
       UnsupportedAccounting: no accountant is valid for it.
     """
     body = document(context.config)
-    for warning in warnings(context.config):
+    for warning in warnings(context.config).values():
         _log.warning("%s", warning)
     _log.info("planned: %s", guarantee_sentence(body.guarantee))
     signer = Signer.newest(context.keys, "plan")
@@ -62,21 +67,41 @@ def document(config: RunConfig) -> PrivacyPlan:
         "projections": [
             projection.to_json() for projection in _projections(plan, config, policy.delta)
         ],
-        "warnings": ["delta_above_customary"] if warnings(config) else [],
+        "warnings": sorted(warnings(config)),
         "accounting_library": f"dp-accounting {library_version()}",
     }
     return PrivacyPlan.of_fields(fields)
 
 
-def warnings(config: RunConfig) -> list[str]:
-    """What to say about a delta that is allowed but above the customary bound."""
-    delta, customary = config.policy.delta, config.policy.users_lower_bound**-1.1
-    if delta <= customary:
-        return []
-    return [
-        f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower it,"
-        " as a mechanism may expose a share delta of its users"
-    ]
+def warnings(config: RunConfig) -> dict[str, str]:
+    """What is allowed and hardly wanted, by its code: a sentence each."""
+    plan, policy = plan_mechanism(config), config.policy
+    delta, customary = policy.delta, policy.users_lower_bound**-1.1
+    found: dict[str, str] = {}
+    if delta > customary:
+        found["delta_above_customary"] = (
+            f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower"
+            " it, as a mechanism may expose a share delta of its users"
+        )
+    if plan.normaliser < 1:
+        found["rounds_mostly_empty"] = (
+            f"{plan.normaliser:.2g} virtual clients are expected in a round, so most rounds hold "
+            "noise alone; raise the sampling probability"
+        )
+    if plan.private and not config.mechanism.samples_units and noise_on_mean(plan) > HELPFUL_NOISE:
+        users = math.ceil(policy.users_lower_bound * noise_on_mean(plan) / HELPFUL_NOISE)
+        found["noise_beyond_the_study"] = (
+            f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "
+            f"(docs/results.md) private training was certainly better than its public start up to "
+            f"{HELPFUL_NOISE:g}, and nowhere at 0.01. About {users:,} users would bring this plan "
+            "there; else take more virtual clients a round, fewer rounds, or a larger epsilon"
+        )
+    return found
+
+
+def noise_on_mean(plan: MechanismPlan) -> float:
+    """Standard deviation of the noise on the mean update / clip: what utility follows."""
+    return plan.noise_multiplier / plan.normaliser
 
 
 def _projections(plan: MechanismPlan, config: RunConfig, delta: float) -> list[Projection]:

@@ -68,7 +68,7 @@ def waive(
     if code not in WAIVABLE:
         raise Refused(
             f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
-            f"{' and '.join(WAIVABLE)} can"
+            f"{', '.join(WAIVABLE)} can"
         )
     weights = _weights_sha(model)
     opened, key_store = _open(ledger, keys, policy)

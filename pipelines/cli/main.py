@@ -16,6 +16,7 @@ from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
+from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.command()(init)
 app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)

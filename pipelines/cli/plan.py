@@ -115,6 +115,10 @@ def plan(
         bool, typer.Option("--explain", help="Say in plain words what the plan means.")
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Configuration file to put the planned mechanism into, e.g. its noise."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("privacy_plan.json"),
 ) -> None:
     """Price a run before it starts, and write its privacy plan.
@@ -153,7 +157,7 @@ def plan(
 
         run_config = load_config(config, set_ or [])
         if target_epsilon is not None:
-            run_config = _calibrated(run_config, target_epsilon)
+            run_config = calibrated(run_config, target_epsilon)
     else:
         if planned.private and (noise_multiplier is None) == (target_epsilon is None):
             raise ConfigError(
@@ -163,7 +167,13 @@ def plan(
 
         run_config = from_numbers(planned, numbers)
         if target_epsilon is not None:
-            run_config = _calibrated(run_config, target_epsilon)
+            run_config = calibrated(run_config, target_epsilon)
+    if write is not None:
+        from fedemb.pipelines.cli.edit_config import write_mechanism
+
+        if config is None:
+            raise ConfigError("--write changes a configuration; name one with --config")
+        write_mechanism(write, run_config)
     _report(
         run_config,
         output,
@@ -227,7 +237,7 @@ def _report(
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
         "projections": plan["projections"],
-        "warnings": warnings(config),
+        "warnings": list(warnings(config).values()),
         "plan": str(output),
         "plan_sha": mechanism.digest,
     }
@@ -257,7 +267,8 @@ def _report(
         typer.echo(line)
 
 
-def _calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
+def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
+    """The configuration with the least noise for an epsilon."""
     from fedemb.privacy.accounting.calibration import with_target_epsilon
     from fedemb.privacy.mechanisms.registry import plan_mechanism
 

@@ -105,6 +105,12 @@ class ReleaseConfig(Section):
     """Folder below the releases."""
     version: Name | None = None
     """Null: the run id."""
+    min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
+    """The gate refuses unless the whole 95 % interval of the gain in recall over the public start,
+    at the first false accept rate, lies above this; null: no floor."""
+    no_worse_than: Literal["previous_release"] | None = None
+    """The gate refuses a model that is certainly worse than `evaluation.previous_release` on the
+    same people, or cannot be compared with it."""
 
 
 class StorageConfig(Section):

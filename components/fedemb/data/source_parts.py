@@ -69,7 +69,7 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
     wanted = list(dict.fromkeys([*columns, *source.where]))
     if kind == "image_folder":
         return _find_folders(source, wanted)
-    store, names = _find_files(source.uri, kind)
+    store, names = find_files(source.uri, kind)
     if kind == "csv":
         _check_image_root(source)
         wanted.append(source.columns.image_id)
@@ -120,7 +120,7 @@ def _folders(store: Store) -> Iterator[str]:
                 yield entry.name
 
 
-def _find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
+def find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
     """The store and the names of the files at an address: a file, a folder or a glob."""
     if "://" not in uri:
         uri = str(Path(uri).expanduser().absolute())

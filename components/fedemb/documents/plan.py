@@ -53,5 +53,7 @@ class PrivacyPlan(Document):
     curve: list[Point]
     """(delta, epsilon)."""
     projections: list[Projected]
-    warnings: list[Literal["delta_above_customary"]]
+    warnings: list[
+        Literal["delta_above_customary", "noise_beyond_the_study", "rounds_mostly_empty"]
+    ]
     accounting_library: Name

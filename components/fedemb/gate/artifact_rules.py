@@ -10,7 +10,6 @@ from typing import Any
 from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import tensor_problem
-from fedemb.documents.utility import embedding_space_id, rate_name
 from fedemb.errors import SignatureInvalid
 from fedemb.gate.case import RERUN, Case, Reason
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
@@ -197,48 +196,6 @@ def audit(case: Case) -> Iterator[Reason]:
             "audit_figures_open",
             "the audit holds exact figures of training users, which no noise covers",
             again,
-        )
-
-
-def utility(case: Case) -> Iterator[Reason]:
-    """The utility report is of this model, and measured as the configuration asks."""
-    utility, model, config = (
-        case.evidence.utility.body,
-        case.evidence.model.body,
-        case.evidence.config,
-    )
-    rates = [rate_name(rate) for rate in config.evaluation.false_accept_rates]
-    depths = {str(depth) for depth in config.evaluation.recall_at}
-    wanted: dict[str, tuple[Any, Any]] = {
-        "model_sha": (utility.model_sha, model.weights_sha),
-        "run_id": (utility.run_id, case.reservation.run_id),
-        "config_sha": (
-            utility.config_sha,
-            config_digest(case.evidence.written, "evaluation"),
-        ),
-        "embedding_space_id": (
-            utility.embedding_space_id,
-            embedding_space_id(model.weights_sha, config.model),
-        ),
-        "public_kind": (utility.public_kind, config.pretraining.kind),
-        "bootstrap.samples": (utility.bootstrap.samples, config.evaluation.bootstrap_samples),
-    }
-    if utility.retrieval is not None:
-        wanted["headline_rate"] = (utility.headline_rate, rates[0])
-        wanted["recall_at_far"] = (set(utility.recall_at_far), set(rates))
-        wanted["retrieval.recall_at"] = (set(utility.retrieval.recall_at), depths)
-    for name, (found, expected) in wanted.items():
-        if found != expected:
-            yield Reason(
-                "utility_stale",
-                f"the utility report is of another {name}",
-                "run evaluate_embeddings on this model, then account_privacy",
-            )
-    if utility.simulation or utility.centralized or utility.utility_drop:
-        yield Reason(
-            "utility_without_privacy",
-            "the utility report holds figures of a model trained without privacy",
-            "run evaluate_embeddings with the configuration of this release",
         )
 
 

@@ -3,7 +3,7 @@
 Every rule recomputes what it judges. A rule that cannot be evaluated denies: comparisons are
 written so that NaN and absence deny, and an unexpected error inside a rule is a reason of its own.
 There is no override; a waiver is a signed record of the policy owner, for one model and one of the
-few rules that are not arithmetic.
+few rules that are judgement.
 
 Specification: docs/gate.md#what-it-asks.
 """
@@ -18,10 +18,16 @@ from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
+from fedemb.gate import utility_rules as utility
 from fedemb.gate.case import RERUN, Case, Reason, Verdict
 from fedemb.ledger import Ledger
 
-WAIVABLE = ("delta_above_customary", "pretraining_overlap_unchecked")
+WAIVABLE = (
+    "delta_above_customary",
+    "pretraining_overlap_unchecked",
+    "no_gain_over_public",
+    "worse_than_previous_release",
+)
 """Rules the policy owner may waive for one model; all others are arithmetic or integrity."""
 
 RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
@@ -38,7 +44,9 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),
     ("pretraining_invalid", artifacts.pretraining),
-    ("utility_invalid", artifacts.utility),
+    ("utility_invalid", utility.measured_as_asked),
+    ("no_gain_over_public", utility.gain_over_public),
+    ("worse_than_previous_release", utility.no_worse_than_previous),
     ("clock_invalid", artifacts.clock),
     ("report_differs", artifacts.rebuilt),
 )

@@ -489,6 +489,69 @@ def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):
     assert "checked by hand" in run.page.read_text()
 
 
+NO_GAIN = {"value": 0.2, "low": 0.0, "high": 0.4}
+WORSE = {"value": -0.02, "low": -0.03, "high": -0.01}
+SAME = {"value": 0.0, "low": -0.1, "high": 0.1}
+
+
+def with_utility(run, **changes):
+    """The run with another measurement, signed by who measures."""
+    run.rewrite(run.utility, **changes)
+    run.do_account()
+    return run
+
+
+def gaining(run, interval):
+    public = json.loads(run.utility.read_text())["public_backbone"]
+    return {
+        "public_backbone": {**public, "difference": dict.fromkeys(public["difference"], interval)}
+    }
+
+
+def changed_to(run, interval):
+    previous = json.loads(run.utility.read_text())["previous_release"]
+    change = interval and dict.fromkeys(previous["change"], interval)
+    return {"previous_release": {**previous, "change": change}}
+
+
+@pytest.mark.planted_bug(19)
+def test_model_that_gains_nothing_over_its_public_start_is_denied_with_the_figure(run):
+    (reason,) = verdict_of(with_utility(run, **gaining(run, NO_GAIN))).reasons
+    assert reason.code == "no_gain_over_public"
+    assert "+20.0 points [+0.0, +40.0]" in reason.sentence
+
+
+def test_gain_that_was_not_measured_is_none(run):
+    assert codes(verdict_of(with_utility(run, public_backbone=None))) == ["no_gain_over_public"]
+
+
+def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp_path):
+    settings = {"release.no_worse_than": "previous_release", "release.min_gain_over_public": None}
+    run = honest_run.start(tmp_path, **settings).until_gate()
+    wanted = {"worse": (WORSE, ["worse_than_previous_release"]), "same": (SAME, [])}
+    for interval, denied in wanted.values():
+        assert codes(verdict_of(with_utility(run, **changed_to(run, interval)))) == denied
+    for missing in ({"previous_release": None}, changed_to(run, None)):
+        denied = verdict_of(with_utility(run, **missing))
+        assert codes(denied) == ["worse_than_previous_release"]
+
+
+def test_floor_of_utility_can_be_waived_by_the_policy_owner_and_the_report_says_so(run):
+    with_utility(run, **gaining(run, NO_GAIN))
+    model_sha, owner = (
+        json.loads((run.model / "model.json").read_text())["weights_sha"],
+        Signer.load_or_create(run.keys, "policy"),
+    )
+    note = {"code": "no_gain_over_public", "reason": "shown to no one but us"}
+    run.ledger().waive(**note, model_sha=model_sha, signer=owner)
+    assert codes(verdict_of(run)) == ["no_gain_over_public"]  # the report does not state it yet
+    run.do_account()
+    verdict = verdict_of(run)
+    assert verdict.allow
+    assert verdict.waived == ("no_gain_over_public",)
+    assert json.loads(run.report.read_text())["approvals"]
+
+
 def test_arithmetic_cannot_be_waived(run):
     model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
     owner = Signer.load_or_create(run.keys, "policy")

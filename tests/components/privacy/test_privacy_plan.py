@@ -310,11 +310,26 @@ def test_step_writes_a_plan_whose_parts_agree(tmp_path):
 
 
 def test_delta_above_the_customary_bound_is_warned_about():
-    assert document(run_config(GROUP, delta=3e-5)).warnings == ["delta_above_customary"]
-    assert "above the customary" in warnings(run_config(GROUP, delta=3e-5))[0]
-    assert not document(run_config(GROUP, delta=1e-5)).warnings
+    risky = run_config(GROUP, delta=3e-5)
+    assert "delta_above_customary" in document(risky).warnings
+    assert "above the customary" in warnings(risky)["delta_above_customary"]
+    assert "delta_above_customary" not in document(run_config(GROUP, delta=1e-5)).warnings
     with pytest.raises(ValueError, match="users_lower_bound"):
         run_config(GROUP, delta=1e-4)
+
+
+def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
+    def found(**changes):
+        return warnings(run_config({**GROUP, **changes}))
+
+    clients = plan_mechanism(run_config(GROUP)).normaliser
+    assert "noise_beyond_the_study" not in found(noise_multiplier=0.0029 * clients)
+    assert (
+        "0.0031 of the clip" in found(noise_multiplier=0.0031 * clients)["noise_beyond_the_study"]
+    )
+    assert "rounds_mostly_empty" not in found()
+    empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)
+    assert "0.9 virtual clients" in empty["rounds_mostly_empty"]
 
 
 def test_not_private_is_planned_without_a_guarantee():

@@ -1,0 +1,78 @@
+"""Guesses which column of a source is what, by its name; the data owner confirms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from fedemb.config import SourceConfig
+from fedemb.data.source_files import csv_columns, open_parquet
+from fedemb.data.source_parts import find_files, source_format
+from fedemb.errors import InputError
+from fedemb.storage import open_store
+
+_USER = (
+    "user_id",
+    "user",
+    "owner",
+    "owner_id",
+    "author",
+    "writer",
+    "person",
+    "account",
+    "identity",
+)
+_LABEL = ("label", "class", "category", "character", "target")
+_IMAGE = ("image", "photo", "picture", "img", "jpg", "png", "bytes")
+_FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
+_LOOKED_AT = 200
+
+
+def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
+    """A source with its columns as far as names tell; classes are taken to be shared by users.
+
+    Args:
+      uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
+      named: columns that are known, by what they are.
+
+    Raises:
+      InputError: nothing there, or no column looks like an image or its owner.
+      StorageError: it cannot be read.
+    """
+    kind = source_format(SourceConfig(uri=uri))
+    tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
+    columns: dict[str, str | None] = {}
+    if kind == "image_folder":
+        store = open_store(uri)
+        deep = any(name.count("/") == 2 for name in islice(store.list(), _LOOKED_AT))
+        tree["format"] = kind
+        columns["label"] = "label" if deep else None
+    elif kind in ("csv", "parquet"):
+        store, files = find_files(uri, kind)
+        image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
+        if kind == "csv":
+            names = csv_columns(store, files[0])
+            tree["image_root"] = store.uri
+        else:
+            with open_parquet(store, files[0]) as file:
+                names = list(file.schema_arrow.names)
+        columns["label"] = _first(names, _LABEL)
+        for what, guesses in ((image, known), ("user_id", _USER)):
+            columns[what] = named.get(what) or _needed(names, guesses, what, uri)
+    return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
+
+
+def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
+    lower = {name.lower(): name for name in names}
+    return next((lower[name] for name in known if name in lower), None)
+
+
+def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> str:
+    found = _first(names, known)
+    if found is None:
+        raise InputError(
+            f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
+            f"{', '.join(sorted(names))}; name it with --column {what}=NAME"
+        )
+    return found

@@ -1,0 +1,237 @@
+"""`fedemb init`: from somebody's own photos to a configuration. The command line registers it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.cli.data import counted
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig, SourceConfig
+    from fedemb.steps.partition_users.census import Census
+
+_SIZES = (28, 32, 48, 64)
+"""Sizes of the model to choose from: the largest that most photos have."""
+_USERS_PER_CLIENT = 32
+_LEAST_CLIENTS = 8
+"""Virtual clients of a round, at least, where there are as many."""
+_ROUNDS = 30
+
+
+def init(
+    data: Annotated[str, typer.Option(help="Photos: Parquet, CSV, TFRecord, a folder per user.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Configuration to write.")] = Path(
+        "mine.yaml"
+    ),
+    users_lower_bound: Annotated[
+        int | None,
+        typer.Option(min=2, help="Users there will surely always be, a number you may publish."),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public photos or a .keras file to start from, or none."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(min=0.01, help="Epsilon of one run, for one user.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a column, e.g. --column user_id=owner; may be given often."),
+    ] = None,
+    aspect_ratio: Annotated[
+        str, typer.Option(help="squash (stretch to a square) or letterbox (fill up with grey).")
+    ] = "squash",
+) -> None:
+    """Look at your photos and write a configuration for them.
+
+    Asks for the three numbers that only you know, unless they are given. What is counted is private
+    and is printed for you alone; no count goes into the file.
+    """
+    from fedemb.pipelines.cli.plan import calibrated
+    from fedemb.pipelines.run.load_config import load_config, validate
+
+    if output.exists():
+        raise InputError(f"{output} exists; name another file with --output, or remove it")
+    source = _source(data, column or [])
+    with counted("reading photos") as progress:
+        census, size, channels = _look(source, aspect_ratio, progress)
+    _say(census, size, channels)
+    bound = users_lower_bound or _asked(
+        "How many users will there surely always be? (public; epsilon's delta rests on it)",
+        "--users-lower-bound",
+        int,
+    )
+    start = public or _asked(
+        "Public photos or a .keras file to start from?", "--public", str, "none"
+    )
+    target = epsilon or _asked("Epsilon of one run, for one user?", "--epsilon", float, 8.0)
+    tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
+    planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
+    tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
+    output.write_text(_text(tree, output))
+    written = load_config(output)
+    typer.echo(f"\nwrote {output}")
+    for line in _prospects(written):
+        typer.echo(line)
+    typer.echo(f"next: fedemb plan --config {output} --explain; fedemb run --config {output}")
+
+
+def _source(data: str, columns: list[str]) -> SourceConfig:
+    from fedemb.data.columns import guess_source
+
+    named: dict[str, str] = {}
+    for item in columns:
+        what, _, name = item.partition("=")
+        named[what] = name
+    uri = data if "://" in data else str(Path(data).resolve())
+    return guess_source(uri, named)
+
+
+def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
+    if not sys.stdin.isatty():
+        if default is not None:
+            return default
+        raise ConfigError(f"{flag} is missing, and nobody is there to ask; give it")
+    return typer.prompt(question, type=kind, default=default)
+
+
+def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
+    """Counts the photos, and finds the size and colours that suit them."""
+    from fedemb.pipelines.run.load_config import validate
+    from fedemb.steps.partition_users.census import take_census
+
+    config = validate(
+        {
+            "purpose": "simulation",
+            "data": {"source": source.model_dump(mode="json")},
+            "partition": {"virtual_clients": 1},
+            "model": {"image_size": _SIZES[-1], "channels": 3, "aspect_ratio": aspect_ratio},
+            "mechanism": {"kind": "not_private", "rounds": 1, "sampling_probability": 1.0},
+            "policy": {"users_lower_bound": 2, "delta": 0.1, "epsilon_cap": 1.0},
+        }
+    )
+    census = take_census(config, progress)
+    if not census.samples:
+        raise InputError(
+            f"no photo of {source.uri} can be used; `fedemb check-data` says why, record by record"
+        )
+    fitting = [size for size in _SIZES if size <= census.median_side]
+    return census, max(fitting, default=_SIZES[0]), 3 if census.colour else 1
+
+
+def _say(census: Census, size: int, channels: int) -> None:
+    from fedemb.steps.partition_users.check import BAD
+
+    users, sizes = len(census.sizes) + len(census.held_out_sizes), census.sizes
+    typer.echo(
+        f"{census.counts['rows']:,} photos; {users:,} users can be used, {sizes.mean():.3g} photos "
+        f"each; {census.classes:,} classes, {census.common_classes:,} of them of more than one "
+        "user (private figures, for you)"
+    )
+    for name, text in BAD.items():
+        if census.counts[name]:
+            typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")
+    colour = "colour" if channels > 1 else "grey"
+    typer.echo(f"the model will see {size} x {size} pixels, {colour}")
+
+
+def _tree(
+    source: SourceConfig,
+    census: Census,
+    size: int,
+    channels: int,
+    aspect_ratio: str,
+    bound: int,
+    start: str,
+    target: float,
+) -> dict[str, Any]:
+    clients = max(1, round(0.9 * bound / _USERS_PER_CLIENT))
+    shared = source.columns.label is not None and census.common_classes > 0
+    described = source.model_dump(mode="json", exclude_defaults=True)
+    described["label_scope"] = "global" if shared else "user"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.uri).stem).strip("-") or "mine"
+    return {
+        "purpose": "simulation",
+        "data": {"source": described},
+        "partition": {"virtual_clients": clients, "evaluation": {"by": "hash", "fraction": 0.1}},
+        "model": {
+            "backbone": "resnet8",
+            "image_size": size,
+            "channels": channels,
+            "aspect_ratio": aspect_ratio,
+        },
+        "pretraining": _public_start(start),
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": _ROUNDS,
+            "sampling_probability": round(min(1.0, max(0.1, _LEAST_CLIENTS / clients)), 3),
+            "noise_multiplier": 1.0,
+        },
+        "training": {"local": {"head_init": "prototypes", "head_learning_rate_scale": 12.0}},
+        "policy": {
+            "policy_id": name,
+            "users_lower_bound": bound,
+            "delta": float(f"{min(1e-5, bound**-1.1):.0e}"),
+            "composition": "planned",
+            "epsilon_cap": target,
+        },
+    }
+
+
+def _public_start(start: str) -> dict[str, Any]:
+    from fedemb.data.columns import guess_source
+
+    if start == "none":
+        return {"kind": "none"}
+    uri = start if "://" in start else str(Path(start).resolve())
+    if start.endswith(".keras"):
+        return {"kind": "import", "import_path": uri}
+    source = guess_source(uri, {})
+    return {"kind": "supervised", "source": source.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _prospects(config: RunConfig) -> list[str]:
+    """What can be had, in the study's terms."""
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
+
+    plan = plan_mechanism(config)
+    lines = [
+        f"{plan.participants}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip (the "
+        f"study finds a gain up to {HELPFUL_NOISE:g})"
+    ]
+    lines += [f"warning: {text}" for text in warnings(config).values()]
+    if "noise_beyond_the_study" in warnings(config):
+        lines.append(
+            "with so few users: start from a strong public model and train little of it "
+            "(docs/dp_sgd.md), or use purpose: simulation to see what more users would give"
+        )
+    return lines
+
+
+_COMMENTS = {
+    "purpose": "`release` once `tuning` says how these numbers were chosen; until then nothing is "
+    "released",
+    "partition": "virtual_clients: about a thirty-second of the users you promise, a public number",
+    "pretraining": "licence and provenance are yours to state, e.g. licence: cc-by-4.0",
+    "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
+    "--target-epsilon E --config FILE --write FILE` changes it",
+    "policy": "users_lower_bound: what you promise; delta is safe for it",
+}
+
+
+def _text(tree: dict[str, Any], output: Path) -> str:
+    import yaml
+
+    parts = ["# Written by `fedemb init`; `fedemb config describe` says what each setting means.\n"]
+    for section, value in tree.items():
+        if section in _COMMENTS:
+            parts.append(f"# {_COMMENTS[section].replace('FILE', output.name)}\n")
+        parts.append(yaml.safe_dump({section: value}, sort_keys=False))
+    return "".join(parts)

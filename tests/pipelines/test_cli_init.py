@@ -1,0 +1,151 @@
+"""`fedemb init` and `fedemb plan --write`: a configuration for photos, with no false claim."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.pipelines.cli.init import init
+from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.run.load_config import load_config
+
+app = typer.Typer()
+app.command()(init)
+app.command()(plan)
+ANSWERS = ("--users-lower-bound", "3000", "--public", "none", "--epsilon", "8")
+
+
+def photo(seed: int, colour: bool, size: tuple[int, int] = (80, 50)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    image = Image.fromarray(pixels) if colour else Image.fromarray(pixels[..., 0])
+    sink = io.BytesIO()
+    image.save(sink, "JPEG")
+    return sink.getvalue()
+
+
+def photos(colour: bool = True) -> list[tuple[str, str, bytes]]:
+    """User, class, file: 12 users with 3 photos of 4 classes."""
+    return [
+        (f"u{user}", f"c{(user + n) % 4}", photo(100 * user + n, colour))
+        for user in range(12)
+        for n in range(3)
+    ]
+
+
+def as_folder(root: Path) -> Path:
+    for n, (user, label, data) in enumerate(photos()):
+        path = root / "photos" / user / label / f"{n}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root / "photos"
+
+
+def as_csv(root: Path) -> Path:
+    with (root / "rows.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "person", "class"])
+        for n, (user, label, data) in enumerate(photos()):
+            (root / f"{n}.jpg").write_bytes(data)
+            writer.writerow([f"{n}.jpg", user, label])
+    return root / "rows.csv"
+
+
+def as_parquet(root: Path, colour: bool = True) -> Path:
+    users, labels, images = zip(*photos(colour), strict=True)
+    table = pa.table({"photo": list(images), "owner": list(users), "category": list(labels)})
+    pq.write_table(table, root / "rows.parquet")
+    return root / "rows.parquet"
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, FedEmbError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("form", [as_folder, as_csv, as_parquet])
+def test_configuration_for_photos_in_any_form(tmp_path, form):
+    output = tmp_path / "mine.yaml"
+    said = call("init", "--data", form(tmp_path), "-o", output, *ANSWERS)
+    config = load_config(output)
+    assert "36 photos" in said
+    assert config.model.channels == 3
+    assert config.model.image_size == 48  # the photos' shorter side is 50
+    assert config.data.source.label_scope == "global"
+    assert config.policy.users_lower_bound == 3000
+    assert config.policy.delta < 1 / 3000
+    assert config.pretraining.kind == "none"
+    assert "noise on the mean" in said
+
+
+def test_nothing_is_claimed_that_the_owner_did_not_say(tmp_path):
+    output = tmp_path / "mine.yaml"
+    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
+    config = load_config(output)
+    assert config.purpose == "simulation"
+    assert config.tuning.data == "undeclared"
+    assert config.pretraining.licence == "unknown"
+    assert "36" not in output.read_text()  # the number of photos is private
+    with pytest.raises(ConfigError, match="how its hyperparameters were chosen"):
+        load_config(output, ["purpose=release"])
+
+
+def test_grey_photos_get_a_grey_model(tmp_path):
+    output = tmp_path / "mine.yaml"
+    call("init", "--data", as_parquet(tmp_path, colour=False), "-o", output, *ANSWERS)
+    assert load_config(output).model.channels == 1
+
+
+def test_without_a_terminal_what_is_missing_is_named_and_nothing_overwritten(tmp_path):
+    data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
+    with pytest.raises(ConfigError, match="--users-lower-bound is missing"):
+        call("init", "--data", data, "-o", output)
+    output.write_text("precious")
+    with pytest.raises(InputError, match="exists"):
+        call("init", "--data", data, "-o", output, *ANSWERS)
+    assert output.read_text() == "precious"
+
+
+def test_unknown_columns_are_asked_for_by_name(tmp_path):
+    path = tmp_path / "odd.parquet"
+    pq.write_table(pa.table({"a": [photo(0, True)], "b": ["u"]}), path)
+    with pytest.raises(InputError, match="--column image=NAME"):
+        call("init", "--data", path, "-o", tmp_path / "mine.yaml", *ANSWERS)
+    call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml", *ANSWERS,
+         "--column", "label=owner")  # fmt: skip
+    assert load_config(tmp_path / "mine.yaml").data.source.columns.label == "owner"
+
+
+def test_plan_writes_its_noise_and_rounds_into_the_file_and_keeps_the_comments(tmp_path):
+    output = tmp_path / "mine.yaml"
+    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
+    before, noise = output.read_text(), load_config(output).mechanism.noise_multiplier
+    call("plan", "--config", output, "--target-epsilon", "2", "--set", "mechanism.rounds=20",
+         "--write", output, "--output", tmp_path / "plan.json")  # fmt: skip
+    config = load_config(output)
+    assert config.mechanism.rounds == 20
+    assert config.mechanism.noise_multiplier > noise
+    changed = [line for line in output.read_text().splitlines() if line not in before.splitlines()]
+    assert [line.split(":")[0].strip() for line in changed] == ["rounds", "noise_multiplier"]
+
+
+def test_plan_does_not_write_what_it_cannot_say_in_the_mechanism(tmp_path):
+    output = tmp_path / "mine.yaml"
+    call("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
+    before = output.read_text()
+    with pytest.raises(ConfigError, match="beside its mechanism"):
+        call("plan", "--config", output, "--set", "partition.virtual_clients=50",
+             "--write", output, "--output", tmp_path / "plan.json")  # fmt: skip
+    assert output.read_text() == before
