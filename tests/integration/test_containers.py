@@ -24,6 +24,7 @@ SMALL = [
     "mechanism.noise_multiplier=2.0",
     "policy.users_lower_bound=1500",
     "pretraining.epochs=1",
+    "release.min_gain_over_public=null",  # three rounds of a few hundred people gain nothing
     "evaluation.bootstrap_samples=20",
     "audit.bootstrap_samples=20",
     "audit.max_users=200",

@@ -63,6 +63,13 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
 
 
+def guess_image_column(uri: str) -> str:
+    """The column of Parquet files that holds the photos; raises as `guess_source`."""
+    store, files = find_files(uri, "parquet")
+    with open_parquet(store, files[0]) as file:
+        return _needed(list(file.schema_arrow.names), _IMAGE, "image", uri)
+
+
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
     lower = {name.lower(): name for name in names}
     return next((lower[name] for name in known if name in lower), None)

@@ -18,8 +18,8 @@ from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
 from fedemb.storage import Store, open_store
 
-_KNOWN = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
-_ENDINGS = ("", *_KNOWN, *map(str.upper, _KNOWN))
+KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
+_ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
 
 
 @contextmanager

@@ -1,0 +1,64 @@
+"""Which stored photos are like this one: the nearest embeddings, and a measured threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedemb.documents.document import read
+from fedemb.documents.utility import UtilityReport
+from fedemb.embedding.embed_photos import read_embeddings
+from fedemb.embedding.released import ReleasedModel
+from fedemb.errors import ConfigError, InputError
+
+
+class PhotoIndex:
+    """Embeddings of one space, to be asked for the nearest by cosine (exact, FAISS)."""
+
+    def __init__(self, embeddings: Path, model: ReleasedModel):
+        """Reads a file that `fedemb embed` wrote.
+
+        Raises:
+          InputError: it cannot be read.
+          Refused: it is of another model.
+          ConfigError: FAISS is not installed.
+        """
+        try:
+            import faiss
+        except ModuleNotFoundError as error:
+            raise ConfigError("search needs FAISS; install fedemb[serve], or faiss-cpu") from error
+        self.names, vectors = read_embeddings(embeddings, model.space_id)
+        self._model = model
+        self._index = faiss.IndexFlatIP(model.config.model.embedding_dim)
+        self._index.add(np.ascontiguousarray(vectors))
+
+    def nearest(self, photo: bytes, count: int) -> list[tuple[str, float]]:
+        """Names and similarities of the nearest photos, best first.
+
+        Raises:
+          BadImageError: the photo cannot be read.
+        """
+        vector = self._model.embed(self._model.reader.read(photo)[None])
+        found, places = self._index.search(vector, min(count, len(self.names)))
+        return [(self.names[p], float(s)) for s, p in zip(found[0], places[0], strict=True)]
+
+
+def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
+    """The similarity from which two photos are taken for one, and its false accept rate.
+
+    Args:
+      bundle: of the release.
+      rate: one of those the utility report measured; None: the first.
+
+    Raises:
+      InputError: it was not measured.
+    """
+    report = read(bundle / "utility_report.json", UtilityReport).body
+    wanted = rate or report.headline_rate
+    if wanted not in report.recall_at_far:
+        raise InputError(
+            f"the utility report has no threshold for the false accept rate {wanted}; it has "
+            f"{', '.join(report.recall_at_far) or 'none'}"
+        )
+    return wanted, report.recall_at_far[wanted].threshold

@@ -1,0 +1,71 @@
+"""`fedemb embed` and `fedemb search`: a released model on photos. The command line registers them.
+
+The bundle is taken as it lies there; `fedemb verify` says whether it is what it claims.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemb.pipelines.cli.data import counted
+
+ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
+
+
+def embed(
+    photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
+    model: ModelOption,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write.")] = Path(
+        "embeddings.parquet"
+    ),
+    id_column: Annotated[
+        str | None, typer.Option(help="Parquet only: column that names the rows.")
+    ] = None,
+) -> None:
+    """Embed photos by a released model; run again, it goes on where it was stopped.
+
+    What is no photo is a row with a reason and no embedding.
+    """
+    from fedemb.embedding.embed_photos import embed_photos
+    from fedemb.embedding.released import ReleasedModel
+
+    released = ReleasedModel(model)
+    with counted("embedding photos") as progress:
+        done, bad = embed_photos(photos, released, output, id_column=id_column, progress=progress)
+    typer.echo(f"{output}: {done:,} photos, {bad:,} without an embedding, see their reason")
+    typer.echo(f"embedding space: {released.space_id}")
+
+
+def search(
+    photo: Annotated[Path, typer.Argument(help="The photo to look for.")],
+    embeddings: Annotated[
+        Path, typer.Option("--in", help="What `fedemb embed` wrote, by the same model.")
+    ],
+    model: ModelOption,
+    count: Annotated[int, typer.Option("-k", min=1, help="How many of the nearest.")] = 5,
+    false_accept_rate: Annotated[
+        str | None, typer.Option(help="Mark what is alike at this rate; default: the first.")
+    ] = None,
+) -> None:
+    """Find the stored photos nearest to one, and say which of them are alike."""
+    from fedemb.data.photos import BadImageError
+    from fedemb.embedding.released import ReleasedModel
+    from fedemb.embedding.search import PhotoIndex, threshold
+    from fedemb.errors import InputError
+
+    released = ReleasedModel(model)
+    released.check_parity()
+    rate, least = threshold(model, false_accept_rate)
+    index = PhotoIndex(embeddings, released)
+    try:
+        found = index.nearest(photo.read_bytes(), count)
+    except (OSError, BadImageError) as error:
+        raise InputError(f"{photo} cannot be read as a photo ({error}); name another") from error
+    for name, similarity in found:
+        typer.echo(f"{similarity:6.3f}  {'alike' if similarity >= least else '     '}  {name}")
+    typer.echo(
+        f"alike: from {least:.3f} on, where {float(rate):g} of other pairs are taken for one"
+    )

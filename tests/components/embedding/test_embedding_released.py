@@ -1,0 +1,172 @@
+"""A released bundle in use: photos embedded, stopped, gone on with, and searched."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedemb.data.hostile_photos import hostile_photos
+from fedemb.embedding import embed_photos as module
+from fedemb.embedding.embed_photos import SPACE, embed_photos, read_embeddings
+from fedemb.embedding.released import ReleasedModel
+from fedemb.embedding.search import PhotoIndex, threshold
+from fedemb.errors import ArtifactError, InputError, Refused
+from fedemb.pipelines.cli.use import embed, search
+
+BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
+ENDINGS = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "heic": "heic"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ReleasedModel(BUNDLE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Every hostile photo as a file, one that is none, and one that is cut."""
+    root = tmp_path / "photos"
+    (root / "deep" / "er").mkdir(parents=True)
+    for photo in hostile_photos():
+        ending = ENDINGS[photo.name.split()[0]]
+        (root / "deep" / f"{photo.name.replace(' ', '_')}.{ending}").write_bytes(photo.data)
+    (root / "none.jpg").write_bytes(b"no photo")
+    (root / "deep" / "er" / "empty.png").write_bytes(b"")
+    (root / "notes.txt").write_text("not looked at")
+    return root
+
+
+def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_path):
+    output = tmp_path / "embeddings.parquet"
+    done, bad = embed_photos(str(folder), model, output)
+    table = pq.read_table(output)
+    assert (done, bad) == (len(list(hostile_photos())) + 2, 2)
+    reasons = {row["name"]: row["reason"] for row in table.to_pylist() if row["reason"]}
+    assert reasons == {"none.jpg": "not_decodable", "deep/er/empty.png": "image_empty"}
+    assert table.schema.metadata[SPACE].decode() == model.space_id
+    names, values = read_embeddings(output, model.space_id)
+    place = names.index("deep/jpeg_exif_6.jpg")
+    (photo,) = (photo for photo in hostile_photos() if photo.name == "jpeg exif 6")
+    wanted = model.embed(model.reader.read(photo.data)[None])[0]
+    np.testing.assert_allclose(values[place], wanted, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
+
+
+def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PART", 7)
+    whole, stopped = tmp_path / "whole.parquet", tmp_path / "stopped.parquet"
+    embed_photos(str(folder), model, whole)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int) -> None:
+        if done == 14:
+            raise Stop
+
+    with pytest.raises(Stop):
+        embed_photos(str(folder), model, stopped, progress=stop)
+    assert not stopped.exists()
+    embedded: list[int] = []
+    honest = model.embed
+    monkeypatch.setattr(
+        model, "embed", lambda images: embedded.append(len(images)) or honest(images)
+    )
+    monkeypatch.setattr(model, "check_parity", lambda: None)
+    embed_photos(str(folder), model, stopped)
+    assert sum(embedded) == len(list(hostile_photos())) + 2 - 14 - sum(
+        row is None for row in pq.read_table(whole)["embedding"].to_pylist()[14:]
+    )
+    assert pq.read_table(stopped).equals(pq.read_table(whole))
+
+
+def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch):
+    output = tmp_path / "e.parquet"
+    embed_photos(str(folder), model, output)
+    kept = tmp_path / "again.parquet.parts"
+    kept.mkdir()
+    shutil.copy(output, kept / "000000.parquet")
+    (folder / "aaa.jpg").write_bytes(b"new")
+    with pytest.raises(Refused, match="other photos"):
+        embed_photos(str(folder), model, tmp_path / "again.parquet")
+    with pytest.raises(InputError, match="exists"):
+        embed_photos(str(folder), model, output)
+
+
+def test_parquet_rows_are_named_by_a_column_or_by_their_place(model, tmp_path):
+    data = [photo.data for photo in hostile_photos()][:3]
+    pq.write_table(pa.table({"photo": [*data, None], "sku": list("abcd")}), tmp_path / "p.parquet")
+    for column, wanted in (("sku", list("abcd")), (None, [f"p.parquet#{n}" for n in range(4)])):
+        output = tmp_path / f"{column}.parquet"
+        assert embed_photos(str(tmp_path / "p.parquet"), model, output, id_column=column) == (4, 1)
+        assert pq.read_table(output)["name"].to_pylist() == wanted
+
+
+def test_nearest_to_a_photo_is_the_photo_however_it_was_stored(model, folder, tmp_path):
+    output = tmp_path / "e.parquet"
+    embed_photos(str(folder), model, output)
+    index = PhotoIndex(output, model)
+    wide = next(photo for photo in hostile_photos() if photo.name == "jpeg wide")
+    (best, similarity), *_ = index.nearest(wide.data, 3)
+    assert best == "deep/jpeg_wide.jpg"
+    assert similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_embeddings_of_another_space_are_refused(model, folder, tmp_path):
+    output = tmp_path / "e.parquet"
+    embed_photos(str(folder), model, output)
+    other = pq.read_table(output).replace_schema_metadata({SPACE: b"es-other"})
+    pq.write_table(other, tmp_path / "other.parquet")
+    with pytest.raises(Refused, match="space es-other"):
+        PhotoIndex(tmp_path / "other.parquet", model)
+
+
+def test_threshold_is_one_that_was_measured(model):
+    rate, least = threshold(BUNDLE, None)
+    assert (rate, least) == ("0.001", 0.7)
+    assert threshold(BUNDLE, "0.1") == ("0.1", 0.3)
+    with pytest.raises(InputError, match=r"it has 0\.001, 0\.1"):
+        threshold(BUNDLE, "0.5")
+
+
+def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, monkeypatch):
+    from fedemb.data import photos
+
+    monkeypatch.setattr(photos.ImageOps, "exif_transpose", lambda image: image)
+    with pytest.raises(Refused, match=r"jpeg exif \d\) otherwise than training did"):
+        embed_photos(str(folder), model, tmp_path / "e.parquet")
+
+
+def test_what_is_no_bundle_is_a_sentence(tmp_path):
+    with pytest.raises(ArtifactError, match="no release"):
+        ReleasedModel(tmp_path)
+
+
+def test_commands_embed_and_search(folder, tmp_path):
+    app = typer.Typer()
+    app.command()(embed)
+    app.command()(search)
+    runner, output = CliRunner(), str(tmp_path / "e.parquet")
+    done = runner.invoke(app, ["embed", str(folder), "-m", str(BUNDLE), "-o", output])
+    assert done.exit_code == 0, done.output
+    assert "2 without an embedding" in done.output
+    query = str(folder / "deep" / "jpeg_tall.jpg")
+    found = runner.invoke(app, ["search", query, "--in", output, "-m", str(BUNDLE), "-k", "2"])
+    assert found.exit_code == 0, found.output
+    assert found.output.splitlines()[0].split() == ["1.000", "alike", "deep/jpeg_tall.jpg"]
+
+
+def test_grey_bundle_reads_grey(model):
+    grey = Image.new("L", (30, 20), 77)
+    sink = io.BytesIO()
+    grey.save(sink, "PNG")
+    assert set(model.reader.read(sink.getvalue()).ravel()) == {77}
