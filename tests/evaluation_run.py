@@ -21,6 +21,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import Commitments, UsersManifest
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.ledger import read_reservation
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
 
@@ -120,13 +121,25 @@ class FinishedRun:
         return self.root / "private" / RUN_ID
 
     def reserve(self, settings: RunConfig, run_id: str = RUN_ID) -> None:
-        """Plans and reserves a run in the ledger."""
+        """Plans, reserves and commits a run in the ledger."""
         from fedemb.steps.plan_privacy import plan
         from fedemb.steps.reserve_budget import reserve
 
         context = self.context(settings, run_id=run_id)
         plan.run(context)
         reserve.run(context, input_fingerprint="private.parquet@1")
+        reserved = read_reservation(context.artifacts.reservation)
+        ledger, keys = context.writable_ledger, context.keys
+        digests = dict.fromkeys(("inputs_sha", "private_root"), "a" * 64)
+        ledger.bind(reserved, commitments={"users": "b" * 64}, **digests)
+        ledger.commit(
+            reserved,
+            rounds_started=settings.mechanism.rounds,
+            round_log_sha="c" * 64,
+            card_sha="d" * 64,
+            signer=Signer.load_or_create(keys, "trainer"),
+            keys=keys,
+        )
 
     def sign(self, path: Path, document: Document) -> None:
         """Writes a document as its step does."""

@@ -17,7 +17,7 @@ from fedemb.step import Rights, step
     },
     rights=Rights(
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
-        ledger="read",
+        ledger="append",  # a look at evaluation people is a record
         signing=("evaluate",),
         releases="read",
     ),

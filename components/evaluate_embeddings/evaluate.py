@@ -48,6 +48,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
+      Refused: the run is not committed in the ledger, where the look is counted.
       SignatureInvalid: model, users or public start are not signed by the steps that write them.
       StorageError: the private root cannot be read.
     """
@@ -56,6 +57,8 @@ def run(context: StepContext) -> dict[str, Any]:
     read_users(context)
     read_start(context)
     backbones = _backbones(config, artifacts)
+    signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
+    context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
     with local_tree(context.private("evaluation")) as folder:
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
@@ -87,7 +90,6 @@ def run(context: StepContext) -> dict[str, Any]:
     report = UtilityReport.of_fields(fields)
     write_utility_page(artifacts.utility_page, report)
     logger.info("%s", utility_sentence(report))
-    signer = Signer.newest(context.keys, "evaluate")
     return write_signed(artifacts.utility_report, report, signer).json
 
 

@@ -24,10 +24,12 @@ from fedemb.config import RunConfig
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import FedEmbError
+from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
 from fedemb.reports.report import WAY_BACK
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.storage import open_store
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
@@ -249,7 +251,15 @@ def _stated(epsilon: float | None) -> str:
 
 def _utility(run: RunDirectory) -> str:
     path = run.output("utility_report")
-    return "not measured" if path is None else utility_sentence(read(path, UtilityReport).body)
+    if path is None:
+        return "not measured"
+    store = open_store(run.stores()["ledger"])
+    policy = run.config().policy.policy_id
+    looks = len(open_ledger(store.uri, policy, trust=read_trust(store)).state.looks)
+    return (
+        f"{utility_sentence(read(path, UtilityReport).body)} Measurements on these people so far, "
+        f"under policy {policy}: {looks}."
+    )
 
 
 def _release(run: RunDirectory, outcome: Outcome) -> str:

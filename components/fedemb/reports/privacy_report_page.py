@@ -62,6 +62,7 @@ def report_page(
         audit=audit_sentence(evidence.audit.body),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
+        looks=sum(record.sequence <= last for record in ledger.state.looks),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,
         waivers=[ledger.chain.records[item.sequence] for item in signed.body.approvals],

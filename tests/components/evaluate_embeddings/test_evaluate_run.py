@@ -11,8 +11,10 @@ from evaluation_run import FinishedRun, config, write_users
 from fedemb.documents.artifacts import write_json
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport, embedding_space_id
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, Refused
+from fedemb.ledger import Ledger
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.steps.evaluate_embeddings import evaluate
 from fedemb.steps.evaluate_embeddings.evaluate import run
 
 
@@ -99,6 +101,24 @@ def test_embedding_space_depends_on_weights_and_on_what_the_model_sees():
     assert one == embedding_space_id("a" * 64, model)
     assert one != embedding_space_id("b" * 64, model)
     assert one != embedding_space_id("a" * 64, model.model_copy(update={"channels": 3}))
+
+
+def test_every_measurement_is_a_record_made_before_anybody_is_read(finished, tmp_path, monkeypatch):
+    context = finished.context(config(), tmp_path)
+    before = len(context.ledger.state.looks)
+    run(context)
+    looks = context.ledger.state.looks
+    assert len(looks) == before + 1
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert looks[-1].body["model_sha"] == written["model_sha"]
+
+    def refuse(*_):
+        raise Refused("the ledger is full")
+
+    monkeypatch.setattr(Ledger, "look", refuse)
+    monkeypatch.setattr(evaluate, "UserStore", lambda _: pytest.fail("people were read"))
+    with pytest.raises(Refused):
+        run(finished.context(config(), tmp_path))
 
 
 def test_the_same_run_gives_the_same_bytes(finished, tmp_path):
