@@ -13,7 +13,13 @@ from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import Refused
 from fedemb.steps.release_model.whitelist import serving_problem
 
-__all__ = ["load_whitelisted", "save_for_serving", "save_preprocessing", "serving_problem"]
+__all__ = [
+    "check_parity",
+    "load_whitelisted",
+    "save_for_serving",
+    "save_preprocessing",
+    "serving_problem",
+]
 
 
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
@@ -106,6 +112,13 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
         released.embed,
         exact=True,
     )
+
+
+def check_parity(bundle: Path) -> None:
+    """Raises Refused where a bundle gives other embeddings than it was released with."""
+    from fedemb.embedding.released import ReleasedModel
+
+    ReleasedModel(bundle).check_parity()
 
 
 def _module(path: Path) -> Any:

@@ -163,13 +163,11 @@ def _check_attestation(
 
 def _check_serving(bundle: Path) -> None:
     try:
-        from fedemb.steps.release_model.serving import serving_problem
+        from fedemb.steps.release_model.serving import check_parity, serving_problem
 
         problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
         if problem is None:
-            from fedemb.embedding.released import ReleasedModel
-
-            ReleasedModel(bundle).check_parity()
+            check_parity(bundle)
     except ModuleNotFoundError as error:
         raise SignatureInvalid(
             f"saved_model cannot be looked into without {error.name}; verify with an installation "

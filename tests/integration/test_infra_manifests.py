@@ -157,7 +157,7 @@ def test_gpus_are_limited(manifests):
 
 def test_rights_follow_the_table_of_artifacts():
     append = {group for group, rights in GROUPS.items() if rights["ledger"] == "append"}
-    assert append == {"reserve", "train", "release"}
+    assert append == {"reserve", "train", "evaluate", "release"}
     reads = {
         folder: {group for group, rights in GROUPS.items() if folder in rights["private"]}
         for folder in ("users", "evaluation", "diagnostics")
