@@ -14,7 +14,11 @@ from fedemb.steps.plan_privacy.figure import as_svg
 
 
 def draw_frontier(
-    plan: MechanismPlan, delta: float, target_epsilon: float | None, figure: Path
+    plan: MechanismPlan,
+    delta: float,
+    target_epsilon: float | None,
+    figure: Path,
+    units_per_second: float | None = None,
 ) -> dict[str, Any]:
     """Finds the frontier and draws it.
 
@@ -23,6 +27,7 @@ def draw_frontier(
       delta: total failure probability.
       target_epsilon: what every setting costs.
       figure: SVG to write.
+      units_per_second: that a machine trains, for estimated minutes; None: no estimate.
 
     Raises:
       ConfigError: there is no target, or no batch to choose.
@@ -34,8 +39,14 @@ def draw_frontier(
     return {
         "figure": str(figure),
         "target_epsilon": target_epsilon,
-        "points": [asdict(point) for point in points],
+        "points": [
+            {**asdict(point), "minutes": _minutes(point, units_per_second)} for point in points
+        ],
     }
+
+
+def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | None:
+    return units_per_second and point.batch * point.rounds / units_per_second / 60
 
 
 def frontier_svg(points: list[FrontierPoint], target_epsilon: float) -> str:

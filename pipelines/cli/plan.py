@@ -101,6 +101,10 @@ def plan(
             "--frontier", help="Batch, rounds and noise for --target-epsilon, as a table."
         ),
     ] = False,
+    units_per_second: Annotated[
+        float | None,
+        typer.Option(min=1e-3, help="--frontier: units a second your machine trains, for minutes."),
+    ] = None,
     simulate_at: Annotated[
         str | None,
         typer.Option(help="Also the run at this share of batch and noise, e.g. 1/16 (TAN)."),
@@ -150,6 +154,8 @@ def plan(
         "images_per_user": images_per_user,
     }
     one_or_the_other(context, config is not None, numbers)
+    if units_per_second is not None and not frontier:
+        raise ConfigError("--units-per-second estimates minutes of --frontier; add it or drop this")
     if config is None:
         refuse_ignored(context, planned, drawn=extrapolate or frontier, search=tuning_trials)
     if config is not None:
@@ -183,6 +189,7 @@ def plan(
         law=tuning_law.value,
         figure=figure if extrapolate else None,
         frontier=figure if frontier else None,
+        units_per_second=units_per_second,
         simulate_at=simulate_at,
         target_epsilon=target_epsilon,
         users_per_client=None if config is not None else users_per_client,
@@ -198,6 +205,7 @@ def _report(
     law: Any,
     figure: Path | None,
     frontier: Path | None,
+    units_per_second: float | None,
     simulate_at: str | None,
     target_epsilon: float | None,
     users_per_client: int | None,
@@ -255,7 +263,9 @@ def _report(
     if frontier is not None:
         from fedemb.steps.plan_privacy.frontier import draw_frontier
 
-        fields["frontier"] = draw_frontier(mechanism, guarantee.delta, target_epsilon, frontier)
+        fields["frontier"] = draw_frontier(
+            mechanism, guarantee.delta, target_epsilon, frontier, units_per_second
+        )
     if simulate_at is not None:
         from fedemb.privacy.planning.frontier import simulation_at
 

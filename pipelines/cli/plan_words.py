@@ -63,12 +63,17 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
 
 def _frontier(frontier: dict[str, Any]) -> list[str]:
     out = [f"settings of epsilon {frontier['target_epsilon']:g}, noise as little as it takes:"]
-    out.append(f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}")
+    timed = any(point["minutes"] is not None for point in frontier["points"])
+    out.append(
+        f"{'batch':>10}{'rounds':>10}{'noise':>10}{'noise/batch':>14}{'epochs':>10}"
+        + f"{'minutes':>10}" * timed
+    )
     for point in frontier["points"]:
         mark = "  full batch" if point["full_batch"] else ""
+        minutes = f"{point['minutes']:>10.3g}" if timed else ""
         out.append(
             f"{point['batch']:>10,}{point['rounds']:>10,}{point['noise_multiplier']:>10.4g}"
-            f"{point['noise_per_batch']:>14.3g}{point['epochs']:>10.4g}{mark}"
+            f"{point['noise_per_batch']:>14.3g}{point['epochs']:>10.4g}{minutes}{mark}"
         )
     return [*out, f"wrote {frontier['figure']}"]
 

@@ -155,3 +155,20 @@ def test_a_configuration_is_priced_as_the_run_would_be(tmp_path):
     out = json.loads(call(tmp_path, "--config", "quickstart", *overrides, "--json"))
     assert out["rounds"] == 5
     assert out["noise_multiplier"] == 3
+
+
+def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path):
+    """Batch x rounds / units a second, in the table and in the JSON."""
+    arguments = ["--mechanism", "poisson_gaussian", "--population", "2000"]
+    arguments += ["--users-per-client", "1", "--clients-per-round", "200", "--rounds", "20"]
+    arguments += ["--target-epsilon", "3", "--delta", "1e-4", "--frontier"]
+    arguments += ["--figure", str(tmp_path / "f.svg"), "--output", str(tmp_path / "plan.json")]
+    timed = [*arguments, "--units-per-second", "50"]
+    result = CliRunner().invoke(app, [*timed, "--json"])
+    assert result.exit_code == 0, result.output
+    for point in json.loads(result.stdout)["frontier"]["points"]:
+        assert point["minutes"] == pytest.approx(point["batch"] * point["rounds"] / 3000)
+    assert "minutes" in CliRunner().invoke(app, timed).output
+    assert "minutes" not in CliRunner().invoke(app, arguments).output
+    without = [text for text in timed if text != "--frontier"]
+    assert CliRunner().invoke(app, without).exit_code != 0

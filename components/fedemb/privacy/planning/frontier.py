@@ -67,8 +67,8 @@ def frontier(
     """
     if plan.chance is None:
         raise ConfigError(
-            f"{plan.kind} samples nothing, so there is no batch to choose; name a mechanism that "
-            "samples"
+            f"{plan.kind} has no sampling probability, so there is no batch to choose; name a "
+            "mechanism that has"
         )
     shares = sorted({share for share in batches if plan.chance * share < 1} | {1 / plan.chance})
     points: list[FrontierPoint] = []
