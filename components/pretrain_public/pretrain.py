@@ -10,17 +10,24 @@ import json
 import logging
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
-from fedemb.errors import ArtifactError, InputError
+from fedemb.embedding.whitened import fit_constants
+from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _LOG = logging.getLogger(__name__)
 
+_CONSTANT_IMAGES = 2000
+"""Images that constants of features are computed from, at most."""
 ALLOWED_LAYERS = frozenset(
     {
         "Activation",
@@ -76,11 +83,17 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = 0
     loss: float | None = None
+    if model.whitened_directions and pretraining.kind in ("none", "import"):
+        raise ConfigError(
+            "model.whitened_directions takes constants from images that are not private, and "
+            f"pretraining.kind={pretraining.kind} has none; set it to random_process, supervised or"
+            " simclr, or whitened_directions: 0"
+        )
     if pretraining.kind == "import":
         backbone = import_backbone(Path(pretraining.import_path or ""), model)
     else:
         backbone = build_backbone(model, seed)
-    if pretraining.kind in ("supervised", "simclr"):
+    if pretraining.kind in ("supervised", "simclr", "random_process"):
         images, classes, loss = _train(backbone, model, pretraining, seed)
     fields = {
         "pretraining_kind": pretraining.kind,
@@ -101,12 +114,7 @@ def _train(
 ) -> tuple[int, int, float]:
     import numpy as np
 
-    from fedemb.data.photos import PhotoReader
-    from fedemb.data.sources import read_public_images
-
-    if pretraining.source is None:
-        raise InputError("pretraining.source is missing; name the public images")
-    images, labels = read_public_images(pretraining.source, PhotoReader.of(model))
+    images, labels = _public_images(model, pretraining, seed)
     classes = len(np.unique(labels))
     supervised = pretraining.kind == "supervised"
     if len(images) < 2 or (supervised and classes < 2):
@@ -115,12 +123,34 @@ def _train(
             "of each; name a larger one, or pretraining.kind: none"
         )
     _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
-    loss = pretrain(backbone, images, labels, pretraining, seed=seed)
+    loss = 0.0
+    if backbone.trainable_variables:
+        loss = pretrain(backbone, images, labels, pretraining, seed=seed)
+    fit_constants(backbone, images[:_CONSTANT_IMAGES])
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
     return len(images), classes, loss
+
+
+def _public_images(
+    model: ModelConfig, pretraining: PretrainingConfig, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    from fedemb.data.photos import PhotoReader
+    from fedemb.data.sources import read_public_images
+
+    if pretraining.kind == "random_process":
+        return dead_leaves(
+            pretraining.random_images,
+            model.image_size,
+            model.channels,
+            laws=pretraining.random_laws,
+            seed=seed,
+        )
+    if pretraining.source is None:
+        raise InputError("pretraining.source is missing; name the public images")
+    return read_public_images(pretraining.source, PhotoReader.of(model))
 
 
 def import_backbone(path: Path, model: ModelConfig) -> Any:

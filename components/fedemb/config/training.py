@@ -30,6 +30,12 @@ class ModelConfig(Section):
     """Groups of each normalisation; 0: none at all; null: what the backbone's authors have."""
     weight_standardization: Literal["none", "plain", "gain"] | None = None
     """Kernels with mean 0 and norm 1 per channel, or times a trained gain; null: the authors'."""
+    whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Scattering nets: largest directions of features that are brought to the size of the next one,
+    by constants of public or generated images; fewer than such images. 0: groups of each image are
+    normalised by themselves."""
+    mirrored: bool = False
+    """Scattering nets: features that an image shares with its mirror image, half as many."""
     scale_norm: bool = False
     """Another normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -178,8 +184,13 @@ class TrainingConfig(Section):
 class PretrainingConfig(Section):
     """Public start of the backbone."""
 
-    kind: Literal["none", "supervised", "simclr", "import"] = "none"
-    """No start, classes, self-supervision without labels, or a model file."""
+    kind: Literal["none", "supervised", "simclr", "random_process", "import"] = "none"
+    """No start, classes, self-supervision without labels, generated images (no public data at all),
+    or a model file."""
+    random_images: Annotated[int, Field(ge=64, le=1_000_000)] = 2000
+    """`random_process` only: images to draw."""
+    random_laws: Annotated[int, Field(ge=2, le=10_000)] = 50
+    """`random_process` only: laws of colour and shape, told apart as classes are."""
     source: SourceConfig | None = None
     """Public images; images found here are dropped from the private side."""
     epochs: PositiveInt = 10

@@ -203,7 +203,8 @@ def pretrain(
       backbone: from `build_backbone`.
       images: uint8 `[images, size, size, channels]`, public.
       labels: int64 `[images]`; unused by `simclr`.
-      config: `supervised` or `simclr`, and its schedule; other kinds train nothing.
+      config: `supervised`, `random_process` (classes are laws) or `simclr`, and its schedule;
+        other kinds train nothing.
       seed: of shuffles, heads and augmentation.
 
     Returns:
@@ -211,7 +212,7 @@ def pretrain(
     """
     schedule = config.model_dump(include={"epochs", "batch_size", "learning_rate", "momentum"})
     common = {"augmentation": config.augmentation, "seed": seed, **schedule}
-    if config.kind == "supervised":
+    if config.kind in ("supervised", "random_process"):
         return train_supervised(backbone, images, labels, loss=config.loss, **common)
     if config.kind == "simclr":
         return train_contrastive(backbone, images, temperature=config.temperature, **common)

@@ -14,6 +14,7 @@ from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.embedding.backbones import check_backbone
 from fedemb.embedding.scattering import scattering_layer
 from fedemb.embedding.standardized import gain_convolution, standardized_convolution
+from fedemb.embedding.whitened import whitened_layer
 from fedemb.errors import ArtifactError
 
 
@@ -31,7 +32,7 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
     import keras
 
     # Layers of ours are known to Keras by name once they were asked for.
-    for layer in (standardized_convolution, gain_convolution, scattering_layer):
+    for layer in (standardized_convolution, gain_convolution, scattering_layer, whitened_layer):
         layer()
     try:
         backbone = keras.saving.load_model(path, compile=False, safe_mode=True)

@@ -135,6 +135,21 @@ def scatter(images: Any, waves: Any, every: Any, second: Any) -> Any:
     return ops.transpose(paths, (0, 2, 3, 1))
 
 
+def shared_with_mirror(features: Any) -> Any:
+    """The mean of features and those of the mirror image, of which one half says all.
+
+    Args:
+      features: from `scatter`, an even number of columns.
+    """
+    import keras
+
+    ops: Any = keras.ops
+    channels, columns = features.shape[-1] // PATHS, features.shape[2]
+    turned = (PATHS * np.arange(channels)[:, None] + mirrored_paths()).ravel()
+    mirrored = ops.take(ops.flip(features, axis=2), turned, axis=-1)
+    return ((features + mirrored) / 2.0)[:, :, : columns // 2]
+
+
 @cache
 def scattering_layer() -> Any:
     """The layer, known to Keras by name from the first call on."""
@@ -147,6 +162,13 @@ def scattering_layer() -> Any:
         Its filters are weights that never train: whoever checks a released graph finds each
         constant of it in the list of weights.
         """
+
+        def __init__(self, mirrored: bool = False, **options: Any) -> None:
+            super().__init__(**options)
+            self.mirrored = mirrored
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "mirrored": self.mirrored}
 
         def build(self, input_shape: Any) -> None:
             size = input_shape[1]
@@ -163,10 +185,12 @@ def scattering_layer() -> Any:
             ]
 
         def call(self, inputs: Any) -> Any:
-            return scatter(inputs, *self._filters)
+            found = scatter(inputs, *self._filters)
+            return shared_with_mirror(found) if self.mirrored else found
 
         def compute_output_shape(self, input_shape: Any) -> Any:
             batch, height, width, channels = input_shape
-            return batch, height // _BLUR, width // _BLUR, channels * PATHS
+            columns = width // _BLUR // (2 if self.mirrored else 1)
+            return batch, height // _BLUR, columns, channels * PATHS
 
     return Scattering

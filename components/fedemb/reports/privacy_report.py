@@ -234,7 +234,8 @@ def _cumulative(ledger: Ledger, reservation: Reservation, head_sequence: int) ->
 
 def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
     kind = config.pretraining.kind
-    overlap = {"none": "no_public_images", "import": "unchecked"}
+    none = "no_public_images"
+    overlap = {"none": none, "random_process": none, "import": "unchecked"}
     return {
         "kind": kind,
         "initial_weights_sha": evidence.model.body.initial_weights_sha,

@@ -138,3 +138,13 @@ def test_what_cannot_be_scattered_is_refused(options, sentence):
     model = _model("scatter_linear").model_copy(update=options)
     with pytest.raises(ConfigError, match=sentence):
         build_backbone(model, 0)
+
+
+def test_mirrored_features_do_not_tell_an_image_from_its_mirror_image():
+    images = np.random.default_rng(4).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
+    layer = scattering_layer()(mirrored=True)
+    found, other = layer(images).numpy(), layer(images[:, :, ::-1]).numpy()
+    assert found.shape == (2, 8, 4, 243)
+    assert np.linalg.norm(found - other) < 0.01 * np.linalg.norm(found)
+    upside = layer(images[:, ::-1]).numpy()
+    assert np.linalg.norm(found - upside) > 0.1 * np.linalg.norm(found)

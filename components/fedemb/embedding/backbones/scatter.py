@@ -11,24 +11,33 @@ from fedemb.config import ModelConfig
 from fedemb.embedding.backbones.blocks import embedding, layers
 from fedemb.embedding.backbones.registry import backbone
 from fedemb.embedding.scattering import PATHS, scattering_layer
+from fedemb.embedding.whitened import whitened_layer
 from fedemb.errors import ConfigError
 
 
 def _scattered(x: Any, model: ModelConfig) -> Any:
-    """Scattering features `[batch, size / 4, size / 4, channels * 81]`, normalised; frozen.
-
-    By default nine paths of a channel share a mean and a variance over the image, which takes no
-    data but the image itself.
+    """Scattering features `[batch, size / 4, size / 4, channels * 81]`; frozen.
 
     Raises:
-      ConfigError: the image size is not a multiple of 4, or the groups do not divide the paths.
+      ConfigError: the image size is not a multiple of 4 (8 for mirrored features).
     """
-    if model.image_size % 4:
+    multiple = 8 if model.mirrored else 4
+    if model.image_size % multiple:
         raise ConfigError(
-            f"model.image_size={model.image_size} is not a multiple of 4, as {model.backbone} "
-            "needs; take a multiple of 4"
+            f"model.image_size={model.image_size} is not a multiple of {multiple}, as "
+            f"{model.backbone} needs; take one that is"
         )
-    x = scattering_layer()(name="scattering")(x)
+    return scattering_layer()(mirrored=model.mirrored, name="scattering")(x)
+
+
+def _normalised(x: Any, model: ModelConfig) -> Any:
+    """Nine paths of a channel share a mean and a variance over the image, by default.
+
+    It takes no data but the image itself.
+
+    Raises:
+      ConfigError: the groups do not divide the paths.
+    """
     paths = PATHS * model.channels
     groups = paths // 9 if model.norm_groups is None else model.norm_groups
     if groups == 0:
@@ -47,13 +56,18 @@ def _scattered(x: Any, model: ModelConfig) -> Any:
 @backbone("scatter_linear")
 def scatter_linear(x: Any, model: ModelConfig) -> Any:
     """The features themselves: 15,552 at 32x32x3 without a projection, and nothing that trains."""
-    return embedding(layers().Flatten(name="flatten")(_scattered(x, model)), model)
+    x = _scattered(x, model)
+    if model.whitened_directions:
+        flat = whitened_layer()(model.whitened_directions, name="whitened")(x)
+    else:
+        flat = layers().Flatten(name="flatten")(_normalised(x, model))
+    return embedding(flat, model)
 
 
 @backbone("scatter_cnn")
 def scatter_cnn(x: Any, model: ModelConfig) -> Any:
     """Two 3x3 convolutions of 64 channels with tanh on the features."""
-    x = _scattered(x, model)
+    x = _normalised(_scattered(x, model), model)
     for index in (1, 2):
         x = layers().Conv2D(64, 3, padding="same", activation="tanh", name=f"block{index}_conv")(x)
         if index == 1:

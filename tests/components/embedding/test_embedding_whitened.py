@@ -1,0 +1,86 @@
+"""Features brought to one size by constants of generated images."""
+
+import numpy as np
+import pytest
+
+from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
+from fedemb.data.dead_leaves import dead_leaves
+from fedemb.embedding import build_backbone, load_backbone
+from fedemb.embedding.preprocessing import preprocess
+from fedemb.embedding.whitened import constants, fit_constants
+from fedemb.errors import ConfigError
+from fedemb.keys import open_key_store
+from fedemb.steps.pretrain_public import pretrain
+
+MODEL = ModelConfig(
+    backbone="scatter_linear",
+    projection=False,
+    image_size=16,
+    embedding_dim=4 * 2 * 81,
+    whitened_directions=12,
+    mirrored=True,
+)
+
+
+def _leaves(count=80, seed=0):
+    return dead_leaves(count, 16, 1, laws=8, seed=seed)[0]
+
+
+def test_largest_directions_are_brought_to_the_size_of_the_next():
+    """Against the covariance itself, on the images that the constants are of."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(60, 2, 2, 5)) * np.array([9.0, 5.0, 1.0, 1.0, 1.0])
+    features += random.normal(size=(60, 1, 1, 1)) * 7
+    mean, scale, centre, axes, kept = constants(features, 3)
+    flat = np.clip((features - mean) * scale, -6, 6).reshape(60, -1) - centre
+    before = np.linalg.eigvalsh(np.cov(flat.T, bias=True))[::-1]
+    after = np.linalg.eigvalsh(np.cov((flat - flat @ axes * (1 - kept) @ axes.T).T, bias=True))
+    wanted = np.sort(np.concatenate([np.full(3, before[3]), before[3:]]))
+    np.testing.assert_allclose(after, wanted, atol=1e-8 * before[0])
+
+
+def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
+    start = PublicStart(
+        model=MODEL,
+        pretraining=PretrainingConfig(kind="random_process", random_images=64, random_laws=4),
+        seed=1,
+    )
+    keys = open_key_store(str(tmp_path / "keys"))
+    card = pretrain.run(start, tmp_path / "start", keys)
+    assert (card["pretraining_kind"], card["images"]) == ("random_process", 64)
+    backbone = load_backbone(tmp_path / "start" / "backbone.keras", MODEL)
+    assert not backbone.trainable_variables
+    found = backbone(preprocess(_leaves(3, seed=9))).numpy()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    bare = build_backbone(MODEL, 1)
+    assert np.abs(bare(preprocess(_leaves(3, seed=9))) - found).max() > 1e-3
+    assert fit_constants(bare, dead_leaves(64, 16, 1, laws=4, seed=1)[0]) == 1
+    np.testing.assert_allclose(bare(preprocess(_leaves(3, seed=9))), found, atol=1e-4)
+
+
+def test_features_of_an_image_depend_on_no_other():
+    backbone = build_backbone(MODEL, 0)
+    fit_constants(backbone, _leaves())
+    images = preprocess(_leaves(5, seed=3))
+    together = backbone(images).numpy()
+    alone = np.concatenate([backbone(images[i : i + 1]).numpy() for i in range(5)])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["none", "import"])
+def test_constants_without_images_to_take_them_from_are_refused(tmp_path, kind):
+    pretraining = PretrainingConfig(kind=kind, import_path="x.keras")
+    start = PublicStart(model=MODEL, pretraining=pretraining, seed=1)
+    with pytest.raises(ConfigError, match="whitened_directions"):
+        pretrain.run(start, tmp_path, open_key_store(str(tmp_path / "keys")))
+
+
+def test_dead_leaves_are_what_the_seed_says_and_laws_differ():
+    images, laws = dead_leaves(12, 16, 3, laws=4, seed=5)
+    again, _ = dead_leaves(12, 16, 3, laws=4, seed=5)
+    np.testing.assert_array_equal(images, again)
+    assert images.shape == (12, 16, 16, 3)
+    assert laws.tolist() == [0, 1, 2, 3] * 3
+    other, _ = dead_leaves(12, 16, 3, laws=4, seed=6)
+    assert (images != other).mean() > 0.9
+    assert len({image.tobytes() for image in images}) == 12
