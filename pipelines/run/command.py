@@ -84,6 +84,9 @@ def prepare(
       InputError: a run of this name exists.
     """
     loaded = checked(config, overrides, parent, data)
+    if data is not None:
+        for line in _said_of(loaded):
+            typer.echo(line)
     public = loaded.pretraining.source
     if BUILTIN in (loaded.data.source.uri, public.uri if public else None):
         loaded = _with_builtin_data(loaded, parent)
@@ -98,6 +101,18 @@ def checked(
     found = with_data(loaded, data)
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     return found
+
+
+def _said_of(config: RunConfig) -> list[str]:
+    """What a configuration that may have been written for other images says of these."""
+    start, tuning, policy = config.pretraining, config.tuning, config.policy
+    public = f"{start.kind}, from {start.source.uri if start.source else start.import_path}"
+    return [
+        f"public start: {public if start.kind != 'none' else 'none'}",
+        f"said of these images: never fewer than {policy.users_lower_bound:,} users; settings "
+        f"chosen on {tuning.data} data ({tuning.method or 'not said how'}). `fedemb init` writes a "
+        "configuration for them",
+    ]
 
 
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:

@@ -85,8 +85,8 @@ def policy_overrides(folder: Path | None) -> list[str]:
 def with_data(config: RunConfig, data: str | None) -> RunConfig:
     """Returns the configuration with another private source; unchanged if `data` is None.
 
-    The public source follows where both are taken from one file. The built-in glyphs are two
-    sets: the public one stays, or private images would be taken for public.
+    The public source follows where both are taken from one file. Glyphs are no start for photos:
+    where a configuration would draw them, there is no public start.
     """
     if data is None:
         return config
@@ -95,6 +95,8 @@ def with_data(config: RunConfig, data: str | None) -> RunConfig:
     public = config.pretraining.source
     if public is not None and public.uri == config.data.source.uri != BUILTIN:
         overrides["pretraining.source.uri"] = uri
+    if public is not None and public.uri == BUILTIN != data:
+        overrides["pretraining"] = {"kind": "none"}
     try:
         return config.updated(overrides)
     except ValidationError as error:

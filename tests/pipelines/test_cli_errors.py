@@ -84,17 +84,27 @@ def test_useless_epsilon_is_called_so(capsys, tmp_path):
     assert "protects nobody" in text
 
 
-def test_own_data_never_becomes_the_public_set_of_the_glyphs():
+def test_glyphs_are_no_start_for_photos_of_ones_own():
     config = with_data(load_config("quickstart"), "photos.parquet")
     assert config.data.source.uri.endswith("photos.parquet")
-    assert config.pretraining.source.uri == "builtin"
+    assert config.pretraining.kind == "none"
+    assert config.pretraining.source is None
 
 
-def test_run_on_own_data_draws_only_the_public_glyphs(tmp_path):
-    small = ["data.builtin.users=100", "data.builtin.public_classes=2"]
-    config = prepare("quickstart", small, tmp_path, data="/photos.parquet").config()
+def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, capsys):
+    config = prepare("quickstart", [], tmp_path, data="/photos.parquet").config()
     assert config.data.source.uri == "/photos.parquet"
-    assert config.pretraining.source.uri.endswith("public.parquet")
+    assert not (tmp_path / "builtin-data").exists()
+    said = capsys.readouterr().out
+    assert "public start: none" in said
+    assert "never fewer than 28,000 users" in said
+
+
+def test_public_photos_stay_the_start_of_private_ones(tmp_path, capsys):
+    public = ["pretraining.source.uri=/public.parquet"]
+    config = prepare("quickstart", public, tmp_path, data="/photos.parquet").config()
+    assert config.pretraining.source.uri == "/public.parquet"
+    assert "supervised, from /public.parquet" in capsys.readouterr().out
 
 
 def test_private_file_as_public_source_is_refused(tmp_path):
