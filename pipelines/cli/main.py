@@ -20,7 +20,7 @@ from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
-from fedemb.pipelines.cli.use import embed, search
+from fedemb.pipelines.cli.use import embed, export, search
 from fedemb.pipelines.cli.verify import lineage, verify_release
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ app.command(name="verify")(verify_release)
 app.command()(lineage)
 app.command()(embed)
 app.command()(search)
+app.command()(export)
 app.command()(forget)
 
 ConfigOption = Annotated[

@@ -1,4 +1,4 @@
-"""`fedemb embed` and `fedemb search`: a released model on photos. The command line registers them.
+"""`fedemb embed`, `search` and `export`: a released model in use. The command line registers them.
 
 The bundle is taken as it lies there; `fedemb verify` says whether it is what it claims.
 """
@@ -69,3 +69,18 @@ def search(
     typer.echo(
         f"alike: from {least:.3f} on, where {float(rate):g} of other pairs are taken for one"
     )
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
+    to: Annotated[list[str], typer.Option(help="onnx, tflite or keras; may be given often.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
+) -> None:
+    """Write a released model in other forms, each checked against it on the same pixels."""
+    from fedemb.embedding.export import export as write
+    from fedemb.embedding.released import ReleasedModel
+
+    released = ReleasedModel(model)
+    released.check_parity()
+    for form in to:
+        typer.echo(f"wrote {write(released, form, output)}")

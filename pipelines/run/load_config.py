@@ -91,7 +91,7 @@ def with_data(config: RunConfig, data: str | None) -> RunConfig:
     if data is None:
         return config
     uri = data if "://" in data or data == BUILTIN else str(Path(data).resolve())
-    overrides = {"data.source.uri": uri}
+    overrides: dict[str, Any] = {"data.source.uri": uri}
     public = config.pretraining.source
     if public is not None and public.uri == config.data.source.uri != BUILTIN:
         overrides["pretraining.source.uri"] = uri

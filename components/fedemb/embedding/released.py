@@ -47,7 +47,7 @@ class ReleasedModel:
                 json.loads((bundle / "config.json").read_bytes())
             )
             self._loaded = tf.saved_model.load(str(bundle / "saved_model"))
-            self._embed: Any = self._loaded.signatures["serving_default"]
+            self.signature: Any = self._loaded.signatures["serving_default"]
             self.space_id = embedding_space_id(
                 file_digest(bundle / "backbone.keras"), self.config.model
             )
@@ -70,7 +70,7 @@ class ReleasedModel:
             batch = images[start : start + _BATCH]
             padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)
             padded[: len(batch)] = batch
-            found = self._embed(images=tf.constant(padded))["embeddings"].numpy()
+            found = self.signature(images=tf.constant(padded))["embeddings"].numpy()
             parts.append(found[: len(batch)])
         return np.concatenate(parts)
 

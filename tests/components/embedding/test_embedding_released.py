@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.embedding import embed_photos as module
 from fedemb.embedding.embed_photos import SPACE, embed_photos, read_embeddings
+from fedemb.embedding.export import FORMS
+from fedemb.embedding.export import export as export_model
 from fedemb.embedding.released import ReleasedModel
 from fedemb.embedding.search import PhotoIndex, threshold
 from fedemb.errors import ArtifactError, InputError, Refused
@@ -144,6 +147,26 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
     monkeypatch.setattr(photos.ImageOps, "exif_transpose", lambda image: image)
     with pytest.raises(Refused, match=r"jpeg exif \d\) otherwise than training did"):
         embed_photos(str(folder), model, tmp_path / "e.parquet")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_export_is_read_back_and_gives_the_same_embeddings(model, tmp_path, form):
+    path = export_model(model, form, tmp_path)
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 1), np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the runtimes, about their own future
+        found = FORMS[form][1](path.read_bytes())(pixels)
+    np.testing.assert_allclose(found, model.embed(pixels), atol=1e-4)
+
+
+def test_export_that_gives_something_else_is_not_written(model, tmp_path, monkeypatch):
+    honest = model.embed
+    monkeypatch.setattr(model, "embed", lambda images: honest(images) + np.float32(1e-3))
+    with pytest.raises(Refused, match=r"differ by 0\.001"):
+        export_model(model, "keras", tmp_path)
+    assert not (tmp_path / "model.keras").exists()
+    with pytest.raises(InputError, match="onnx, tflite, keras"):
+        export_model(model, "pickle", tmp_path)
 
 
 def test_what_is_no_bundle_is_a_sentence(tmp_path):
