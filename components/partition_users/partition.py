@@ -26,16 +26,18 @@ from fedemb.config import RunConfig
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
-from fedemb.documents.artifacts import config_digest
+from fedemb.documents.artifacts import config_digest, tree_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.ledger import Reservation
 from fedemb.signed_inputs import read_reserved
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
+from fedemb.storage import local_tree, open_store
 
 IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 """Beam's direct runner without its search for a faster engine to download."""
@@ -82,16 +84,22 @@ def run(context: StepContext) -> dict[str, Any]:
         )
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
-    _check_input(config, reservation, commitment)
-    partitioned = partition_images(
-        config,
-        keys=KeyRef(context.keys_uri, config.policy.policy_id),
-        root=shards.run_root(context.private_root, run_id),
-        blocks=frozenset(reservation.blocks),
-        header=mine,
-        pipeline_options=context.beam_options,
-    )
-    _check_input(config, reservation, commitment)  # nothing changed while it was read
+    commitments = _begun_with(context, reservation, commitment)
+    if commitments is None:
+        _check_input(config, reservation, commitment)
+        partitioned = partition_images(
+            config,
+            keys=KeyRef(context.keys_uri, config.policy.policy_id),
+            root=shards.run_root(context.private_root, run_id),
+            blocks=frozenset(reservation.blocks),
+            header=mine,
+            pipeline_options=context.beam_options,
+        )
+        _check_input(config, reservation, commitment)  # nothing changed while it was read
+        commitments = {
+            "users": commit_to(commitment, partitioned.users.digest.encode()),
+            "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
+        }
     fields = {
         **mine,
         "reservation_sha": document.sha,
@@ -100,15 +108,39 @@ def run(context: StepContext) -> dict[str, Any]:
         "blocks": sorted(reservation.blocks),
         "image_size": config.model.image_size,
         "channels": config.model.channels,
-        "commitments": {
-            "users": commit_to(commitment, partitioned.users.digest.encode()),
-            "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
-        },
+        "commitments": commitments,
     }
     signer = Signer.newest(keys, "partition")
     manifest = write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer)
     _log.info("partitioned the private images of run %s", run_id)
     return manifest.json
+
+
+def _begun_with(
+    context: StepContext, reservation: ReservationDocument, key: bytes
+) -> dict[str, str] | None:
+    """Commitments to the people a bound training began with, if they are all still there.
+
+    It goes on with them and no others: with those of today, without whom was forgotten since, it
+    would be another run, and what it was charged would be lost.
+    """
+    bind = context.ledger.attempt(Reservation.of_document(reservation)).bind
+    if bind is None:
+        return None
+    found: dict[str, str] = {}
+    for kind in (shards.USERS, shards.EVALUATION):
+        if not open_store(context.private(kind)).exists("manifest.json"):
+            return None
+        with local_tree(context.private(kind)) as folder:
+            found[kind] = commit_to(key, tree_digest(folder).encode())
+    if found != bind.body["commitments"]:
+        return None
+    _log.info(
+        "run %s has begun to train and goes on with the people it began with; who was forgotten "
+        "since is left out from the next run on",
+        context.run_id,
+    )
+    return found
 
 
 def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes) -> None:

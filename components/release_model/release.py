@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import (
     Noised,
     Public,
@@ -161,7 +162,9 @@ def _complete(
             f"the model is not published: {problem}; save the backbone alone, and keep constants "
             "out of its layers"
         )
-    write_bytes(tree / "config.json", canonical_json(config.model_dump(mode="json")))
+    # Where the stores are is nobody's business outside, and no digest of the run binds it.
+    public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
+    write_bytes(tree / "config.json", canonical_json(public))
     save_preprocessing(backbone, config, tree)
     version = config.release.version or report.body.run_id
     card = model_card(evidence, report.body, ledger, config.release.name, version)

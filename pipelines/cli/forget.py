@@ -11,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from fedemb.keys import KeyStore
+    from fedemb.ledger import Ledger
+    from fedemb.ledger.state import Attempt
 
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
@@ -27,6 +29,11 @@ SIMULATED = (
     "simulations that may have been trained with this user: {runs}. None is ever released, and no"
     " guarantee covers them: delete their run directories, and the models and reports they left in"
     " storage.public_root or the pipeline's artifacts"
+)
+BEGUN = (
+    "warning: these runs had begun to train before, and a resumed run finishes with the people it"
+    " began with, this user perhaps among them: {runs}. To keep them out, do not resume these; what"
+    " they were charged stays charged"
 )
 ELSEWHERE = (
     "the same ledger has policies under which this user is not forgotten: {policies}; call this"
@@ -92,6 +99,9 @@ def forget(
     terms = ledger.terms
     bucket = hasher.bucket(user_key, terms.users.blocks_per_cohort)
     found, open_runs, simulations = _trained(ledger, bucket)
+    begun = _begun(ledger, bucket)
+    if begun:
+        typer.echo(BEGUN.format(runs=", ".join(begun)))
     typer.echo(LEFT)
     if simulations:
         typer.echo(SIMULATED.format(runs=", ".join(simulations)))
@@ -142,7 +152,26 @@ def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) 
     return found
 
 
-def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
+def _of_bucket(ledger: Ledger, bucket: int) -> list[Attempt]:
+    """The attempts that a block of this bucket takes part in; one given back never trained."""
+    return [
+        attempt
+        for attempt in ledger.state.attempts.values()
+        if attempt.void is None
+        and str(bucket) in {name.rpartition("/")[2] for name in attempt.reserve.body["blocks"]}
+    ]
+
+
+def _begun(ledger: Ledger, bucket: int) -> list[str]:
+    """Runs whose training began and did not end."""
+    return [
+        attempt.reserve.run_id
+        for attempt in _of_bucket(ledger, bucket)
+        if attempt.status == "bound"
+    ]
+
+
+def _trained(ledger: Ledger, bucket: int) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
     """What a block of this bucket took part in, of any cohort: which is the user's, data tell only.
 
     Returns:
@@ -157,11 +186,8 @@ def _trained(ledger: Any, bucket: int) -> tuple[list[tuple[Any, ...]], list[str]
     found: list[tuple[Any, ...]] = []
     open_runs: list[str] = []
     simulations: list[str] = []
-    for attempt in ledger.state.attempts.values():
+    for attempt in _of_bucket(ledger, bucket):
         reserve = attempt.reserve
-        buckets = {block.rpartition("/")[2] for block in reserve.body["blocks"]}
-        if str(bucket) not in buckets or attempt.void is not None:  # void: it never trained
-            continue
         if reserve.body["purpose"] == "simulation":
             simulations.append(reserve.run_id)
             continue

@@ -192,7 +192,10 @@ def report(
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:
-        typer.echo(json.dumps(found.document("privacy_report"), indent=1))
+        from fedemb.pipelines.run.index import signed_report
+
+        signed = signed_report(found)
+        typer.echo(json.dumps(signed and signed.json, indent=1))
         return
     for line in found.read_state().get("closing_lines", []):
         typer.echo(line)

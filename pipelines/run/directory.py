@@ -6,17 +6,19 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from fedemb.config import RunConfig
+from fedemb.config.strict_yaml import parse_yaml
 from fedemb.documents.artifacts import create_bytes, write_bytes, write_error
-from fedemb.errors import ArtifactError, InputError
+from fedemb.errors import ArtifactError, InputError, StorageError
 
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -112,8 +114,12 @@ class RunDirectory:
         return run
 
     def config(self) -> RunConfig:
-        """The frozen configuration."""
-        return RunConfig.model_validate(yaml.safe_load((self.root / "config.yaml").read_text()))
+        """The frozen configuration.
+
+        Raises:
+          ArtifactError: it was changed or cut, so that it is none any more.
+        """
+        return self._own("config.yaml", lambda text: RunConfig.model_validate(parse_yaml(text)))
 
     def change_config(self, config: RunConfig) -> None:
         """Freezes another configuration, and keeps the one before as `config.<n>.yaml`."""
@@ -129,7 +135,7 @@ class RunDirectory:
         So they are no part of the configuration, and a run may go on with another engine.
         """
         path = self.root / "beam_options.json"
-        return tuple(json.loads(path.read_text())) if path.exists() else ()
+        return self._own(path.name, _json_words) if path.exists() else ()
 
     def set_beam_options(self, options: Sequence[str]) -> None:
         """Replaces the options of the engine."""
@@ -177,4 +183,32 @@ class RunDirectory:
     def read_state(self) -> dict[str, Any]:
         """What `write_state` wrote last; empty before."""
         path = self.root / "state.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return self._own(path.name, _json_object) if path.exists() else {}
+
+    def _own(self, name: str, parse: Callable[[str], T]) -> T:
+        """One of our own files; says in a sentence that it was broken since."""
+        try:
+            return parse((self.root / name).read_text())
+        except (ValueError, RecursionError) as error:  # no text, no YAML or JSON, no configuration
+            raise ArtifactError(
+                f"{name} of run {self.run_id} was changed or cut after it was written; restore it "
+                "from a backup, or start a run with a new id"
+            ) from error
+        except OSError as error:
+            raise StorageError(
+                f"{name} of run {self.run_id} cannot be read: {error.strerror}; fix permissions"
+            ) from error
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
+def _json_words(text: str) -> tuple[str, ...]:
+    value = json.loads(text)
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError("no list of words")
+    return tuple(value)

@@ -7,7 +7,8 @@ from typing import Any
 
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
+from fedemb.documents.document import Written, read
+from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
@@ -30,6 +31,24 @@ TITLES = {
     "utility_report": "Utility report",
     "audit_report": "Audit report",
 }
+
+
+def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
+    """The newest privacy report of a run; None if it has none yet.
+
+    Raises:
+      ArtifactError: it is none.
+      SignatureInvalid: account_privacy did not sign it.
+      LedgerError: the ledger that says whose keys count is missing or broken.
+    """
+    path = run.output("privacy_report")
+    if path is None:
+        return None
+    report = read(path, PrivacyReport)
+    trust = read_trust(open_store(run.stores()["ledger"]))
+    ledger = open_ledger(run.stores()["ledger"], run.config().policy.policy_id, trust=trust)
+    ledger.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
+    return report
 
 
 def render_index(run: RunDirectory) -> str:

@@ -8,17 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedemb.config import MechanismConfig, RunConfig
 from fedemb.config.mechanism import mechanism_sections
+from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
 
 BUILTIN = "builtin"
 """The source URI that stands for the generated glyphs."""
 PRESETS = Path(__file__).parent.parent / "configs"
 _UNION_TAGS = ("hash", "value")
+_DEEPEST = 8
+"""Parts of a dotted name."""
 
 
 def preset_names() -> list[str]:
@@ -40,7 +42,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     if not path.suffix and not path.exists():
         path = PRESETS / f"{source}.yaml"
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = parse_yaml(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(
             f"no configuration {source}; give a YAML file or a preset: {', '.join(preset_names())}"
@@ -50,10 +52,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(
             f"configuration {source} cannot be read: {why}; give a YAML file or a preset"
         ) from error
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" at line {place.line + 1}" if place else ""
-        raise ConfigError(f"{path.name} is not YAML{where}; mend it and run again") from error
+    except NotYaml as error:
+        raise ConfigError(f"{path.name} is {error}; mend it and run again") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path.name} holds no mapping of sections; start from a preset")
     for override in overrides:
@@ -125,13 +125,19 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if not separator or not dotted:
         raise ConfigError(f"--set {override}: expected key=value, e.g. --set mechanism.rounds=20")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {dotted}: the value {text!r} is not YAML; quote it") from error
+        value = parse_yaml(text)
+    except NotYaml as error:
+        raise ConfigError(
+            f"--set {dotted[:80]}: the value {_shortened(text)!r} is {error}; quote it"
+        ) from error
     if isinstance(value, str):  # YAML 1.1 reads 1e-6 as text
         with suppress(ValueError):
             value = float(value)
     *parents, leaf = dotted.split(".")
+    if len(parents) > _DEEPEST:
+        raise ConfigError(
+            f"--set {dotted[:80]}...: no setting lies so deep; see `fedemb config show`"
+        )
     node = tree
     for parent in parents:
         child = node.get(parent)
@@ -139,6 +145,10 @@ def _set(tree: dict[str, Any], override: str) -> None:
             child = node[parent] = {}
         node = child
     node[leaf] = value
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _sentence(problem: Any) -> str:

@@ -216,6 +216,7 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     shas = dict.fromkeys(("model_sha", "report_sha", "bundle_sha"), ledger_kit.sha("x"))
     theirs = (mine + 1) % 4
     runs = {"old": f"2025-11/{mine}", "other": f"2026-01/{theirs}", "open": f"2026-01/{mine}"}
+    runs |= {"begun": f"2026-02/{mine}", "begun by others": f"2026-02/{theirs}"}
     trials = {"trial": f"2025-12/{mine}", "voided": f"2025-12/{mine}", "far": f"2025-12/{theirs}"}
     for run, block in {**runs, **trials}.items():
         purpose = "simulation" if run in trials else "release"
@@ -223,6 +224,8 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
         reservation = ledger.reserve(run_id=run, content=content)
         if run == "voided":
             ledger.void(reservation, "typo")
+        elif run.startswith("begun"):
+            ledger_kit.bind(ledger, reservation)
         elif run != "open" and run not in trials:
             ledger_kit.bind(ledger, reservation)
             ledger_kit.commit(kit, ledger, reservation, 20)
@@ -237,7 +240,8 @@ def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobod
     assert "forgotten from the next partition on" in done.output
     assert "embedding old: epsilon" in done.output
     assert "embedding other" not in done.output
-    assert "may hold this user: open" in done.output
+    assert "may hold this user: open, begun\n" in done.output
+    assert "people it began with, this user perhaps among them: begun. To" in done.output
     assert "all runs of the policy together by epsilon 4 at delta" in done.output
     assert secret not in done.output
     assert "simulations that may have been trained with this user: trial. None" in done.output

@@ -34,7 +34,7 @@ class MechanismConfig(Section):
     """Name of the mechanism; each section narrows it to its own."""
     rounds: PositiveInt
     """Training rounds (T)."""
-    l2_norm_clip: PositiveFloat = 1.0
+    l2_norm_clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Bound (C) on the L2 norm of a virtual client's update, all released variables together."""
 
     def check_run(self, config: RunConfig) -> None:
@@ -53,7 +53,7 @@ class MechanismConfig(Section):
 class NoisedConfig(MechanismConfig):
     """A mechanism that adds noise."""
 
-    noise_multiplier: PositiveFloat
+    noise_multiplier: Annotated[float, Field(ge=1e-3, le=1e6)]
     """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
 
 
@@ -102,11 +102,11 @@ def _section(value: Any) -> MechanismConfig:
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     if kind is None:
         raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-    if kind not in sections:
+    if not isinstance(kind, str) or kind not in sections:
         expected = ", ".join(map(repr, sections))
         raise PydanticKnownError(
             "union_tag_invalid",
-            {"discriminator": "'kind'", "tag": str(kind), "expected_tags": expected},
+            {"discriminator": "'kind'", "tag": str(kind)[:60], "expected_tags": expected},
         )
     return sections[kind].model_validate(value)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import errno
 import gzip
+import os
+import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +23,8 @@ from fedemb.storage import Store, open_store
 
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
+_LARGEST_RECORD = 1 << 30
+"""Bytes of one TFRecord."""
 
 
 @contextmanager
@@ -105,7 +110,12 @@ def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator
 def csv_columns(store: Store, name: str) -> list[str]:
     """Names in the header line; raises as `open_csv`."""
     with open_csv(store, name, None) as reader:
-        return reader.schema.names
+        try:
+            return reader.schema.names
+        except UnicodeDecodeError as error:  # which bytes they are is not said: it may be a row
+            raise InputError(
+                f"the header line of {name} is not UTF-8; write one that names the columns"
+            ) from error
 
 
 def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
@@ -130,6 +140,8 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
                 length = int.from_bytes(head[:8], "little")
                 if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
                     raise EOFError
+                if length > _LARGEST_RECORD:  # before as much memory is asked for
+                    raise EOFError
                 record = file.read(length)
                 crc = file.read(4)
                 if len(record) < length or masked(record) != int.from_bytes(crc, "little"):
@@ -137,7 +149,7 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
                 yield record
     except PermissionError as error:
         raise _forbidden(store, name) from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"{name} is not a whole TFRecord file (cut or damaged); copy it again"
         ) from error
@@ -156,6 +168,19 @@ def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None
             listed = list(getattr(features[name], kind).value[:1]) if kind else []
             values[name] = listed[0] if listed else None
     return values
+
+
+def _read_inside(root: Path, name: str) -> bytes | None:
+    """Bytes of a regular file below a folder; None for a pipe, a device, or a link that leads out.
+
+    Opened without waiting: a pipe that nobody writes to would hold a worker for ever.
+    """
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
 
 
 class ImageFiles:
@@ -189,7 +214,7 @@ class ImageFiles:
     def _try(self, name: str) -> bytes | None:
         root = self._store.local_root
         try:
-            return (root / name).read_bytes() if root else self._store.read(name)
+            return _read_inside(root, name) if root else self._store.read(name)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
             return None
         except PermissionError as error:
@@ -197,7 +222,7 @@ class ImageFiles:
                 f"an image file below {self._store.uri} may not be read; fix permissions"
             ) from error
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO):  # ENXIO: a socket
                 return None
             raise StorageError(
                 f"an image file below {self._store.uri} cannot be read: {error.strerror}"

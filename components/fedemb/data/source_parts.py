@@ -116,7 +116,8 @@ def _folders(store: Store) -> Iterator[str]:
         return
     with os.scandir(store.local_root) as entries:
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
+            # A link would count its person twice, or somebody from anywhere.
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield entry.name
 
 

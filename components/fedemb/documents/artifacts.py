@@ -24,6 +24,8 @@ _WRONG_PATH = frozenset(
     (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
 )
 """Errors of a path that no retry mends."""
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
+"""What `link` says where there are none; a lack of permission is EACCES."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,18 @@ def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
     return StorageError(f"{why}; free space or fix permissions of {path.parent}, then run again")
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it; others may look and not write, whatever the umask says."""
+    for folder in [*reversed(path.parents), path]:
+        if not folder.exists():
+            folder.mkdir(mode=0o755, exist_ok=True)
+    if not path.is_dir():
+        raise FileExistsError(errno.EEXIST, "a file stands where a folder is needed")
+
+
 def _temporary(path: Path) -> Path:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     except FileExistsError as error:  # not the name that is to be created
         raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -169,6 +180,18 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise write_error(f"could not write {path.name}", path, error) from error
 
 
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise InputError(
+                f"could not create {path.name}: the file system of {path.parent} has no hard "
+                "links, by which a name is given once; name a folder on another one"
+            ) from error
+        raise
+
+
 def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Creates a file with its whole content, or fails if the name exists (link of a temporary).
 
@@ -185,7 +208,7 @@ def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.chmod(mode)
-            os.link(temporary, path)
+            _link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from fedemb.errors import StorageError
+from fedemb.errors import ConfigError
 from fedemb.keys.base import KEY_BYTES as KEY_BYTES
 from fedemb.keys.base import KeyStore as KeyStore
 from fedemb.keys.base import reservation_key_name as reservation_key_name
@@ -20,8 +20,9 @@ def open_key_store(uri: str) -> KeyStore:
     """Opens a key store: a folder (path or `file:///path`) or `gsm://project[/prefix]`.
 
     Raises:
-      StorageError: no such kind of store, or it cannot be reached. Object stores are refused: they
-        keep versions and copies of what was destroyed.
+      ConfigError: no such kind of store. Object stores are refused: they keep versions and copies
+        of what was destroyed.
+      StorageError: it cannot be reached.
     """
     parts = urlsplit(uri)
     if parts.scheme == "gsm":
@@ -31,8 +32,8 @@ def open_key_store(uri: str) -> KeyStore:
     if parts.scheme == "file":
         return LocalKeyStore(Path(unquote(parts.path)))
     if parts.scheme and "://" in uri:
-        raise StorageError(
-            f"key store {uri!r} is neither a folder nor gsm://project; object stores keep copies "
-            "of destroyed keys, so name a folder or Secret Manager"
+        raise ConfigError(
+            f"key store {parts.scheme}://... is neither a folder nor gsm://project; buckets keep "
+            "copies of destroyed keys, so name a folder or Secret Manager"
         )
     return LocalKeyStore(Path(uri))

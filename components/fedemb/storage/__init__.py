@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from fedemb.errors import StorageError
+from fedemb.errors import InputError, StorageError
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Progress as Progress
 from fedemb.storage.base import Store as Store
@@ -28,7 +28,7 @@ def open_store(uri: str | Path) -> Store:
       uri: a local path, `file:///path`, `gs://bucket/prefix` or `s3://bucket/prefix`.
 
     Raises:
-      StorageError: the address is of another scheme or names no bucket.
+      InputError: the address is of another scheme, names no bucket, or holds credentials.
     """
     scheme, bucket, prefix = _parse(str(uri))
     if scheme == "file":
@@ -98,14 +98,19 @@ def create_tree(local: Path, store: Store, name: str) -> str:
 def _parse(uri: str) -> tuple[str, str, str]:
     if "://" not in uri:
         if not uri:
-            raise StorageError("the address of a store is empty; give a path, gs:// or s3://")
+            raise InputError("the address of a store is empty; give a path, gs:// or s3://")
         return "file", "", str(Path(uri).expanduser().absolute())
     parts = urlsplit(uri, allow_fragments=False)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return "file", "", unquote(parts.path)
+    if "@" in parts.netloc or ":" in parts.netloc:  # not shown: it goes to logs and reports
+        raise InputError(
+            f"an address {parts.scheme}://... holds a user, a password or a port; give "
+            f"{parts.scheme}://bucket/prefix and the credentials to the environment"
+        )
     if parts.scheme in ("gs", "s3") and parts.netloc and not parts.query:
         return parts.scheme, parts.netloc, parts.path.strip("/")
-    raise StorageError(
+    raise InputError(
         f"{parts.scheme}://{parts.netloc} is no store we know; give a local path, file:///path, "
         "gs://bucket/prefix or s3://bucket/prefix"
     )
@@ -117,5 +122,5 @@ def _split(uri: str) -> tuple[str, str]:
         path = Path(uri).expanduser().absolute()
         return str(path.parent), path.name
     if not name or parent.endswith(":/"):
-        raise StorageError(f"{uri} is a whole store; name a folder below it for a tree")
+        raise InputError(f"{uri} is a whole store; name a folder below it for a tree")
     return parent, name

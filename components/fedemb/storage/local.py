@@ -57,6 +57,7 @@ class LocalStore(Store):
                 Path(parent, file).relative_to(self._root).as_posix()
                 for parent, _, files in os.walk(top, onerror=_raise)
                 for file in files
+                if os.path.isfile(Path(parent, file))  # noqa: PTH113  no pipe, socket or device
             ]
         return sorted(name for name in names if name.startswith(prefix) and visible(name))
 

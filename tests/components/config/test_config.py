@@ -37,7 +37,7 @@ def test_every_setting_has_words():
     [
         ("mechanism.noise_multiplyer=1", "did you mean noise_multiplier"),
         ("mechanism.noise_multiplier=.nan", "finite number"),
-        ("mechanism.noise_multiplier=0", "greater than 0"),
+        ("mechanism.noise_multiplier=0", "greater than or equal to 0.001"),
         ("mechanism.sampling_probability=1.5", "less than or equal to 1"),
         ("mechanism.sampling_probability=0", "greater than 0"),
         ("policy.delta=0.5", "below 1/users_lower_bound"),

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedemb.errors import ArtifactError, LedgerError, Refused, SignatureInvalid, StorageError
+from fedemb.errors import (
+    ArtifactError,
+    ConfigError,
+    LedgerError,
+    Refused,
+    SignatureInvalid,
+    StorageError,
+)
 from fedemb.keys import commit_to, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.signatures import Signer, sign_document, trust_of
@@ -171,7 +178,7 @@ def test_names_that_could_lead_elsewhere_are_refused(keys, name):
 
 @pytest.mark.parametrize("uri", ["gs://bucket/keys", "s3://bucket/keys"])
 def test_object_stores_are_refused_as_key_stores(uri):
-    with pytest.raises(StorageError, match="copies"):
+    with pytest.raises(ConfigError, match="copies"):
         open_key_store(uri)
 
 

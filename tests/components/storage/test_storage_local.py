@@ -33,7 +33,7 @@ def test_relative_address_is_below_the_working_directory(tmp_path, monkeypatch):
     "uri", ["", "http://host/x", "gs:///x", "s3://", "file://host/x", "gcs://bucket/x"]
 )
 def test_other_addresses_are_refused_with_what_is_known(uri):
-    with pytest.raises(StorageError, match=r"gs://"):
+    with pytest.raises(InputError, match=r"gs://"):
         open_store(uri)
 
 
@@ -50,7 +50,7 @@ def test_join_keeps_scheme_and_single_slashes():
 
 
 def test_tree_cannot_be_a_whole_bucket(tmp_path):
-    with pytest.raises(StorageError, match="whole store"):
+    with pytest.raises(InputError, match="whole store"):
         put_tree(tmp_path, "gs://bucket")
 
 

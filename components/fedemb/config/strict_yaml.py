@@ -1,0 +1,73 @@
+"""YAML as a configuration may be written: every key once, and not nested without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+_DEEPEST = 64
+_LARGEST = 1 << 20
+"""Characters; our presets have two thousand."""
+
+
+class NotYaml(ValueError):
+    """Says what is wrong, and where, in a few words."""
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader without anchors: nothing in a configuration stands for something else."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise NotYaml("YAML with an alias, and a configuration says all where it stands")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool | None):
+                raise NotYaml(
+                    f"YAML with a key that is no word at line {key_node.start_mark.line + 1}"
+                )
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise NotYaml(f"YAML with {str(key)[:60]!r} twice, again at line {line}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """Parses YAML text.
+
+    Raises:
+      NotYaml: no YAML, a key twice, an alias, too deep or too long.
+    """
+    if len(text) > _LARGEST:
+        raise NotYaml(f"{len(text)} characters long, at most {_LARGEST}")
+    _check_depth(text)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise NotYaml(f"not YAML at line {mark.line + 1}" if mark else "not YAML") from error
+    except (ValueError, OverflowError) as error:  # a date without its day, say
+        if isinstance(error, NotYaml):
+            raise
+        raise NotYaml("YAML with a value that is none") from error
+
+
+def _check_depth(text: str) -> None:
+    """Refuses before the parser itself runs out of stack, which it does token by token."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > _DEEPEST:
+                raise NotYaml(f"YAML nested more than {_DEEPEST} deep")
+    except yaml.YAMLError:
+        return  # said by the parser proper

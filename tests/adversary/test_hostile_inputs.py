@@ -1,0 +1,470 @@
+"""What users, and whoever writes into their folders, hand in: one sentence, or left out."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+
+import google_crc32c
+import honest_run
+import pytest
+from typer.testing import CliRunner
+
+from fedemb.config import SourceConfig
+from fedemb.config.strict_yaml import NotYaml, parse_yaml
+from fedemb.data.photos import BadImageError
+from fedemb.data.source_files import ImageFiles, iter_tfrecord
+from fedemb.data.sources import find_parts, read_part, split_part
+from fedemb.documents.document import encode
+from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
+from fedemb.keys import open_key_store, partition_key
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.storage import open_store
+
+PRESET = "quickstart"
+
+
+def _one_sentence(error, *, at_most=500):
+    assert "\n" not in str(error)
+    assert len(str(error)) < at_most
+
+
+# ---- configurations ------------------------------------------------------------------------------
+
+NOT_YAML = {
+    "twice": "policy: {delta: 0.1}\npolicy: {delta: 0.2}",
+    "twice inside": "policy: {delta: 0.1, delta: 0.2}",
+    "twice in flow": "{a: 1, b: 2, a: 3}",
+    "deep lists": "[" * 5000 + "]" * 5000,
+    "deep objects": "{a: " * 5000 + "}" * 5000,
+    "deep, never closed": "[" * 100_000,
+    "deep dashes": "- " * 5000,
+    "deep questions": "? " * 5000,
+    "alias": "a: &x [1]\nb: *x",
+    "billion laughs": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+    "endless alias": "a: &a [*a]",
+    "merge": "a: &a {b: 1}\nc: {<<: *a}",
+    "code": "a: !!python/object/apply:os.system [true]",
+    "key is a list": "{[1]: 2}",
+    "no such day": "a: 2026-13-45",
+    "nul": "a: \x00",
+    "too long": "a: " + "x" * (1 << 21),
+    "tab": "a:\n\t- b",
+}
+
+
+@pytest.mark.parametrize("name", NOT_YAML)
+def test_yaml_that_says_two_things_or_has_no_end_is_refused(tmp_path, name):
+    path = tmp_path / "run.yaml"
+    path.write_text(NOT_YAML[name])
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    _one_sentence(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        load_config(PRESET, [f"mechanism.rounds={NOT_YAML[name]}"])
+    _one_sentence(refused.value)
+
+
+def test_yaml_as_it_is_written_is_read():
+    assert parse_yaml("a: {b: [1, 2.5, null, true]}\nc: x") == {
+        "a": {"b": [1, 2.5, None, True]},
+        "c": "x",
+    }
+    with pytest.raises(NotYaml, match="'a' twice, again at line 3"):
+        parse_yaml("a: 1\nb: 2\na: 3")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "mechanism.noise_multiplier=1e-300",
+        "mechanism.noise_multiplier=1e300",
+        "mechanism.noise_multiplier=0",
+        "mechanism.noise_multiplier=.nan",
+        "mechanism.noise_multiplier=-.inf",
+        "mechanism.l2_norm_clip=1e38",
+        "mechanism.l2_norm_clip=1e-38",
+        "mechanism.rounds=1e30",
+        "policy.delta=1e-400",
+        "policy.epsilon_cap=.inf",
+        "mechanism.kind=[[]]",
+        ".".join(["a"] * 5000) + "=1",
+        "=1",
+        "mechanism",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_setting_out_of_bounds_is_refused(override):
+    with pytest.raises(ConfigError) as refused:
+        load_config(PRESET, [override])
+    _one_sentence(refused.value)
+
+
+# ---- run directories -----------------------------------------------------------------------------
+
+BROKEN = {
+    "braces": b"{{{",
+    "not text": b"\xff\xfe\x00",
+    "list": b"[]",
+    "empty": b"",
+    "number": b"7",
+    "deep": b"[" * 100_000,
+}
+
+
+def _fedemb(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("name", ["config.yaml", "state.json", "beam_options.json"])
+def test_run_directory_that_was_broken_is_one_sentence(tmp_path, name, broken):
+    run = RunDirectory.create(tmp_path, "run", honest_run.config())
+    (run.root / name).write_bytes(BROKEN[broken])
+    acts = {
+        "config.yaml": (run.config, lambda: _fedemb("run", "--resume", run.root)),
+        "state.json": (run.read_state, lambda: _fedemb("report", run.root)),
+        "beam_options.json": (run.beam_options,),
+    }
+    if (name, broken) == ("beam_options.json", "list"):
+        assert run.beam_options() == ()
+        return
+    for act in acts[name]:
+        with pytest.raises(ArtifactError, match=f"{name} of run run was changed or cut") as refused:
+            act()
+        _one_sentence(refused.value)
+
+
+def test_report_prints_no_report_that_nobody_signed(allowed, tmp_path):
+    """A newer file in the public folder of the run is not taken for its report."""
+    stores = {"ledger": allowed.ledger_uri, "keys": allowed.keys_uri}
+    config = allowed.config.updated({f"storage.{name}": uri for name, uri in stores.items()})
+    run = RunDirectory.create(tmp_path, "monday", config)
+    path = run.public / "dp-fedemb-1" / "account-privacy" / "privacy_report"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(allowed.report.read_bytes())
+    assert json.loads(_fedemb("report", run.root, "--json"))["accounting"]["epsilon"] > 0
+    fields = json.loads(path.read_text())
+    fields["accounting"]["epsilon"] = 0.01
+    newer = run.public / "dp-fedemb-2" / "account-privacy" / "privacy_report"
+    newer.parent.mkdir(parents=True)
+    newer.write_bytes(encode(fields))
+    with pytest.raises(FedEmbError, match="does not fit its content"):
+        _fedemb("report", run.root, "--json")
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "http://example.org/images.parquet",
+        "https://example.org/images.parquet",
+        "ftp://example.org/x",
+        "gs:///x",
+        "s3:///x",
+        "gs://",
+        "file://elsewhere/x",
+        "gs://bucket/x?generation=1",
+        "s3://AKIA:hunter2@bucket/x",
+        "s3://hunter2@bucket/x",
+        "https://user:hunter2@example.org/x",
+        "s3://bucket:9000/x",
+    ],
+)
+def test_address_that_no_retry_mends_is_bad_input_and_no_password_is_repeated(uri):
+    with pytest.raises(InputError) as refused:
+        open_store(uri)
+    assert refused.value.exit_code == 2
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/keys", "s3://key:hunter2@bucket/keys", "http://x/k"])
+def test_keys_in_a_bucket_are_bad_input(uri):
+    with pytest.raises(ConfigError) as refused:
+        open_key_store(uri)
+    assert refused.value.exit_code == 2
+    assert "hunter2" not in str(refused.value)
+
+
+# ---- files of images -----------------------------------------------------------------------------
+
+
+def _masked(data):
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("length", [2**62, 2**63, 2**64 - 1, 2**40, 2**30 + 1, 100])
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
+def test_tfrecord_that_promises_more_than_it_holds_is_one_sentence(tmp_path, length, name):
+    import gzip
+
+    head = struct.pack("<Q", length)
+    data = head + _masked(head) + b"only this"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(InputError, match="not a whole TFRecord"):
+        list(iter_tfrecord(str(tmp_path), name))
+
+
+def test_gzip_that_is_none_is_one_sentence(tmp_path):
+    (tmp_path / "x.tfrecord.gz").write_bytes(b"\x1f\x8b\x08\x00" + b"\xff" * 100)
+    with pytest.raises(InputError, match="not a whole TFRecord"):
+        list(iter_tfrecord(str(tmp_path), "x.tfrecord.gz"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"image_id,user_id,label\na.png,\xff\xfe,b\n",
+        b"image_id,user_id,label\n\xff.png,u,l\n",
+        b"image_id,user_id,label,\xff\na.png,u,b,x\n",
+        b"\xff\xfei\x00m\x00",
+        b"image_id,user_id,label\na\x00.png,u\x00,l\n",
+        b"image_id,user_id,label\na\n",
+        b'image_id,user_id,label\n"a,u,l\n',
+        b"image_id,image_id,user_id,label\na,b,u,l\n",
+        b"",
+        b"\n\n\n",
+        b"image_id\n",
+        b"," * 10_000,
+    ],
+    ids=range(12),
+)
+def test_csv_of_any_bytes_is_read_or_refused_and_none_is_shown(tmp_path, text):
+    (tmp_path / "rows.csv").write_bytes(text)
+    columns = {name: name for name in ("image_id", "user_id", "label")}
+    source = SourceConfig.model_validate(
+        {"uri": str(tmp_path / "rows.csv"), "image_root": str(tmp_path), "columns": columns}
+    )
+    said = ""
+    try:
+        for part in find_parts(source, ["user_id", "label"]):
+            list(read_part(source, part, ["user_id", "label"]))
+    except InputError as error:
+        said = str(error)
+    assert "0xff" not in said
+    assert "\n" not in said
+
+
+# ---- folders of images ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def album(tmp_path):
+    """Two people with an image each, and what does not belong into their folders."""
+    root = tmp_path / "album"
+    for user in ("ada", "bob"):
+        (root / user).mkdir(parents=True)
+        (root / user / "one.png").write_bytes(b"an image of " + user.encode())
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.png").write_bytes(b"not in the album")
+    return root
+
+
+def _read_all(root):
+    """What a reader finds: names and bytes; ends by an alarm if it waits for somebody."""
+    columns = {"user_id": "user", "label": None}
+    source = SourceConfig.model_validate(
+        {"uri": str(root), "format": "image_folder", "columns": columns}
+    )
+    files, found = ImageFiles(str(root)), {}
+
+    def waited(*_):
+        raise TimeoutError("a reader waits for ever")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(10)
+    try:
+        for part in find_parts(source, ["user"]):
+            for piece in split_part(part):
+                for batch in read_part(source, piece, ["user"]):
+                    for user, name in zip(batch.columns["user"], batch.images, strict=True):
+                        try:
+                            found[user, name] = files.read(name)
+                        except BadImageError:
+                            found[user, name] = None
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return found
+
+
+HONEST = {
+    ("ada", "ada/one.png"): b"an image of ada",
+    ("bob", "bob/one.png"): b"an image of bob",
+}
+
+
+def _fifo(root):
+    os.mkfifo(root / "ada" / "pipe.png")
+
+
+def _socket(root):
+    with socket.socket(socket.AF_UNIX) as made:
+        here = os.open(root / "ada", os.O_RDONLY)
+        try:
+            made.bind(f"/proc/self/fd/{here}/socket.png")
+        finally:
+            os.close(here)
+
+
+def _device(root):
+    try:
+        os.mknod(root / "ada" / "device.png", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
+def _link_to_device(root):
+    (root / "ada" / "zero.png").symlink_to("/dev/zero")
+
+
+def _link_out(root):
+    (root / "ada" / "link.png").symlink_to(root.parent / "outside" / "secret.png")
+
+
+def _link_out_relative(root):
+    (root / "ada" / "link.png").symlink_to("../../outside/secret.png")
+
+
+def _link_to_itself(root):
+    (root / "ada" / "link.png").symlink_to("link.png")
+
+
+def _link_to_nothing(root):
+    (root / "ada" / "link.png").symlink_to("nothing.png")
+
+
+def _person_twice(root):
+    (root / "eve").symlink_to(root / "ada")
+
+
+def _person_from_outside(root):
+    (root / "eve").symlink_to(root.parent / "outside")
+
+
+def _whole_disk(root):
+    (root / "eve").symlink_to("/")
+
+
+def _folder_inside_from_outside(root):
+    (root / "ada" / "more").symlink_to(root.parent / "outside")
+
+
+def _link_to_fifo(root):
+    os.mkfifo(root.parent / "outside" / "pipe")
+    (root / "ada" / "link.png").symlink_to(root.parent / "outside" / "pipe")
+
+
+ODD_FILES = (
+    *(_fifo, _socket, _device, _link_to_device, _link_out, _link_out_relative, _link_to_itself),
+    *(_link_to_nothing, _person_twice, _person_from_outside, _whole_disk, _link_to_fifo),
+    _folder_inside_from_outside,
+)
+
+
+@pytest.mark.parametrize("odd", ODD_FILES, ids=lambda item: item.__name__.strip("_"))
+def test_what_is_no_image_file_of_a_person_is_left_out(album, odd):
+    odd(album)
+    found = _read_all(album)
+    assert {key: data for key, data in found.items() if data is not None} == HONEST
+    assert {user for user, _ in found} == {"ada", "bob"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside/secret.png", "/etc/hostname", "ada/../../outside/secret.png", "ada", "", "."],
+)
+def test_name_in_a_table_leads_to_nothing_but_images_below_their_root(album, name):
+    with pytest.raises(BadImageError):
+        ImageFiles(str(album)).read(name)
+
+
+# ---- file systems --------------------------------------------------------------------------------
+
+
+def test_folders_of_a_ledger_are_closed_to_others_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        honest_run.start(tmp_path / "run").do_plan()
+        store = open_store(tmp_path / "ledger")
+        store.create("weekly/heads/00000001.json", b"{}")
+        store.write("weekly/notes.json", b"{}")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "ledger").rglob("*"):
+        assert not path.stat().st_mode & 0o022, path
+
+
+def test_file_system_without_links_is_not_called_full(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(InputError, match="has no hard links") as error:
+        open_store(tmp_path).create("weekly/00000000.json", b"{}")
+    assert error.value.exit_code == 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda keys: partition_key(keys, "weekly"),
+        lambda keys: keys.used("ledger/weekly+1"),
+        lambda keys: keys.newest("signing/ledger"),
+        lambda keys: keys.renew("signing/ledger"),
+        lambda keys: keys.create("reservation/run-1"),
+        lambda keys: keys.destroy("policy/weekly"),
+    ],
+    ids=["fetch", "used", "newest", "renew", "create", "destroy"],
+)
+def test_key_folder_that_may_not_be_read_is_one_sentence(tmp_path, act):
+    keys = open_key_store(str(tmp_path / "keys"))
+    partition_key(keys, "weekly")
+    (tmp_path / "keys").chmod(0)
+    account = os.geteuid()
+    if account == 0:
+        os.seteuid(65534)  # root may read everything
+    try:
+        with pytest.raises(StorageError, match="Permission denied") as refused:
+            act(keys)
+    finally:
+        os.seteuid(account)
+        (tmp_path / "keys").chmod(0o700)
+    _one_sentence(refused.value)
+
+
+# ---- what goes out -------------------------------------------------------------------------------
+
+
+def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
+    import getpass
+
+    run = honest_run.copy_of(allowed, tmp_path / "run")
+    places = {"public_root": "gs://inside-public", "private_root": "gs://inside-private"}
+    run.config = run.config.updated({f"storage.{name}": uri for name, uri in places.items()})
+    run.do_account()
+    run.do_gate()
+    run.do_release()
+    assert run.problems() == []
+    bundle = run.root / "releases" / "glyphs" / "1.0"
+    for path in bundle.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"inside-" not in data, path
+            assert str(tmp_path).encode() not in data, path
+    actors = {json.loads(line)["actor"] for line in (bundle / "ledger.jsonl").open()}
+    assert actors == {"unnamed"} != {getpass.getuser()}
