@@ -2,6 +2,7 @@
 # No `from __future__ import annotations` here: kfp reads the types of a graph's arguments.
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ class Pipeline:
     name: str
     description: str
     steps: tuple[str, ...]
+    at_exit: str = "show_outcome"
+    """On a cluster it runs last, however the others ended; see `Step.at_exit`."""
 
     def declared(self) -> tuple[Step, ...]:
         """The declarations of its steps."""
@@ -71,8 +74,10 @@ def build_pipeline(
     pipeline: Pipeline,
     run_id: str | None = None,
     taken_over: Mapping[str, Mapping[str, str]] | None = None,
+    *,
     configure: Callable[[Step, Any], None] | None = None,
     pipeline_config: Any = None,
+    with_exit: bool = False,
 ) -> Any:
     """Returns the KFP pipeline.
 
@@ -84,6 +89,8 @@ def build_pipeline(
         which do not run again.
       configure: called with every step and its task, for resources and node selection.
       pipeline_config: a `dsl.PipelineConfig`: options of the workflow, such as its time to live.
+      with_exit: whether `pipeline.at_exit` runs at the end. On one machine the terminal says how a
+        run ended.
     """
     from kfp import dsl
 
@@ -111,20 +118,28 @@ def build_pipeline(
             "public_start": public_start,
             "beam_options": beam_options,
         }
-        outputs: dict[tuple[str, str], Any] = {}
-        for step in pipeline.declared():
-            if step.name in finished:
-                for name, path in finished[step.name].items():
-                    imported = dsl.importer(path, dsl.Artifact, reimport=True)
-                    outputs[step.name, name] = imported.output
-                continue
-            artifacts = {name: outputs[giver, name] for name, giver in givers[step.name].items()}
-            parameters = {name: given[name] for name in step.parameters}
-            task = step.component(**parameters, **artifacts)
-            outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
+
+        def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
+            task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)
             task.set_caching_options(step.cached)
             if configure is not None:
                 configure(step, task)
+            return task
+
+        ending = nullcontext()
+        if with_exit:
+            ending = dsl.ExitHandler(task_of(declared(pipeline.at_exit), {}), name="run")
+        outputs: dict[tuple[str, str], Any] = {}
+        with ending:
+            for step in pipeline.declared():
+                if step.name in finished:
+                    for name, path in finished[step.name].items():
+                        imported = dsl.importer(path, dsl.Artifact, reimport=True)
+                        outputs[step.name, name] = imported.output
+                    continue
+                taken = {name: outputs[giver, name] for name, giver in givers[step.name].items()}
+                task = task_of(step, taken)
+                outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
 
     return graph
 

@@ -2,8 +2,8 @@
 
     python -m fedemb.pipelines.steps
 
-rewrites the files that are made of the declarations: `infra/rights.yaml` and the table in
-`components/README.md`. A test compares them.
+rewrites the files that are made of the declarations: `infra/rights.yaml`, the volumes of keys in
+the overlay s3, and the table in `components/README.md`. A test compares them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline
-from fedemb.step import Step
+from fedemb.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB,)
 
@@ -33,7 +33,9 @@ def pipeline_of(config: RunConfig) -> Pipeline:
 @cache
 def all_steps() -> Mapping[str, Step]:
     """Name -> declaration of every step, in the order of the pipelines."""
-    return {step.name: step for pipeline in PIPELINES for step in pipeline.declared()}
+    steps = [step for pipeline in PIPELINES for step in pipeline.declared()]
+    steps += [declared(pipeline.at_exit) for pipeline in PIPELINES]
+    return {step.name: step for step in steps}
 
 
 def rights_of_groups() -> dict[str, dict[str, Any]]:
@@ -56,6 +58,51 @@ def rights_of_groups() -> dict[str, dict[str, Any]]:
     return groups
 
 
+def key_claims(rights: Rights) -> dict[str, str]:
+    """Claim -> folder of the key store: the volumes a step mounts where keys lie on volumes."""
+    claims = {f"{KEYS_CLAIM}-{role}": f"signing/{role}" for role in rights.signing}
+    return claims if rights.keys == "none" else {KEYS_CLAIM: "", **claims}
+
+
+def keys_file() -> str:
+    """The text of `infra/kustomize/overlays/s3/keys.yaml`: a claim for each role, and the owner."""
+    held = [key_claims(step.rights) for step in all_steps().values()]
+    names = sorted({KEYS_CLAIM, *OWNER_CLAIMS, *(name for claims in held for name in claims)})
+    claims = "".join(KEYS_VOLUME.format(name=name) for name in names)
+    return f"{KEYS_HEAD}{claims}{KEYS_OWNER}"
+
+
+KEYS_CLAIM = "fedemb-keys"
+OWNER_CLAIMS = (f"{KEYS_CLAIM}-policy",)
+"""The owner's own signing key, which no step holds."""
+KEYS_HEAD = """\
+# The key store on a cluster without Secret Manager: volumes apart from every bucket, of a class
+# without snapshots and backups, so that a destroyed key is gone. `fedemb-keys` holds policies and
+# reservations, each other volume the signing key of one role. A profile's `key_volumes` mounts to a
+# step what its rights name, and ../../base/pods.yaml refuses it the others. Made of the steps'
+# declarations by `python -m fedemb.pipelines.steps`; do not edit it here.
+"""
+KEYS_VOLUME = """\
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}
+  namespace: fedemb
+spec:
+  accessModes: [ReadWriteMany]
+  resources:
+    requests: {{storage: 1Gi}}
+---
+"""
+KEYS_OWNER = """\
+# The data owner's: for pods that make or destroy keys (`fedemb ledger init`, `fedemb forget`).
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: fedemb-owner
+  namespace: fedemb
+automountServiceAccountToken: false
+"""
 RIGHTS_HEAD = """\
 # Who may do what: the table behind the service accounts, Terraform and the S3 policies. Made of the
 # declarations of the steps by `python -m fedemb.pipelines.steps`, where every word is explained
@@ -108,6 +155,7 @@ def generated(repository: Path) -> dict[Path, str]:
     page = repository / "components" / "README.md"
     return {
         repository / "infra" / "rights.yaml": rights_file(),
+        repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
         page: with_table(page.read_text()),
     }
 

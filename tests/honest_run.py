@@ -489,3 +489,23 @@ def copy_of(run: HonestRun, root: Path) -> HonestRun:
     """A copy of a run, to bend."""
     shutil.copytree(run.root, root)
     return HonestRun(root, run.run_id, run.config, root / "policy")
+
+
+def before_acts(root: Path) -> Path:
+    """Copies of a run right before each act on the ledger, in folders of their names."""
+    run = start(root / "now")
+    run.do_plan()
+    shutil.copytree(run.root, root / "reserve")
+    run.do_reserve()
+    run.do_partition()
+    shutil.copytree(run.root, root / "bind")
+    run.do_commit, commit = (lambda: None), run.do_commit
+    run.do_train()
+    shutil.copytree(run.root, root / "commit")
+    commit()
+    run.do_measure()
+    shutil.copytree(run.root, root / "account")
+    run.do_account()
+    run.do_gate()
+    shutil.copytree(run.root, root / "release")
+    return root

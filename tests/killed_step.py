@@ -1,8 +1,10 @@
-"""Runs one act of an honest run and kills itself, as `kill -9` would, at a named point.
+"""Runs one act of an honest run and kills or stops itself at a named point.
 
-    python killed_step.py ACT POINT ROOT
+    python killed_step.py ACT POINT ROOT SIGNAL
 
-The points are set from here by wrapping functions of the package; the package has no hook for it.
+SIGKILL ends it as `kill -9` would; SIGSTOP makes it a lost pod, which SIGCONT lets go on. Without a
+point (`-`) the act runs through. The points are set from here by wrapping functions of the package;
+the package has no hook for it.
 """
 
 import os
@@ -12,7 +14,11 @@ from pathlib import Path
 
 import honest_run
 
+from fedemb import planted_bug_suite
+from fedemb.errors import FedEmbError
 from fedemb.keys import LocalKeyStore
+from fedemb.provenance import privacy_code_digest
+from fedemb.steps.account_privacy import account
 from fedemb.steps.release_model import marker, release
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import local
@@ -64,6 +70,12 @@ POINTS = {
         "before key is destroyed": (KEYS, "destroy", "before", always),
         "after key is destroyed": (KEYS, "destroy", "after", always),
     },
+    "account": {
+        "before report": (account, "build_report", "before", always),
+        "before signature": (account, "write_signed", "before", always),
+        "before lineage": (account, "write_run", "before", always),
+        "before page": (account, "write_bytes", "before", always),
+    },
     "release": {
         "before bundle": (release.parts, "place", "before", always),
         "before signature": (release.parts, "sign_bundle", "before", always),
@@ -79,27 +91,39 @@ POINTS = {
 }
 
 
-def arm(owner, name, when, chosen):
-    original = getattr(owner, name)
+def arm(sent, owner, name, when, chosen):
+    original, reached = getattr(owner, name), []
 
     def wrapped(*args, **kwargs):
-        hit = chosen(*args, **kwargs)
+        hit = chosen(*args, **kwargs) and not reached
         if hit and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            reached.append(name)
+            os.kill(os.getpid(), sent)
         answer = original(*args, **kwargs)
-        if hit:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if hit and when == "after":
+            reached.append(name)
+            os.kill(os.getpid(), sent)
         return answer
 
     setattr(owner, name, wrapped)
+    return reached
 
 
 def main():
-    act, point, root = sys.argv[1:]
+    act, point, root, sent = sys.argv[1:]
     run = honest_run.at(Path(root))
-    arm(*POINTS[act][point])
-    getattr(run, f"do_{act}")()
-    sys.exit(7)  # the point was never reached
+    planted_bug_suite.RECORD = Path(root, "policy", "record.json")
+    digest = privacy_code_digest()
+    planted_bug_suite.write_record(
+        planted_bug_suite.RECORD, passed=50, total=50, privacy_code_sha=digest
+    )
+    reached = arm(signal.Signals[sent], *POINTS[act][point]) if point != "-" else [point]
+    try:
+        getattr(run, f"do_{act}")()
+    except FedEmbError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(error.exit_code)
+    sys.exit(0 if reached else 7)
 
 
 if __name__ == "__main__":

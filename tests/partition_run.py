@@ -19,6 +19,8 @@ from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord
 from fedemb.data.user_layout import group_files, groups_in_file, groups_name, index_name
 from fedemb.documents.artifacts import tree_digests
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.step_context import StepContext
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -132,6 +134,36 @@ def write_index_files(
 
 def user_key(user_id: str) -> int:
     return int.from_bytes(Hasher(KEY).user_key(user_id), "big")
+
+
+def reserved_config(root: Path, users: int = 20) -> RunConfig:
+    """The configuration of the run at `root`, whose images are written if they are not there."""
+    source = root / "rows.parquet"
+    if not source.exists():
+        write_parquet(source, rows_of(users))
+    return make_config(str(source), policy__epsilon_cap=1000.0)
+
+
+def context_of(config: RunConfig, root: Path, run_id: str = "run-1") -> StepContext:
+    """What the step is given."""
+    names = {"privacy_plan": "plan.json", "reservation": "reservation.json"}
+    paths = {name: root / file for name, file in names.items()}
+    stores = {"private_root": "private", "ledger": "ledger", "keys": "keys"}
+    return StepContext(
+        RunArtifacts(**paths, users=root / "manifest.json"),
+        config=config,
+        run_id=run_id,
+        **{name: str(root / place) for name, place in stores.items()},
+    )
+
+
+def reserve_for(config: RunConfig, root: Path) -> None:
+    """Plans and reserves the run."""
+    from fedemb.steps.plan_privacy import plan
+    from fedemb.steps.reserve_budget import reserve
+
+    plan.run(context_of(config, root))
+    reserve.run(context_of(config, root))
 
 
 class Partitioner:

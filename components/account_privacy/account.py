@@ -7,7 +7,7 @@ configuration, its event recomputed, and the ledger verified before anything is 
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from fedemb.documents.artifacts import write_bytes
@@ -51,7 +51,7 @@ def run(context: StepContext) -> dict[str, Any]:
         evidence,
         plan,
         ledger,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=ledger.head.time,  # not the clock: made twice, it is the same report to the byte
         head_sequence=ledger.head.sequence,
     )
     _same_run(evidence, report)
@@ -62,6 +62,7 @@ def run(context: StepContext) -> dict[str, Any]:
         evidence,
         report_sha=signed.sha,
         commitments=report.provenance.commitments.model_dump(),
+        time=datetime.fromisoformat(report.time),
     )
     page = report_page(signed, evidence, ledger, steps)
     write_bytes(artifacts.privacy_page, page.encode())

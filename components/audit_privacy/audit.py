@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
@@ -30,7 +31,8 @@ from fedemb.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.self_test import self_test
-from fedemb.storage import local_tree, open_store
+from fedemb.storage import Store, local_tree, open_store
+from fedemb.storage.turns import Turn, TurnStore
 
 IMAGES_PER_USER = 8
 """More images of one user hardly sharpen their score."""
@@ -61,7 +63,9 @@ def run(context: StepContext) -> dict[str, Any]:
     model = read_model(context)
     read_users(context)
     read_start(context)
-    figures = _attack_real_users(context)
+    place = context.private("audit")
+    store = TurnStore(open_store(place), Turn(place, "audit_privacy"))
+    figures = _attack_real_users(context, store)
     fields: dict[str, Any] = {
         "run_id": run_id,
         "config_sha": config_digest(config, "audit"),
@@ -78,17 +82,16 @@ def run(context: StepContext) -> dict[str, Any]:
     }
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})
-    store = open_store(context.private("audit"))
     signer = Signer.newest(context.keys, "audit")
     store.write("audit.json", written(private, signer.sign(private.content())).data)
     store.write("audit.html", audit_page(private).encode())
     report = private if config.purpose == "simulation" else closed
     write_bytes(artifacts.audit_page, audit_page(report).encode())
-    logger.info("%s", audit_sentence(report))
+    logger.info(events.AUDITED, audit_sentence(report))
     return write_signed(artifacts.audit_report, report, signer).json
 
 
-def _attack_real_users(context: StepContext) -> AttackFigures | None:
+def _attack_real_users(context: StepContext, private: Store) -> AttackFigures | None:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
     from fedemb.embedding.loading import load_backbone
 
@@ -112,7 +115,6 @@ def _attack_real_users(context: StepContext) -> AttackFigures | None:
                 for matrix, part in zip(embeddings, _embed(backbones, images, config), strict=True):
                     matrix.append(part)
             sizes.append(len(rows))
-    store = open_store(context.private("audit"))
     if min(sizes) < MIN_USERS:
         return None
     owner_of = np.concatenate(owners)
@@ -120,7 +122,7 @@ def _attack_real_users(context: StepContext) -> AttackFigures | None:
         verification_scores(np.concatenate(matrix), owner_of, sum(sizes)) for matrix in embeddings
     )
     members = np.arange(sum(sizes)) < sizes[0]
-    store.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
+    private.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
     plain, calibrated = (
         attack(
             scores[members],

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest
@@ -89,7 +90,7 @@ def run(context: StepContext) -> dict[str, Any]:
         )
     report = UtilityReport.of_fields(fields)
     write_utility_page(artifacts.utility_page, report)
-    logger.info("%s", utility_sentence(report))
+    logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import file_digest
@@ -48,7 +49,7 @@ def compare_with_previous(
         try:
             backbone = load_backbone(path, config.model)
         except FedEmbError as error:
-            _log.warning("the previous release is not comparable: %s", error)
+            _log.warning(events.NOT_COMPARABLE, error)
             figures = ("old_embedding_space_id", "old", "new_against_old", "change")
             return {"old_model_sha": old_sha, **dict.fromkeys(figures)}
         _, old = embed_users(store, {"old": backbone}, config)

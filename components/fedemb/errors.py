@@ -68,6 +68,10 @@ class GateDenied(Refused):
     """The gate found reasons against the release."""
 
 
+class Superseded(Refused):
+    """The step was started again; this process has nothing to do any more."""
+
+
 class Interrupted(FedEmbError):
     """The run was asked to stop, finished its round and can be resumed."""
 

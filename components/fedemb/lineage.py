@@ -269,10 +269,11 @@ def write_run(
     verdict_sha: str | None = None,
     denied: bool = False,
     released: bool = False,
+    time: datetime | None = None,
 ) -> list[StepLineage]:
     """Writes the lineage of a run as far as it came, and returns its steps.
 
-    Arguments are those of `steps_of`, errors those of `write`.
+    Arguments are those of `steps_of` and `write`, errors those of `write`.
     """
     steps = steps_of(
         evidence,
@@ -284,7 +285,8 @@ def write_run(
     )
     reserved = evidence.reservation.body
     code_sha = None if denied else reserved.code_sha
-    write(path, reserved.run_id, steps, config_sha=evidence.config_sha, code_sha=code_sha)
+    shas = {"config_sha": evidence.config_sha, "code_sha": code_sha}
+    write(path, reserved.run_id, steps, **shas, time=time)
     return steps
 
 

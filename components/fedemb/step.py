@@ -8,12 +8,9 @@ runner, compile rules, the rights of its pod, profiles and the table of the docs
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +19,8 @@ from typing import Any, Literal
 
 from fedemb.documents.artifacts import Artifact
 from fedemb.errors import FedEmbError
+from fedemb.events import log_event, log_places, step_log
+from fedemb.outcome import keep_outcome
 from fedemb.step_context import Parameters, StepContext
 
 Image = Literal["light", "cpu", "trainer"]
@@ -34,9 +33,6 @@ PLACEHOLDER_IMAGES: dict[Image, str] = {
 """Symbolic images. `fedemb.pipelines.compile.cluster` replaces them by references with a digest;
 a local run in subprocesses never looks at them. `trainer` is cpu, gpu or tpu, as the profile
 says."""
-
-EVENT_PREFIX = "fedemb-event: "
-"""Begins the log lines that `fedemb.pipelines.run.local` reads: one JSON object each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +82,9 @@ class Step:
     """Artifacts it gives, each with its kind."""
     files: tuple[str, ...]
     """Its outputs that are files or folders; the others are figures for Kubeflow's page."""
+    at_exit: bool
+    """Whether it runs at the end, however the run ended: it takes a `dsl.PipelineTaskFinalStatus`,
+    no artifact, and has no rights."""
     component: Any
     """The KFP component."""
 
@@ -116,7 +115,8 @@ def step(
     does. For the rest see `Step`; what is left out is the careful choice.
 
     Raises:
-      TypeError: a parameter no context has, or `outputs` names other outputs than the signature.
+      TypeError: a parameter no context has, `outputs` names other outputs than the signature, or a
+        step for the end takes or may do more than that.
     """
     from kfp import dsl
 
@@ -126,13 +126,19 @@ def step(
         spec = component.component_spec
         given, taken = spec.outputs or {}, spec.inputs or {}
         inputs = tuple(name for name, item in taken.items() if "@" in item.type)
-        parameters = tuple(name for name in taken if name not in inputs)
+        status = [name for name, item in taken.items() if item.type == "PipelineTaskFinalStatus"]
+        parameters = tuple(name for name in taken if name not in (*inputs, *status))
         if unknown := set(parameters) - set(Parameters.__annotations__):
             raise TypeError(f"{function.__name__} takes {sorted(unknown)}, which no context has")
         if set(given) != set(outputs):
             raise TypeError(
                 f"{function.__name__} declares the outputs {sorted(outputs)}, but its signature "
                 f"has {sorted(given)}; say the kind of each"
+            )
+        if status and (inputs or rights):
+            raise TypeError(
+                f"{function.__name__} runs however the run ended, so it may take no artifact and "
+                "have no rights"
             )
         return Step(
             name=function.__name__,
@@ -147,6 +153,7 @@ def step(
             inputs=inputs,
             outputs=dict(outputs),
             files=tuple(name for name, item in given.items() if "Metrics@" not in item.type),
+            at_exit=bool(status),
             component=component,
         )
 
@@ -162,44 +169,45 @@ def declared(name: str) -> Step:
     return getattr(import_module(f"fedemb.steps.{name}.component"), name)
 
 
-def log_event(kind: str, **fields: Any) -> None:
-    """Writes one machine-readable line to the log. Public fields only."""
-    sys.stdout.write(EVENT_PREFIX + json.dumps({"kind": kind, **fields}) + "\n")
-    sys.stdout.flush()
-
-
 @contextmanager
 def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
     """Runs the body of a step: its context, logging, and errors as one sentence with an exit code.
 
     An error that is not ours is a bug: it keeps its traceback and ends with exit code 1. In a step
     that holds private data the log gets places and type of such an error without its message, which
-    may quote shapes, values or names.
+    may quote shapes, values or names; see `fedemb.events` for what else it gets.
 
     Args:
       name: of the step.
       values: the component's arguments, its `locals()`.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", force=True
-    )
-    for noisy in ("apache_beam", "absl", "google", "urllib3", "tensorflow", "h5py", "matplotlib"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with step_log(private=declared(name).private):
+        yield from _watched(name, values)
+
+
+def _watched(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
     started = time.monotonic()
     log_event("step_started", step=name, pid=os.getpid())
     try:
         yield StepContext.of_component(values)
     except FedEmbError as error:
         fields = {"step": name, "error": type(error).__name__, "exit_code": error.exit_code}
-        log_event("step_failed", message=str(error), **fields)
+        _failed(name, values, {**fields, "message": str(error)})
         sys.exit(error.exit_code)
     except Exception as error:
         message = f"{type(error).__name__} in {name}, which is a bug; please report the log"
-        log_event(
-            "step_failed", step=name, error=type(error).__name__, exit_code=1, message=message
-        )
+        fields = {"step": name, "error": type(error).__name__, "exit_code": 1, "message": message}
+        _failed(name, values, fields)
         if not declared(name).private:
             raise
-        sys.stdout.write("".join(traceback.format_tb(error.__traceback__)))
+        log_places(error.__traceback__)
         sys.exit(1)
     log_event("step_finished", step=name, seconds=round(time.monotonic() - started, 2))
+
+
+def _failed(name: str, values: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    log_event("step_failed", **fields)
+    try:
+        keep_outcome(declared(name).outputs, values, fields)
+    except FedEmbError as error:
+        log_event("outcome_not_kept", step=name, message=str(error))

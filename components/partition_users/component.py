@@ -16,7 +16,7 @@ from fedemb.step import Rights, step
             "users": "write",
             "evaluation": "write",
             "rejects": "write",
-            "partition": "write",  # its scratch, deleted at its end
+            "partition": "write",  # its scratch, of which only the record of its starts stays
             "deletion_marks": "read",
         },
         input=("private", "public"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fedemb import errors
+from fedemb import errors, events
 from fedemb.config import RunConfig
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
@@ -112,7 +112,7 @@ def run(context: StepContext) -> dict[str, Any]:
     }
     signer = Signer.newest(keys, "partition")
     manifest = write_signed(context.artifacts.users, UsersManifest.of_fields(fields), signer)
-    _log.info("partitioned the private images of run %s", run_id)
+    _log.info(events.PARTITIONED, run_id)
     return manifest.json
 
 
@@ -173,8 +173,9 @@ def partition_images(
     from fedemb.steps.partition_users.transforms import build
 
     _check(config)
-    shards.clean(root)
-    job = Job(config, keys, root, blocks, spread=bool(pipeline_options))
+    place = shards.Place.take(root)
+    shards.clean(place)
+    job = Job(config, keys, place, blocks, spread=bool(pipeline_options))
     source, public = config.data.source, config.pretraining.source
     parts = find_parts(source, columns_of(config))
     if public is not None:
@@ -182,10 +183,11 @@ def partition_images(
         _run(partial(build_public, job=job, source=public, parts=public_parts), pipeline_options)
         job = replace(job, has_public_set=True)
     _run(partial(build, job=job, parts=parts), pipeline_options)
+    place.turn.check()
     counts = shards.read_counts(root)
-    evaluation = shards.publish(root, shards.EVALUATION, config, header)
-    users = shards.publish(root, shards.USERS, config, {**header, "counts": counts})
-    shards.drop_work(root)
+    evaluation = shards.publish(place, shards.EVALUATION, config, header)
+    users = shards.publish(place, shards.USERS, config, {**header, "counts": counts})
+    shards.drop_work(place)
     return Partitioned(root, counts, users, evaluation)
 
 

@@ -16,15 +16,15 @@ from fedemb.data.hashing import shard_of
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.sources import Part, image_files
 from fedemb.steps.partition_users.reading import Job, read_batches
-from fedemb.steps.partition_users.shards import WORK
+from fedemb.steps.partition_users.shards import WORK, Place
 from fedemb.storage import Store, open_store
 
 
-def write_public_digests(root: str, shard: int, digests: Iterable[bytes]) -> None:
+def write_public_digests(place: Place, shard: int, digests: Iterable[bytes]) -> None:
     """Writes a sorted range of the digests of public images, as an array to be mapped."""
     sink = io.BytesIO()
     np.save(sink, np.frombuffer(b"".join(sorted(set(digests))), ">u8").astype(np.uint64))
-    open_store(root).write(f"{WORK}/public-{shard:05d}.npy", sink.getvalue())
+    place.store.write(f"{WORK}/public-{shard:05d}.npy", sink.getvalue())
 
 
 class PublicSet:
@@ -80,7 +80,7 @@ def build_public(
     pipeline: beam.Pipeline, job: Job, source: SourceConfig, parts: list[Part]
 ) -> None:
     """Adds the digests of the public images to a pipeline: sorted ranges in the work folder."""
-    root, number = job.root, job.config.partition.shards
+    place, number = job.place, job.config.partition.shards
     empty = (
         pipeline
         | "DigestStart" >> beam.Impulse()
@@ -94,6 +94,6 @@ def build_public(
         | "ByRange" >> beam.GroupByKey()
         | "WriteDigests"
         >> beam.MapTuple(
-            lambda shard, found: write_public_digests(root, shard, filter(None, found))
+            lambda shard, found: write_public_digests(place, shard, filter(None, found))
         )
     )

@@ -12,6 +12,7 @@ from apache_beam.pvalue import PCollection
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part, read_part, source_format, split_part
+from fedemb.steps.partition_users.shards import Place
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Job:
 
     config: RunConfig
     keys: KeyRef
-    root: str
-    """Private address of the run."""
+    place: Place
+    """Where the run's private folders are."""
     blocks: frozenset[str] | None
     """Ledger blocks whose users may train; None: all."""
     has_public_set: bool = False

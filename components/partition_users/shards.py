@@ -34,7 +34,8 @@ from fedemb.data.user_layout import (
 )
 from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import StorageError
-from fedemb.storage import join, open_store
+from fedemb.storage import Store, join, open_store
+from fedemb.storage.turns import TURNS, Turn, TurnStore
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
@@ -45,34 +46,59 @@ Written = tuple[str, str, int, int]
 """Name of a file in its folder, SHA-256, and of a shard its users and images, else 0."""
 
 
-def clean(root: str) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where a pass writes, and whose turn it is; every worker is given it."""
+
+    root: str
+    """Address below which the folders of the run are."""
+    turn: Turn
+
+    @classmethod
+    def take(cls, root: str) -> Place:
+        """The next turn at `root`; an earlier pass that still runs has lost its own."""
+        return cls(root, Turn(join(root, WORK), "partition_users"))
+
+    @property
+    def store(self) -> Store:
+        """The folders, for as long as it is its turn."""
+        return TurnStore(open_store(self.root), self.turn)
+
+
+def clean(place: Place) -> None:
     """Deletes what an earlier attempt of the same run left, manifests first.
 
     Raises:
       StorageError: the private root cannot be written.
+      Superseded: the step was started again meanwhile.
     """
-    _delete(root, (USERS, EVALUATION, REJECTS, WORK))
+    _delete(place, (USERS, EVALUATION, REJECTS, WORK))
 
 
-def _delete(root: str, kinds: Sequence[str]) -> None:
-    store = open_store(root)
+def _delete(place: Place, kinds: Sequence[str]) -> None:
+    store = place.store
     names = [name for kind in kinds for name in store.list(f"{kind}/")]
+    names = [name for name in names if not name.startswith(f"{WORK}/{TURNS}/")]
     for name in sorted(names, key=lambda name: not name.endswith("manifest.json")):
         store.delete(name)
     if store.local_root is not None:
+        place.turn.check()
         for kind in kinds:  # hidden leftovers and empty folders
-            shutil.rmtree(store.local_root / kind, ignore_errors=True)
+            folder = store.local_root / kind
+            for left in folder.glob("*") if kind == WORK else [folder]:
+                if left.is_dir() and left.name != TURNS:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def write_shard(
-    root: str, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow]
+    place: Place, kind: str, shard: int, *, shards: int, rows: Iterable[UserRow]
 ) -> tuple[list[Written], np.ndarray]:
     """Writes one shard of users and its index.
 
     Memory: 20 bytes a user of the shard; their images go over a temporary file.
 
     Args:
-      root: address below which the folders of the run are.
+      place: where the pass writes.
       kind: `users` or `evaluation`.
       shard: number of the hash range.
       shards: how many there are.
@@ -84,7 +110,7 @@ def write_shard(
     Raises:
       StorageError: disk full or no permission; no half-written shard stays.
     """
-    store = open_store(root)
+    store = place.store
     name = shard_name(kind, shard, shards)
     with tempfile.TemporaryDirectory(prefix="fedemb-") as folder:
         path = Path(folder, name)
@@ -130,7 +156,7 @@ def _spill(rows: Iterable[UserRow], file: BinaryIO) -> tuple[np.ndarray, np.ndar
 
 
 def write_groups(
-    root: str, grouping: int, part: int, *, virtual_clients: int, pieces: Iterable[GroupPiece]
+    place: Place, grouping: int, part: int, *, virtual_clients: int, pieces: Iterable[GroupPiece]
 ) -> Written:
     """Writes one file of the groups: those of one range of one grouping.
 
@@ -139,17 +165,17 @@ def write_groups(
     """
     name = groups_name(grouping, part, virtual_clients)
     data = encode_groups(pieces, groups_in_file(part, virtual_clients))
-    open_store(root).write(f"{USERS}/{name}", data)
+    place.store.write(f"{USERS}/{name}", data)
     return name, sha256_hex(data), 0, 0
 
 
-def write_files(root: str, kind: str, files: Iterable[Written]) -> None:
+def write_files(place: Place, kind: str, files: Iterable[Written]) -> None:
     """Writes the list of the files of a folder, for the driver to pick up: files, not users."""
-    open_store(root).write(f"{WORK}/{kind}.json", canonical_json(sorted(map(list, files))))
+    place.store.write(f"{WORK}/{kind}.json", canonical_json(sorted(map(list, files))))
 
 
 def write_rejects(
-    root: str, shard: int, shards: int, rows: Iterable[tuple[Sequence[str], int]]
+    place: Place, shard: int, shards: int, rows: Iterable[tuple[Sequence[str], int]]
 ) -> None:
     """Writes one shard of the rejects as Parquet: reason, user_id, class, image, times. Raw.
 
@@ -167,12 +193,12 @@ def write_rejects(
     sink = io.BytesIO()
     pq.write_table(table, sink)
     name = f"{REJECTS}/rejects-{shard:05d}-of-{shards:05d}.parquet"
-    open_store(root).write(name, sink.getvalue())
+    place.store.write(name, sink.getvalue())
 
 
-def write_counts(root: str, counts: dict[str, int]) -> None:
+def write_counts(place: Place, counts: dict[str, int]) -> None:
     """Writes the private counts of the whole pass, for the driver to pick up."""
-    open_store(root).write(COUNTS, canonical_json(dict(sorted(counts.items()))))
+    place.store.write(COUNTS, canonical_json(dict(sorted(counts.items()))))
 
 
 # ---- the driver's part --------------------------------------------------------------------------
@@ -187,13 +213,15 @@ class Published:
     """As `artifacts.tree_digest` of the folder."""
 
 
-def publish(root: str, kind: str, config: RunConfig, header: dict[str, Any]) -> Published:
+def publish(place: Place, kind: str, config: RunConfig, header: dict[str, Any]) -> Published:
     """Writes, last of all, the Raw manifest of a folder whose files are there.
 
     Raises:
       StorageError: a file is missing, or the private root cannot be written.
+      Superseded: the step was started again meanwhile.
     """
-    store = open_store(root)
+    place.turn.check()
+    store = place.store
     partition = config.partition
     files: list[Written] = []
     if store.exists(f"{WORK}/{kind}.json"):
@@ -228,9 +256,9 @@ def read_counts(root: str) -> dict[str, int]:
     return json.loads(open_store(root).read(COUNTS))
 
 
-def drop_work(root: str) -> None:
-    """Deletes the work folder of a finished pass."""
-    _delete(root, (WORK,))
+def drop_work(place: Place) -> None:
+    """Deletes the work folder of a finished pass, but for the record of turns."""
+    _delete(place, (WORK,))
 
 
 def run_root(private_root: str, run_id: str) -> str:

@@ -46,7 +46,7 @@ class _Prepare(beam.DoFn):
 
     def setup(self) -> None:
         job = self._job
-        known = PublicSet(job.root, job.config.partition.shards) if job.has_public_set else ()
+        known = PublicSet(job.place.root, job.config.partition.shards) if job.has_public_set else ()
         self._preparer = Preparer(
             job.config,
             job.keys.hasher(),
@@ -142,7 +142,7 @@ class _WriteShard(beam.DoFn):
         (kind, shard), rows = element
         partition = self._job.config.partition
         files, keys = shards.write_shard(
-            self._job.root,
+            self._job.place,
             kind,
             shard,
             shards=partition.shards,
@@ -162,7 +162,7 @@ def _write_groups(element: tuple[tuple[int, int], Iterable[Any]], job: Job) -> t
     """((grouping, range), users of it by shard) -> the file of them. Idempotent."""
     (grouping, part), pieces = element
     return shards.USERS, shards.write_groups(
-        job.root,
+        job.place,
         grouping,
         part,
         virtual_clients=job.config.partition.virtual_clients,
@@ -186,7 +186,7 @@ def _three_ways(collection: PCollection, name: str, function: beam.DoFn) -> Any:
 
 def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     """Adds the partition of the private images to a pipeline."""
-    root, number = job.root, job.config.partition.shards
+    place, number = job.place, job.config.partition.shards
     source = job.config.data.source
     batches = read_batches(pipeline, source, parts, columns_of(job.config), "", spread=job.spread)
     users, counts, rejects = _three_ways(batches, "Prepare", _Prepare(job))
@@ -197,13 +197,13 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     _ = (
         files
         | "ByFolder" >> beam.GroupByKey()
-        | "WriteFiles" >> beam.MapTuple(lambda kind, files: shards.write_files(root, kind, files))
+        | "WriteFiles" >> beam.MapTuple(lambda kind, files: shards.write_files(place, kind, files))
     )
     _ = (
         (counts, more_counts)
         | "Counts" >> beam.Flatten()
         | "Sum" >> beam.CombinePerKey(_sum)
-        | "WriteCounts" >> beam.MapTuple(lambda _, counts: shards.write_counts(root, counts))
+        | "WriteCounts" >> beam.MapTuple(lambda _, counts: shards.write_counts(place, counts))
     )
     _ = (
         (rejects, more_rejects)
@@ -212,7 +212,7 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
         | "RejectShard" >> beam.Map(lambda row: (hash_range(row[0], number), row))
         | "ByRejectShard" >> beam.GroupByKey()
         | "WriteRejects"
-        >> beam.MapTuple(lambda shard, rows: shards.write_rejects(root, shard, number, rows))
+        >> beam.MapTuple(lambda shard, rows: shards.write_rejects(place, shard, number, rows))
     )
 
 

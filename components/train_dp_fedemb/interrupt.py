@@ -7,6 +7,8 @@ import signal
 import threading
 from types import FrameType
 
+from fedemb import events
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,4 +39,4 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        _LOG.info("asked to stop: finishing the round at hand")
+        _LOG.info(events.STOPPING)

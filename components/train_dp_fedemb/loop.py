@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.group_index import GroupIndex
@@ -120,7 +121,7 @@ class Trainer:
         if progress.mechanism is not None:
             self._mechanism.restore(progress.mechanism)
         if first:
-            _LOG.info("resuming after round %d of %d", first, rounds)
+            _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(diagnostics, first)
         started = time.monotonic()
         feed = Feed(self._function, first=first, index=self._index, load=self._loader.load)
@@ -133,7 +134,9 @@ class Trainer:
                     progress = Progress(done.state, done.record.mechanism_state)
                     figures.write(done.index, describe(done, self._mechanism.plan))
                     ended, elapsed = done.index + 1, time.monotonic() - started
-                    _LOG.info("%s", _line(done.index, first, rounds, elapsed))
+                    _LOG.info(
+                        events.ROUND, ended, rounds, _rest(done.index, first, rounds, elapsed)
+                    )
                     due = ended % self._config.training.checkpoint_every == 0
                     if due or stop.requested or ended == rounds:
                         self._save(store, log, progress)
@@ -161,10 +164,9 @@ class Trainer:
         self._uncovered = []
 
 
-def _line(index: int, first: int, rounds: int, seconds: float) -> str:
+def _rest(index: int, first: int, rounds: int, seconds: float) -> str:
     """Progress in public words. The time left is coarse: exact times tell how many took part."""
     left = seconds / (index + 1 - first) * (rounds - index - 1)
     unit = 60 if left >= 90 else 10
     about = f"{round(left / unit)} min" if unit == 60 else f"{max(1, round(left / 10)) * 10} s"
-    rest = "done" if index + 1 == rounds else f"about {about} left"
-    return f"round {index + 1}/{rounds}, {rest}"
+    return "done" if index + 1 == rounds else f"about {about} left"

@@ -43,6 +43,7 @@ from fedemb.steps.train_dp_fedemb.claim import claim
 from fedemb.steps.train_dp_fedemb.loop import Trainer
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
 from fedemb.storage import local_tree, open_store
+from fedemb.storage.turns import Turn, TurnStore
 
 _INJECTED = "key_injected"
 """Lies in the working state once a round may have been drawn from a key that was handed in."""
@@ -96,6 +97,8 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         commitments=users.commitments.model_dump(),
         private_root=claim(store, commitments),
     )
+    turn = Turn(store.uri, "train_dp_fedemb")
+    store = TurnStore(store, turn)
 
     from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
 
@@ -121,7 +124,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
                 trainer = Trainer(
                     config, backbone, mechanism, folder, workers=workers, devices=devices
                 )
-                diagnostics = open_store(context.private("diagnostics"))
+                diagnostics = TurnStore(open_store(context.private("diagnostics")), turn)
                 state = trainer.train(store, log, diagnostics)
 
     weights = released_weights(config.training.server, state)
@@ -146,6 +149,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     write_bytes(artifacts.model / "rounds.jsonl", lines)
     signer = Signer.current(keys, "trainer", ledger.chain.trust)
     card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
+    turn.check()
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,

@@ -136,6 +136,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print, send nothing.")] = False,
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
+    from fedemb.documents.artifacts import json_digest
     from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package, run_arguments
@@ -147,7 +148,9 @@ def submit(
     check_package(package)
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
-    typer.echo(f"planned: {guarantee_sentence(document(loaded).guarantee)}")
+    plan = document(loaded)
+    promised = guarantee_sentence(plan.guarantee)
+    typer.echo(f"planned: {promised}")
     if kubeflow is None:
         return
     look_first(kubeflow.namespace, profile, package)
@@ -155,6 +158,7 @@ def submit(
         package,
         loaded,
         experiment=experiment,
+        description=f"{promised} Plan {json_digest(plan.plan)}, configuration {plan.config_sha}.",
         service_account=service_account,
         pipeline_root=pipeline_root,
         beam_options=beam_options,

@@ -75,6 +75,11 @@ class StepResources(Section):
 class Profile(Section):
     """A cluster's resources, as data."""
 
+    group_secret: SecretEnv | None = None
+    """Access key of each group of steps: the secret `<name>-<group>`, for its steps alone."""
+    key_volumes: str | None = None
+    """Where the key store is mounted, if it lies on volumes: to each step what its rights name."""
+
     steps: dict[str, StepResources]
     """Step name -> resources; `default` for a step without an entry."""
     ttl_seconds_after_finished: int
@@ -210,6 +215,7 @@ def compile_pipeline(
     graph = build_pipeline(
         pipeline,
         configure=lambda step, task: _configure(step, task, resources),
+        with_exit=True,
         pipeline_config=dsl.PipelineConfig(
             ttl_seconds_after_finished=seconds,
             # Kubeflow's defaults name these two, and they win over the general one.
@@ -252,16 +258,35 @@ def _configure(step: Step, task: Any, profile: Profile) -> None:
         task.set_container_image(PLACEHOLDER_IMAGES[wanted.image])
     for variable, value in wanted.environment.items():
         task.set_env_variable(variable, value)
-    for secret in wanted.secrets:
-        kubernetes.use_secret_as_env(task, secret.name, secret.keys)
+    _give_access(step, task, profile)
     if wanted.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(wanted.image_pull_secrets))
-    for claim, mount in wanted.volume_claim.items():
-        kubernetes.mount_pvc(task, claim, mount)
     if wanted.shared_memory:
         kubernetes.empty_dir_mount(
             task, "shm", "/dev/shm", medium="Memory", size_limit=wanted.shared_memory
         )
+
+
+def _give_access(step: Step, task: Any, profile: Profile) -> None:
+    """Mounts and names what a step may have: secrets, volumes, and the keys of its group alone."""
+    from kfp import kubernetes
+
+    from fedemb.pipelines.steps import key_claims
+
+    wanted = profile.steps[step.name]
+    secrets, claims = list(wanted.secrets), dict(wanted.volume_claim)
+    if profile.group_secret:
+        name = f"{profile.group_secret.name}-{step.group}"
+        secrets.append(SecretEnv(name=name, keys=profile.group_secret.keys))
+    if profile.key_volumes:
+        claims |= {
+            claim: f"{profile.key_volumes}/{folder}".rstrip("/")
+            for claim, folder in key_claims(step.rights).items()
+        }
+    for secret in secrets:
+        kubernetes.use_secret_as_env(task, secret.name, secret.keys)
+    for claim, mount in claims.items():
+        kubernetes.mount_pvc(task, claim, mount)
 
 
 def _pin_images(spec: dict[str, Any], images: Mapping[str, str]) -> None:

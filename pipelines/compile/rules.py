@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedemb.documents.artifacts import Noised, Public
+from fedemb.events import EVERYTHING
 
 if TYPE_CHECKING:
     from fedemb.step import Step
@@ -238,12 +239,16 @@ def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
 
 
 def harmless_exit_handlers(spec: Spec, _: Spec) -> Iterator[str]:
-    """An exit handler also runs after a failure: it must not release, account or decide."""
+    """An exit handler also runs after a failure: it must not release, account or decide.
+
+    A step that is declared for the end has no right to anything such a step would need.
+    """
     for name, task in _tasks(spec):
         if task.get("triggerPolicy", {}).get("strategy") != RUNS_AFTER_FAILURE:
             continue
         for inner, held in ((name, task), *_inside(spec, task)):
-            if _step(spec, held) in _declared():
+            step = _declared().get(_step(spec, held))
+            if step is not None and not step.at_exit:
                 yield f"{inner} runs as an exit handler; take it out"
 
 
@@ -286,6 +291,17 @@ def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:
                 yield f"{name} pauses for debugging; remove set_debug_pause"
 
 
+def closed_logs(spec: Spec, _: Spec) -> Iterator[str]:
+    """What libraries say in a private step stays in it; only a data owner's own machine may tell.
+
+    See `fedemb.events`.
+    """
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        for variable in executor.get("container", {}).get("env", []):
+            if variable["name"] == EVERYTHING:
+                yield f"{name} logs everything; take {EVERYTHING} out of the profile"
+
+
 def strict_protos(spec: Spec, platform: Spec) -> Iterator[str]:
     """Both documents parse strictly: no field that the backend would silently drop."""
     from google.protobuf import json_format
@@ -316,5 +332,6 @@ RULES: tuple[Callable[[Spec, Spec], Iterator[str]], ...] = (
     labelled_by_step,
     restricted_pods,
     no_debug_pause,
+    closed_logs,
     strict_protos,
 )

@@ -14,16 +14,13 @@ from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import Profile
 from fedemb.pipelines.doctor.finding import Finding
 from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
 
+_VALIDATING = ("fedemb-step-accounts", "fedemb-pods", "fedemb-claims", "fedemb-no-entry")
 KUBEFLOW = "kubeflow"
 """Namespace of Kubeflow's own parts."""
 SKEW = 60.0
 """Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
-ACCOUNTS = (
-    *("run", "plan", "pretrain", "reserve", "partition", "train"),
-    *("evaluate", "audit", "account", "gate", "release"),
-)
-"""Groups of infra/rights.yaml, and the account that drives a run."""
 APPLY = "apply infra/kustomize again"
 
 Check = Callable[["Doctor"], Iterator[Finding]]
@@ -128,7 +125,8 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
         ("patch", ("admissionregistration.k8s.io", "validatingadmissionpolicies", "")),
     ]
     lacking, excess = [], []
-    for group in ACCOUNTS:
+    groups = ("run", *rights_of_groups())  # run: the account that drives a run
+    for group in groups:
         account = f"fedemb-{group}"
         for verb, thing in (*needs, *never):
             allowed = doctor.api.may(account, doctor.namespace, verb, thing)
@@ -145,14 +143,14 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
     if lacking:
         yield Finding("rights", "unsafe", lacking[0], APPLY)
     if not excess and not lacking:
-        yield Finding("rights", "ok", f"{len(ACCOUNTS)} accounts may what they need and no more")
+        yield Finding("rights", "ok", f"{len(groups)} accounts may what they need and no more")
 
 
 def admission(doctor: Doctor) -> Iterator[Finding]:
     """Each policy is there, fails closed and denies; and a thief is refused."""
     for kind, names in {
         "mutatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-step-pods"),
-        "validatingadmissionpolicies": ("fedemb-step-accounts", "fedemb-pods", "fedemb-no-entry"),
+        "validatingadmissionpolicies": _VALIDATING,
     }.items():
         for name in names:
             path = "/apis/admissionregistration.k8s.io/v1"
@@ -171,23 +169,7 @@ def admission(doctor: Doctor) -> Iterator[Finding]:
 
 
 def _thief(doctor: Doctor) -> Finding:
-    closed = {
-        "allowPrivilegeEscalation": False,
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"generateName": "thief-"},
-        "spec": {
-            "serviceAccountName": "fedemb-train",
-            "containers": [{"name": "main", "image": "none", "securityContext": closed}],
-        },
-    }
-    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
+    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), _pod_on("fedemb-train"))
     if answer.status == 201:
         return Finding("thief", "unsafe", "a pod without a step's label takes its account", APPLY)
     if "ValidatingAdmissionPolicy" in answer.message:
@@ -198,6 +180,24 @@ def _thief(doctor: Doctor) -> Finding:
         f"asked for a pod, was told {answer.status} ({answer.message[:80]})",
         "ask as somebody who may create pods there",
     )
+
+
+def _pod_on(account: str, **spec: Any) -> dict[str, Any]:
+    """A closed pod without a step's label."""
+    closed = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    main = {"name": "main", "image": "none", "securityContext": closed}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "thief-"},
+        "spec": {"serviceAccountName": account, "containers": [main], **spec},
+    }
 
 
 def pod_security(doctor: Doctor) -> Iterator[Finding]:
@@ -234,6 +234,8 @@ def network(doctor: Doctor) -> Iterator[Finding]:
 def secrets(doctor: Doctor) -> Iterator[Finding]:
     """What the profile hands to steps is there."""
     named = {secret.name for step in doctor.profile.steps.values() for secret in step.secrets}
+    if doctor.profile.group_secret:
+        named |= {f"{doctor.profile.group_secret.name}-{group}" for group in rights_of_groups()}
     for name in sorted(named):
         status = doctor.api.get(doctor.mine(f"secrets/{name}")).status
         if status == 403:
@@ -245,6 +247,36 @@ def secrets(doctor: Doctor) -> Iterator[Finding]:
             yield Finding("secrets", "unsafe", f"the secret {name} is missing", remedy)
             return
     yield Finding("secrets", "ok", f"the {len(named)} secrets the profile names are there")
+
+
+def key_volumes(doctor: Doctor) -> Iterator[Finding]:
+    """Where keys lie on volumes, each role's is there, and a step is refused the others."""
+    if doctor.profile.key_volumes is None:
+        yield Finding("key-volumes", "ok", "keys lie on no volume of the cluster")
+        return
+    for name in sorted({name for step in all_steps().values() for name in key_claims(step.rights)}):
+        status = doctor.api.get(doctor.mine(f"persistentvolumeclaims/{name}")).status
+        if status == 403:
+            remedy = "ask who may read them"
+            yield Finding("key-volumes", "could not tell", "claims were not to be read", remedy)
+            return
+        if status != 200:
+            yield Finding("key-volumes", "unsafe", f"the claim {name} is missing", APPLY)
+            return
+    pod = _pod_on("fedemb-run", volumes=[_volume(KEYS_CLAIM)])
+    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
+    if answer.status == 201:
+        yield Finding("key-volumes", "unsafe", "a pod without rights mounts the keys", APPLY)
+    elif "ValidatingAdmissionPolicy" in answer.message:
+        yield Finding("key-volumes", "ok", "each role's key is on its own volume, closed to others")
+    else:
+        what = f"asked for a pod, was told {answer.status} ({answer.message[:80]})"
+        remedy = "ask as somebody who may create pods there"
+        yield Finding("key-volumes", "could not tell", what, remedy)
+
+
+def _volume(claim: str) -> dict[str, Any]:
+    return {"name": "keys", "persistentVolumeClaim": {"claimName": claim}}
 
 
 def quota(doctor: Doctor) -> Iterator[Finding]:
@@ -372,6 +404,7 @@ CHECKS: tuple[Check, ...] = (
     pod_security,
     network,
     secrets,
+    key_volumes,
     quota,
     nodes,
     images,

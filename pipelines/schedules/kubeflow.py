@@ -13,9 +13,11 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
@@ -23,8 +25,7 @@ from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.package import check_package, resumed, run_arguments
 from fedemb.pipelines.schedules.schedule import as_utc
-
-PIPELINE = "dp-fedemb"
+from fedemb.pipelines.steps import PIPELINES
 
 
 class Kubeflow:
@@ -92,6 +93,7 @@ class Kubeflow:
         config: RunConfig,
         *,
         experiment: str,
+        description: str = "",
         service_account: str | None = None,
         pipeline_root: str | None = None,
         beam_options: tuple[str, ...] = (),
@@ -103,6 +105,7 @@ class Kubeflow:
           package: YAML of `fedemb compile`.
           config: configuration of the run.
           experiment: what the run is filed under.
+          description: what the run promises, for who compares runs.
           service_account: account that drives the run.
           pipeline_root: public root; None: that of the namespace.
           beam_options: options of the engine that partitions the users.
@@ -114,7 +117,7 @@ class Kubeflow:
         """
         check_package(package)
         arguments = run_arguments(config, beam_options)
-        name = f"{PIPELINE} {config.release.name}"
+        name = run_name(config, datetime.now(UTC))
         with tempfile.TemporaryDirectory() as folder:
             if resume is not None:
                 package = resumed(package, resume, Path(folder))
@@ -122,24 +125,29 @@ class Kubeflow:
             pipeline_id, version_id = self._version(package)
         experiment_id = self._experiment(experiment)
         with self._call():
-            run = self._client.run_pipeline(
+            models = self._client.api_models
+            wanted = models.V2beta1Run(
                 experiment_id=experiment_id,
-                job_name=name,
-                params=arguments,
-                pipeline_id=pipeline_id,
-                version_id=version_id,
-                pipeline_root=pipeline_root,
+                display_name=name,
+                description=description,
+                pipeline_version_reference=models.V2beta1PipelineVersionReference(
+                    pipeline_id=pipeline_id, pipeline_version_id=version_id
+                ),
+                runtime_config=models.V2beta1RuntimeConfig(
+                    pipeline_root=pipeline_root, parameters=arguments
+                ),
                 service_account=service_account,
             )
+            run = self._client.runs.run_service_create_run(wanted)
         return run.run_id
 
     def version_names(self) -> dict[str, str]:
-        """Id -> name of every version of our pipeline in this namespace."""
-        pipeline_id = self._pipeline()
-        if pipeline_id is None:
-            return {}
+        """Id -> name of every version of our pipelines in this namespace."""
+        found = [self._pipeline(pipeline.name) for pipeline in PIPELINES]
         return {
             version.pipeline_version_id: version.display_name
+            for pipeline_id in found
+            if pipeline_id is not None
             for version in self._pages(
                 "list_pipeline_versions", "pipeline_versions", pipeline_id=pipeline_id
             )
@@ -148,11 +156,12 @@ class Kubeflow:
     def _version(self, package: Path) -> tuple[str, str]:
         """Id of the pipeline and of the version with this content, uploaded if need be."""
         name = version_name(package)
-        pipeline_id = self._pipeline()
+        pipeline = pipeline_name(package)
+        pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():
                 model = self._client.api_models.V2beta1Pipeline
-                wanted = model(name=PIPELINE, display_name=PIPELINE, namespace=self.namespace)
+                wanted = model(name=pipeline, display_name=pipeline, namespace=self.namespace)
                 pipelines = self._client.pipelines
                 pipeline_id = pipelines.pipeline_service_create_pipeline(wanted).pipeline_id
         for version_id, found in self.version_names().items():
@@ -164,9 +173,9 @@ class Kubeflow:
             )
         return pipeline_id, version.pipeline_version_id
 
-    def _pipeline(self) -> str | None:
-        """Id of our pipeline in this namespace; one that is shared by all is not ours."""
-        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": PIPELINE}
+    def _pipeline(self, name: str) -> str | None:
+        """Id of a pipeline in this namespace; one that is shared by all is not ours."""
+        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         found = self._pages(
             "list_pipelines",
             "pipelines",
@@ -212,7 +221,19 @@ class Kubeflow:
 
 def version_name(package: Path) -> str:
     """Name of the version that holds this package's content."""
-    return f"{PIPELINE}-{file_digest(package)[:16]}"
+    return f"{pipeline_name(package)}-{file_digest(package)[:16]}"
+
+
+def pipeline_name(package: Path) -> str:
+    """Name of the pipeline that was compiled into a package."""
+    return next(yaml.safe_load_all(package.read_text()))["pipelineInfo"]["name"]
+
+
+def run_name(config: RunConfig, when: datetime) -> str:
+    """What a list of runs is read by: policy, week and model, such as `glyphs 2027-W05 letters`."""
+    week = when.isocalendar()
+    policy = config.policy.policy_id
+    return f"{policy} {week.year}-W{week.week:02d} {config.release.name}"
 
 
 def _rfc3339(moment: datetime) -> str:

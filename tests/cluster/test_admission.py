@@ -11,8 +11,10 @@ from pods import SYSTEM, compiled, plain
 
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
 STEP_OF = {group: rights["steps"][0].replace("_", "-") for group, rights in GROUPS.items()}
-KEYHOLDERS = {
-    group for group, rights in GROUPS.items() if rights["signing"] or rights["keys"] != "none"
+CLAIMS = {
+    item["metadata"]["name"]
+    for item in yaml.safe_load_all((INFRA / "kustomize/overlays/s3/keys.yaml").read_text())
+    if item["kind"] == "PersistentVolumeClaim"
 }
 ALICE = "alice@example.org"
 
@@ -76,11 +78,41 @@ def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
         assert ask.pod(pod, CONTROLLER).taken == (other == group), f"{other} asks for {secret}"
 
 
+def _held(group: str) -> set[str]:
+    rights = GROUPS.get(group, {"signing": [], "keys": "none"})
+    others = set() if rights["keys"] == "none" else {"fedemb-keys"}
+    return others | {f"fedemb-keys-{role}" for role in rights["signing"]}
+
+
 @pytest.mark.parametrize("group", ["run", *GROUPS])
-def test_only_who_holds_keys_mounts_them(ask, overlay, group):
-    volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": "fedemb-keys"}}]
-    answer = ask.pod(plain("fedemb-run", STEP_OF.get(group), volumes=volumes), CONTROLLER)
-    assert answer.taken == (group in KEYHOLDERS), answer.message
+def test_a_group_mounts_the_keys_it_holds_and_no_others(ask, overlay, group):
+    for claim in sorted(CLAIMS):
+        volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": claim}}]
+        answer = ask.pod(plain("fedemb-run", STEP_OF.get(group), volumes=volumes), CONTROLLER)
+        assert answer.taken == (claim in _held(group)), f"{group}, {claim}: {answer.message}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"dataSource": {"kind": "PersistentVolumeClaim", "name": "fedemb-keys"}},
+        {"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "fedemb-keys"}},
+    ],
+)
+def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "mine", "namespace": "fedemb"},
+    }
+    path = "/api/v1/namespaces/fedemb/persistentvolumeclaims?dryRun=All"
+    assert ask.post(path, {**claim, "spec": spec}).taken
+    refused = ask.post(path, {**claim, "spec": {**spec, **source}})
+    assert "made of another volume" in refused.message
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -8,7 +8,7 @@ import pytest
 from conftest import INFRA
 from typer.testing import CliRunner
 
-from fedemb.pipelines.compile.cluster import load_profile
+from fedemb.pipelines.steps import rights_of_groups
 
 ARGO = {
     "workflowDefaults": json.dumps(
@@ -48,8 +48,7 @@ def _object(kind: str, name: str, namespace: str, version: str = "v1", **body) -
 @pytest.fixture
 def kubeflow(plane, overlay):
     """Kubeflow's parts that are read, and the secrets of the profile for S3."""
-    profile = load_profile("cpu", INFRA / "profiles" / "s3.yaml")
-    named = {secret.name for step in profile.steps.values() for secret in step.secrets}
+    named = {f"fedemb-s3-{group}" for group in rights_of_groups()}
     objects = [
         _object("ConfigMap", "workflow-controller-configmap", "kubeflow", data=ARGO),
         *(
@@ -99,6 +98,7 @@ def test_a_cluster_as_the_runbook_leaves_it_is_safe(ask_doctor, kubeflow):
     assert result.exception is None or result.exit_code == 0
     for check in ("rights", "thief", "pod-security", "network", "quota", "log-archive", "clock"):
         assert states[check][0] == "ok", result.output
+    assert states["key-volumes"][0] == "ok", result.output
     assert states["stores"][0] == "could not tell"
 
 
@@ -122,6 +122,29 @@ HARMS = {
     ],
 }
 """Check -> what an administrator may do to a cluster by mistake."""
+
+
+@pytest.mark.parametrize("claim", ["fedemb-keys", "fedemb-keys-gate"])
+@pytest.mark.usefixtures("kubeflow")
+def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, claim):
+    if overlay == "gke":
+        pytest.skip("keys lie in Secret Manager")
+    plane.kubectl("delete", "persistentvolumeclaim", claim, "-n", "fedemb", "--wait=false")
+    try:
+        _, states = ask_doctor()
+        assert states["key-volumes"] == ("unsafe", states["key-volumes"][1])
+        assert f"the claim {claim} is missing" in states["key-volumes"][1]
+    finally:
+        reapply()
+
+
+@pytest.mark.usefixtures("kubeflow")
+def test_a_lost_access_key_of_a_group_is_found(ask_doctor, plane, overlay):
+    if overlay == "gke":
+        pytest.skip("accounts of Google's have no access key")
+    plane.kubectl("delete", "secret", "fedemb-s3-gate", "-n", "fedemb")
+    _, states = ask_doctor()
+    assert states["secrets"][0] == "unsafe"
 
 
 @pytest.mark.parametrize("check", HARMS)

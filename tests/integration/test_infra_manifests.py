@@ -110,26 +110,38 @@ def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
     assert all("to" in rule for rule in policies["fedemb-stores"]["spec"]["egress"])
 
 
-def _holds_keys(rights: dict) -> bool:
-    return bool(rights["signing"]) or rights["keys"] != "none"
+def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_path):
+    from fedemb.pipelines.compile.cluster import compile_pipeline, load_profile, parse_images
+    from fedemb.pipelines.steps import all_steps, key_claims
 
-
-def test_profile_for_s3_hands_each_step_the_key_of_its_group_and_keys_to_who_holds_some():
-    from fedemb.pipelines.compile.cluster import load_profile
-
-    profile = load_profile("gpu", INFRA / "profiles" / "s3.yaml")
-    for group, rights in GROUPS.items():
-        for step in rights["steps"]:
-            found = profile.steps[step]
-            assert [secret.name for secret in found.secrets] == [f"fedemb-s3-{group}"]
-            assert bool(found.volume_claim) == _holds_keys(rights), step
+    profiles = ["gpu", INFRA / "profiles" / "s3.yaml"]
+    image = "registry.example/fedemb@sha256:" + "a" * 64
+    compile_pipeline(tmp_path / "p.yaml", profile=profiles, images=parse_images([image]))
+    _, platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     manifests = _render("s3")
     policy = _of_kind(manifests, "ValidatingAdmissionPolicy")["fedemb-pods"]["spec"]
-    (named,) = [item for item in policy["variables"] if item["name"] == "keyholders"]
-    holders = {f"fedemb-{group}" for group, rights in GROUPS.items() if _holds_keys(rights)}
-    assert set(re.findall(r"'([\w-]+)'", named["expression"])) == {*holders, "fedemb-owner"}
+    (named,) = [item for item in policy["variables"] if item["name"] == "claims"]
+    admitted = yaml.safe_load(named["expression"])
+    for step in all_steps().values():
+        options = executors[f"exec-{step.slug}"]
+        assert [item["secretName"] for item in options["secretAsEnv"]] == [
+            f"fedemb-s3-{step.group}"
+        ]
+        mounts = {item["constant"]: item["mountPath"] for item in options.get("pvcMount", [])}
+        assert set(mounts) == set(admitted.get(f"fedemb-{step.group}", []))
+        assert mounts == {
+            claim: f"/keys/{folder}".rstrip("/")
+            for claim, folder in key_claims(step.rights).items()
+        }
     claims = _of_kind(manifests, "PersistentVolumeClaim")
-    assert set(claims) == set(profile.steps["train_dp_fedemb"].volume_claim)
+    assert set(claims) == {
+        "fedemb-keys-policy",
+        *(name for held in admitted.values() for name in held),
+    }
+    hard = _of_kind(manifests, "ResourceQuota")["fedemb"]["spec"]["hard"]
+    assert int(hard["persistentvolumeclaims"]) > len(claims)
+    profile = load_profile(*profiles)
     assert profile.steps["train_dp_fedemb"].accelerator is not None, "laid over, not in place of"
 
 

@@ -137,9 +137,12 @@ class KfpStandIn(ThreadingHTTPServer):
 def _retries(spec: dict) -> dict[str, int]:
     """Task -> how often Argo starts its pod again: by its own policy, else by the default."""
     default = int(ARGO_DEFAULTS["templateDefaults"]["retryStrategy"]["limit"])
+    groups = [spec["root"], *spec["components"].values()]
     return {
         name: task["retryPolicy"].get("maxRetryCount", 0) if "retryPolicy" in task else default
-        for name, task in spec["root"]["dag"]["tasks"].items()
+        for group in groups
+        if "dag" in group
+        for name, task in group["dag"]["tasks"].items()
     }
 
 

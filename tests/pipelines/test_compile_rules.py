@@ -10,6 +10,7 @@ from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import RULES, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.step import Rights, declared
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 IMAGES = [
@@ -34,8 +35,13 @@ def compiled_once(tmp_path_factory):
     return _compile("gpu", tmp_path_factory.mktemp("compiled"))
 
 
+def _tasks(documents):
+    """All steps but the one that runs at the exit of their group."""
+    return documents[0]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+
 def _task(documents, name):
-    return documents[0]["root"]["dag"]["tasks"][name]
+    return _tasks(documents)[name]
 
 
 def _cache_training(documents):
@@ -64,7 +70,7 @@ def _training_left_to_the_default_of_the_cluster(documents):
 
 def _retry_around_training(documents):
     spec = documents[0]
-    tasks = spec["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     inner = {"train-dp-fedemb": tasks.pop("train-dp-fedemb")}
     spec["components"]["comp-group"] = {"dag": {"tasks": inner}}
     tasks["group"] = {
@@ -77,7 +83,7 @@ def _retry_around_training(documents):
 def _retry_far_around_training(documents):
     _retry_around_training(documents)
     spec = documents[0]
-    tasks = spec["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     inner = tasks.pop("group")
     del inner["retryPolicy"]
     spec["components"]["comp-outer"] = {"dag": {"tasks": {"group": inner}}}
@@ -98,7 +104,7 @@ def _cache_around_training(documents):
 def _renamed(documents, name, alias):
     """The same step under another name, as kfp writes it when a component is used twice."""
     spec = documents[0]
-    tasks = spec["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     task = tasks.pop(name)
     for kind, bag in (
         ("comp", spec["components"]),
@@ -128,7 +134,7 @@ def _cache_a_step_nobody_knows(documents):
 
 
 def _train_twice(documents):
-    tasks = documents[0]["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     tasks["train-dp-fedemb-2"] = copy.deepcopy(tasks["train-dp-fedemb"])
 
 
@@ -179,12 +185,12 @@ def _release_despite_gate(documents):
 
 def _release_by_another_name(documents):
     task = _renamed(documents, "release-model", "publish")
-    documents[0]["root"]["dag"]["tasks"]["publish"] = task
+    _tasks(documents)["publish"] = task
     task["inputs"]["artifacts"]["verdict"]["taskOutputArtifact"]["producerTask"] = "plan-privacy"
 
 
 def _second_release_without_gate(documents):
-    tasks = documents[0]["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     tasks["release-model-2"] = copy.deepcopy(tasks["release-model"])
     verdict = tasks["release-model-2"]["inputs"]["artifacts"]["verdict"]
     verdict["taskOutputArtifact"]["producerTask"] = "plan-privacy"
@@ -197,7 +203,7 @@ def _release_beside_gate(documents):
 def _foreign_step_may_release(documents):
     task = copy.deepcopy(_task(documents, "evaluate-embeddings"))
     task["inputs"]["parameters"]["releases"] = {"componentInputParameter": "releases"}
-    documents[0]["root"]["dag"]["tasks"]["evaluate-embeddings"] = task
+    _tasks(documents)["evaluate-embeddings"] = task
 
 
 def _innocent_name_for_raw(documents):
@@ -221,9 +227,15 @@ def _account_on_exit(documents):
     }
 
 
+def _gate_in_place_of_the_step_at_exit(documents):
+    spec = documents[0]
+    at_exit = spec["root"]["dag"]["tasks"]["show-outcome"]
+    at_exit["componentRef"]["name"] = "comp-gate-release"
+
+
 def _release_within_an_exit_handler(documents):
     spec = documents[0]
-    tasks = spec["root"]["dag"]["tasks"]
+    tasks = _tasks(documents)
     inner = {"release-model": tasks.pop("release-model")}
     spec["components"]["comp-exit"] = {"dag": {"tasks": inner}}
     tasks["exit"] = {
@@ -236,6 +248,11 @@ def _release_within_an_exit_handler(documents):
 def _options(documents, name):
     platform = documents[1]["platforms"]["kubernetes"]
     return platform["deploymentSpec"]["executors"][f"exec-{name}"]
+
+
+def _everything_in_the_log_of_the_trainer(documents):
+    executor = documents[0]["deploymentSpec"]["executors"]["exec-train-dp-fedemb"]
+    executor["container"]["env"] = [{"name": "FEDEMB_LOG", "value": "everything"}]
 
 
 def _label_of_the_trainer_for_the_evaluation(documents):
@@ -307,7 +324,12 @@ PLANTED = {
         _foreign_step_may_release,
     ],
     "no_raw_outputs": [_raw_output, _innocent_name_for_raw, _realised_clients_as_parameter],
-    "harmless_exit_handlers": [_account_on_exit, _release_within_an_exit_handler],
+    "harmless_exit_handlers": [
+        _account_on_exit,
+        _gate_in_place_of_the_step_at_exit,
+        _release_within_an_exit_handler,
+    ],
+    "closed_logs": [_everything_in_the_log_of_the_trainer],
     "labelled_by_step": [_label_of_the_trainer_for_the_evaluation, _no_label],
     "restricted_pods": [
         _training_as_root,
@@ -340,14 +362,21 @@ def test_rule_notices_its_planted_change(compiled_once, rule, plant):
     assert list(named(*changed))
 
 
+def test_run_ends_with_the_step_that_shows_how(compiled):
+    root = compiled[0]["root"]["dag"]["tasks"]
+    assert root["show-outcome"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    assert set(root) == {"show-outcome", "exit-handler-1"}
+    assert declared("show_outcome").rights == Rights()
+
+
 def test_only_public_steps_may_be_cached(compiled):
-    tasks = compiled[0]["root"]["dag"]["tasks"]
+    tasks = _tasks(compiled)
     cached = {name for name, task in tasks.items() if task["cachingOptions"].get("enableCache")}
     assert cached == {"pretrain-public"}
 
 
 def test_arrows_drawn_are_those_of_the_compiled_pipeline(compiled):
-    tasks = compiled[0]["root"]["dag"]["tasks"]
+    tasks = _tasks(compiled)
     assert set(tasks) == {name.replace("_", "-") for name in DP_FEDEMB.steps}
     direct = {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
 

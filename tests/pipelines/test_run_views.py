@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.events import EVENT_PREFIX
 from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
@@ -15,7 +16,6 @@ from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, PlainView, _follow, _guarantee
-from fedemb.step import EVENT_PREFIX
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
 

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from fedemb.errors import BudgetExceeded
-from fedemb.step import EVENT_PREFIX, step_process
+from fedemb.events import EVENT_PREFIX
+from fedemb.step import step_process
 
 
-def _events(capsys):
-    lines = capsys.readouterr().out.splitlines()
+def _events(capfd):
+    lines = capfd.readouterr().out.splitlines()
     return lines, [
         json.loads(line.removeprefix(EVENT_PREFIX))
         for line in lines
@@ -17,21 +18,21 @@ def _events(capsys):
     ]
 
 
-def test_error_of_ours_is_a_sentence_and_its_exit_code(capsys):
+def test_error_of_ours_is_a_sentence_and_its_exit_code(capfd):
     with pytest.raises(SystemExit) as caught, step_process("reserve_budget", {}):
         raise BudgetExceeded("the cap is reached; wait")
     assert caught.value.code == 3
-    _, events = _events(capsys)
+    _, events = _events(capfd)
     assert events[-1]["message"] == "the cap is reached; wait"
     assert events[-1]["exit_code"] == 3
 
 
-def test_bug_in_a_private_step_does_not_quote_the_data(capsys):
+def test_bug_in_a_private_step_does_not_quote_the_data(capfd):
     seen = "user Anna has 17 images"
     with pytest.raises(SystemExit) as caught, step_process("train_dp_fedemb", {}):
         raise ValueError(seen)
     assert caught.value.code == 1
-    lines, events = _events(capsys)
+    lines, events = _events(capfd)
     assert "Anna" not in "\n".join(lines)
     assert events[-1]["error"] == "ValueError"
     assert any("test_step_process" in line for line in lines)
@@ -42,8 +43,8 @@ def test_bug_in_a_public_step_keeps_its_message():
         raise ValueError("what went wrong")
 
 
-def test_step_that_ends_well_says_so(capsys):
+def test_step_that_ends_well_says_so(capfd):
     with step_process("plan_privacy", {}):
         pass
-    _, events = _events(capsys)
+    _, events = _events(capfd)
     assert [event["kind"] for event in events] == ["step_started", "step_finished"]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from kfp import dsl
 
 import fedemb.steps
 from fedemb import lineage
@@ -99,7 +100,7 @@ def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, t
     path = tmp_path / "pipeline.yaml"
     compile_pipeline(path, profile=profile, images=images, pipeline=toy)
     spec, platform = yaml.safe_load_all(path.read_text())
-    task = spec["root"]["dag"]["tasks"]["count-toys"]
+    task = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]["count-toys"]
     assert not task["cachingOptions"].get("enableCache")
     assert task["dependentTasks"] == ["train-dp-fedemb"]
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -156,6 +157,12 @@ def test_output_without_a_kind_and_unknown_parameter_are_refused():
 
     with pytest.raises(TypeError, match="which no context has"):
         step(image="light", outputs={})(look_away)
+
+    def look_back(status: dsl.PipelineTaskFinalStatus):
+        """Looks."""
+
+    with pytest.raises(TypeError, match="have no rights"):
+        step(image="light", outputs={}, rights=Rights(ledger="read"))(look_back)
 
 
 def test_only_what_is_public_is_cached_and_what_reads_users_is_private():

@@ -27,6 +27,7 @@ import logging
 import os
 from typing import Any
 
+from fedemb import events
 from fedemb.embedding.threads import accelerators, available_cores, configure_threads
 from fedemb.errors import ConfigError
 
@@ -82,7 +83,7 @@ def connect() -> list[str] | None:
 
     cluster = tf.train.ClusterSpec(found["cluster"])
     tf.config.experimental_connect_to_cluster(cluster, job_name="chief", task_index=0)
-    _LOG.info("training on %d hosts", 1 + len(found["cluster"]["worker"]))
+    _LOG.info(events.HOSTS, 1 + len(found["cluster"]["worker"]))
     kinds = [tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU")]
     return [device.name for device in (kinds[0] or kinds[1])]
 

@@ -243,7 +243,7 @@ def key(case: Case) -> Iterator[Reason]:
 
 
 def clock(case: Case) -> Iterator[Reason]:
-    """The report was made after the commit and not in the future."""
+    """The report is as of the commit or later, and not of the future."""
     made = datetime.fromisoformat(case.report.time)
     commit = case.attempt.commit
     earliest = datetime.fromisoformat(commit.time) if commit else made

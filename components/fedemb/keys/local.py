@@ -28,7 +28,7 @@ class LocalKeyStore(KeyStore):
         with self._reached(name):
             if self._destroyed(path).exists():
                 raise FileExistsError(f"key {name} was destroyed and its name is not used again")
-            for folder in (self.root, path.parent):
+            for folder in (self.root, path.parent.parent, path.parent):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = key or os.urandom(KEY_BYTES)
             create_bytes(path, key, mode=0o600)
@@ -97,7 +97,11 @@ class LocalKeyStore(KeyStore):
                 return number
 
     def _path(self, name: str) -> Path:
-        return self.root / checked_name(name)
+        kind, _, rest = checked_name(name).partition("/")
+        if kind != "signing":
+            return self.root / kind / rest
+        # A folder for each role: on a cluster each may be a volume of its own.
+        return self.root / kind / rest.partition("@")[0] / rest
 
     def _destroyed(self, path: Path) -> Path:
         return path.with_name(path.name + DESTROYED)

@@ -39,7 +39,7 @@ def build_report(
       evidence: documents of the run.
       plan: mechanism, as compared with the configuration.
       ledger: verified ledger of the run's policy.
-      time: when the report is made, UTC.
+      time: as of when, UTC: of the last ledger record it takes into account.
       head_sequence: last ledger record it takes into account.
 
     Raises:

@@ -31,21 +31,7 @@ QUICK = {
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
     """Copies of a run right before each act."""
-    root = tmp_path_factory.mktemp("ready")
-    run = honest_run.start(root / "now")
-    run.do_plan()
-    shutil.copytree(run.root, root / "reserve")
-    run.do_reserve()
-    run.do_partition()
-    shutil.copytree(run.root, root / "bind")
-    run.do_commit, commit = (lambda: None), run.do_commit
-    run.do_train()
-    shutil.copytree(run.root, root / "commit")
-    commit()
-    for act in ("measure", "account", "gate"):
-        getattr(run, f"do_{act}")()
-    shutil.copytree(run.root, root / "release")
-    return root
+    return honest_run.before_acts(tmp_path_factory.mktemp("ready"))
 
 
 def test_points_are_counted():
@@ -63,7 +49,7 @@ def test_kill_leaves_nothing_broken_and_the_act_can_be_repeated(ready, tmp_path,
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
     run = honest_run.at(root)
-    command = [sys.executable, str(TESTS / "killed_step.py"), act, point, str(root)]
+    command = [sys.executable, str(TESTS / "killed_step.py"), act, point, str(root), "SIGKILL"]
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=240, check=False)
     assert done.returncode == -9, done.stderr.decode()[-2000:]

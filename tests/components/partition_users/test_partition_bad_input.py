@@ -15,8 +15,11 @@ import pytest
 from partition_run import (
     KEY,
     Partitioner,
+    context_of,
     make_config,
     picture,
+    reserve_for,
+    reserved_config,
     rows_of,
     user_key,
     write_parquet,
@@ -26,13 +29,9 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import GroupIndex, UserStore
 from fedemb.data.hashing import Hasher
 from fedemb.data.sources import Batch
-from fedemb.documents.artifacts import config_digest
-from fedemb.documents.document import read, write
-from fedemb.documents.reservation import ReservationDocument
-from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.document import read
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
-from fedemb.step_context import StepContext
 from fedemb.steps.partition_users.prepare import Preparer
 
 SECRET = "ada.lovelace@example.org"
@@ -306,45 +305,14 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 # ---- the step itself ----------------------------------------------------------------------------
 
 
-def context_of(config: Any, root: Path) -> StepContext:
-    artifacts = RunArtifacts(reservation=root / "reservation.json", users=root / "manifest.json")
-    stores = {"private_root": str(root / "private"), "keys": str(root / "keys")}
-    return StepContext(artifacts, config=config, run_id="run-1", **stores)
-
-
-def reservation_for(path: Path, config: Any, **changes: Any) -> None:
-    sha = "0" * 64
-    body = {
-        **dict.fromkeys(("record_sha", "plan_sha", "code_sha"), sha),
-        "policy_id": config.policy.policy_id,
-        "run_id": "run-1",
-        "attempt": 1,
-        "sequence": 1,
-        "purpose": "release",
-        "blocks": ["all/0"],
-        "blocks_requested": ["all/0"],
-        "event": {},
-        "relation": "REPLACE_ONE",
-        "delta": 1e-5,
-        "rounds": 2,
-        "config_sha": config_digest(config),
-        "input": "rows.parquet",
-        **changes,
-    }
-    write(path, ReservationDocument.of_fields(body))
-
-
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
-    from fedemb.data.input_version import fingerprint_input
     from fedemb.documents.artifacts import tree_digest
     from fedemb.keys import commit_to, commitment_key, open_key_store
     from fedemb.steps.partition_users.partition import run
 
-    config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(20)))
-    keys = str(tmp_path / "keys")
-    key = commitment_key(open_key_store(keys), config.policy.policy_id)
-    bound = fingerprint_input(config.data.source.uri, key, "run-1")
-    reservation_for(tmp_path / "reservation.json", config, input=bound)
+    config = reserved_config(tmp_path)
+    reserve_for(config, tmp_path)
+    key = commitment_key(open_key_store(str(tmp_path / "keys")), config.policy.policy_id)
     manifest = run(context_of(config, tmp_path))
     assert read(tmp_path / "manifest.json", UsersManifest).json == manifest
     assert set(manifest) == {
@@ -356,14 +324,15 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
         assert manifest["commitments"][kind] == commit_to(key, digest.encode())
 
 
-@pytest.mark.parametrize(("changed", "value"), [("run_id", "another"), ("config_sha", "a" * 64)])
-def test_reservation_of_another_run_is_refused(tmp_path: Path, changed: str, value: str) -> None:
+def test_reservation_of_another_run_or_configuration_is_refused(tmp_path: Path) -> None:
     from fedemb.steps.partition_users.partition import run
 
-    config = make_config(write_parquet(tmp_path / "rows.parquet", rows_of(2)))
-    reservation_for(tmp_path / "reservation.json", config, **{changed: value})
-    with pytest.raises(PlanMismatch, match=changed):
-        run(context_of(config, tmp_path))
+    config = reserved_config(tmp_path, users=2)
+    reserve_for(config, tmp_path)
+    with pytest.raises(PlanMismatch, match="run_id"):
+        run(context_of(config, tmp_path, run_id="another"))
+    with pytest.raises(PlanMismatch, match="config_sha"):
+        run(context_of(config.updated({"mechanism.noise_multiplier": 2.0}), tmp_path))
     assert not (tmp_path / "private").exists()
 
 

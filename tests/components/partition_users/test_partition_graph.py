@@ -18,7 +18,7 @@ from partition_run import KEY, make_config
 
 from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part
-from fedemb.steps.partition_users import transforms
+from fedemb.steps.partition_users import shards, transforms
 from fedemb.steps.partition_users.public_set import build_public
 from fedemb.steps.partition_users.reading import Job
 
@@ -32,7 +32,7 @@ proto: Any = beam_runner_api_pb2  # generated: no types
 def graph_of(options: dict[str, Any] | None = None) -> Any:
     """The graph of both passes, as it is sent."""
     config = make_config("rows.parquet", **(options or {}))
-    job = Job(config, KeyRef("keys", "policy"), "root", None)
+    job = Job(config, KeyRef("keys", "policy"), shards.Place("root", None), None)
     pipeline = beam.Pipeline(runner="FnApiRunner")
     files = [Part("/", f"rows-{number}.parquet") for number in range(3)]
     transforms.build(pipeline, job, files)

@@ -1,0 +1,99 @@
+"""The closed set of what a step says of itself: events, and a few lines that people read.
+
+On a cluster logs leave the stores: Argo archives them, Kubeflow may copy them to the public root,
+and whoever may see the run reads them. So a step that holds private data lets nothing else out of
+its process: what libraries log, Python warns or TensorFlow writes to stderr goes nowhere. A new
+line is a new entry here, and what fills its places is a public constant or stands in a Public
+document.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TextIO
+
+EVENT_PREFIX = "fedemb-event: "
+"""Begins the lines that `fedemb.pipelines.run.local` reads: one JSON object each."""
+EVERYTHING = "FEDEMB_LOG"
+"""Environment variable; `everything` lets all output out, for the data owner's own machine. The
+rules of compiled pipelines refuse it."""
+
+Kind = Literal["step_started", "step_finished", "step_failed", "outcome_not_kept"]
+
+PARTITIONED = "partitioned the private images of run %s"
+RESUMING = "resuming after round %d of %d"
+ROUND = "round %d/%d, %s"
+STOPPING = "asked to stop: finishing the round at hand"
+HOSTS = "training on %d hosts"
+MEASURED = "measured: %s"
+NOT_COMPARABLE = "the previous release is not comparable: %s"
+AUDITED = "audited: %s"
+LINES = frozenset(
+    {PARTITIONED, RESUMING, ROUND, STOPPING, HOSTS, MEASURED, NOT_COMPARABLE, AUDITED}
+)
+"""All that a private step may log, before its places are filled."""
+
+_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_NOISY = ("apache_beam", "absl", "google", "urllib3", "tensorflow", "h5py", "matplotlib")
+_open: list[TextIO] = []
+"""The way out while everything else is closed."""
+
+
+def log_event(kind: Kind, **fields: Any) -> None:
+    """Writes one machine-readable line. Public fields only."""
+    _say(EVENT_PREFIX + json.dumps({"kind": kind, **fields}) + "\n")
+
+
+def log_places(trace: TracebackType | None) -> None:
+    """Writes where an error arose: files and lines of code, without its message or any value."""
+    _say("".join(traceback.format_tb(trace)))
+
+
+def _say(text: str) -> None:
+    out = _open[-1] if _open else sys.stdout
+    out.write(text)
+    out.flush()
+
+
+@contextmanager
+def step_log(*, private: bool) -> Iterator[None]:
+    """Sets up the log of a step; of a private one only events and the lines of this module go out.
+
+    Args:
+      private: whether private data is in the process.
+    """
+    for noisy in _NOISY:
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    if not private or os.environ.get(EVERYTHING) == "everything":
+        logging.basicConfig(level=logging.INFO, format=_FORMAT, force=True)
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, Path(os.devnull).open("wb") as nowhere:
+        handler = logging.StreamHandler(out)
+        handler.addFilter(lambda record: record.msg in LINES)
+        logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=[handler], force=True)
+        _open.append(out)
+        # The descriptors, not Python's objects: native code and child processes write there too.
+        for descriptor in (1, 2):
+            os.dup2(nowhere.fileno(), descriptor)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, kept in zip((1, 2), before, strict=True):
+                os.dup2(kept, descriptor)
+                os.close(kept)
+            _open.pop()
+            logging.basicConfig(level=logging.INFO, format=_FORMAT, force=True)

@@ -1,0 +1,115 @@
+"""What private steps say: every one runs as its pod does, well and not, and all its output is read.
+
+Noise is planted in the process by tests/logged_step.py; what leaves must be of the closed set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedemb import events
+from fedemb.pipelines.steps import all_steps
+from tests.logged_step import SECRET
+from tests.partition_run import reserve_for, reserved_config
+
+ROOT = Path(__file__).parents[2]
+KINDS = {"step_started", "step_finished", "step_failed"}
+PRIVATE = [name for name, step in all_steps().items() if step.private]
+PREPARED = {
+    "train_dp_fedemb": "untrained",
+    "partition_users": "unpartitioned",
+    "evaluate_embeddings": "trained",
+    "audit_privacy": "trained",
+}
+"""Step -> the fixture that prepares its run; a new private step needs an entry."""
+
+
+def _pattern(line: str) -> str:
+    """A line of the closed set with its places open, after level and logger."""
+    places = re.sub(r"%[ds]", "\0", line)
+    return r"(INFO|WARNING) fedemb[\w.]*: " + re.escape(places).replace("\0", ".*")
+
+
+def _not_of_the_set(output: str) -> list[str]:
+    """Lines that no entry of `events` allows, and events of an unknown kind."""
+    lines = [_pattern(line) for line in events.LINES]
+    found = []
+    for line in output.splitlines():
+        if line.startswith(events.EVENT_PREFIX):
+            kind = json.loads(line.removeprefix(events.EVENT_PREFIX))["kind"]
+            if kind not in KINDS:
+                found.append(line)
+        elif not any(re.fullmatch(pattern, line) for pattern in lines):
+            found.append(line)
+    return found
+
+
+def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.logged_step", step, fault, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    _, _, output = done.stdout.partition(json.dumps({"before": step}) + "\n")
+    return done.returncode, output
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    from tests.training_run import prepare
+
+    return prepare(tmp_path_factory.mktemp("untrained") / "run").root
+
+
+@pytest.fixture(scope="module")
+def unpartitioned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unpartitioned")
+    reserve_for(reserved_config(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    from tests.evaluation_run import finished_run
+
+    return finished_run(tmp_path_factory.mktemp("trained") / "run").root
+
+
+@pytest.mark.parametrize(("fault", "code"), [("none", 0), ("bug", 1), ("refused", 3)])
+@pytest.mark.parametrize("step", PRIVATE)
+def test_private_step_says_only_what_the_set_allows(step, fault, code, request, tmp_path):
+    folder = tmp_path / "run"
+    prepared = request.getfixturevalue(PREPARED[step])
+    shutil.copytree(prepared, folder)
+    if step == "partition_users":  # the reservation binds the address of its input
+        shutil.rmtree(folder)
+        folder = prepared
+    ended, output = _run(step, fault, folder)
+    assert SECRET not in output
+    allowed = _not_of_the_set(output)
+    if fault == "bug":  # places in the code, which quote no value
+        assert allowed
+        assert all(re.match(r' +(File "|\S)|^$', line) for line in allowed), allowed
+    else:
+        assert allowed == []
+        assert ended == code or (fault == "refused" and ended == 2), output
+    assert f'"step": "{step}"' in output
+
+
+def test_everything_is_let_out_on_the_owners_own_machine(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    _, output = _run("evaluate_embeddings", "bug", folder, FEDEMB_LOG="everything")
+    assert SECRET in output, "so the noise is heard where nothing is closed"

@@ -1,0 +1,179 @@
+"""A step that a cluster started twice: the first process is stopped, not dead, and goes on later.
+
+Kubernetes restarts what it lost sight of. Whatever the first process was about to do, nothing the
+second one did is drawn, charged or written again. Where both would write the same bytes they may;
+elsewhere the first ends with a sentence before it changes anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import honest_run
+import killed_step
+import pytest
+
+from fedemb.storage import turns
+from tests.partition_run import reserve_for, reserved_config
+
+TESTS = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+LEDGER_ACTS = ("reserve", "bind", "commit", "account", "release")
+QUICK = {
+    ("reserve", "before record"),
+    ("commit", "before record"),
+    ("account", "before signature"),
+    ("release", "before marker"),
+}
+
+
+def _start(*command: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=TESTS.parent,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _contents(*kept: Path) -> dict[str, bytes]:
+    """Everything below the folders, but for the record of turns."""
+    return {
+        str(path): path.read_bytes()
+        for folder in kept
+        for path in sorted([folder, *folder.rglob("*")])
+        if path.is_file() and path.parent.name != turns.TURNS
+    }
+
+
+def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tuple[int, str]:
+    """Starts a step that stops itself, runs another to its end, lets it go on; how that ends."""
+    stopped = _start(*first)
+    try:
+        _, status = os.waitpid(stopped.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), stopped.communicate()[0]
+        finished = _start(*second)
+        said = finished.communicate()[0]
+        assert finished.returncode == 0, said
+        before = _contents(*kept)
+        stopped.send_signal(signal.SIGCONT)
+        said = stopped.communicate()[0]
+        after = _contents(*kept)
+        assert {name for name in before | after if before.get(name) != after.get(name)} == set()
+        return stopped.returncode, said
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]:
+    command = ["-m", "tests.stopped_step", step]
+    places = [folder / name for name in kept]
+    return _race([*command, point, folder], [*command, "-", folder], *places)
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    from tests.training_run import prepare
+
+    return prepare(tmp_path_factory.mktemp("untrained") / "run").root
+
+
+@pytest.mark.parametrize(
+    ("point", "superseded"),
+    [
+        ("a round", True),
+        pytest.param("a checkpoint", True, marks=pytest.mark.slow),
+        pytest.param("the weights", True, marks=pytest.mark.slow),
+        pytest.param("the card", True, marks=pytest.mark.slow),
+        ("the commit", False),  # the same bytes: the ledger knows its own record again
+        pytest.param("the end of the key", False, marks=pytest.mark.slow),
+    ],
+)
+def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
+    folder = tmp_path / "run"
+    shutil.copytree(untrained, folder)
+    code, said = _race_of("train_dp_fedemb", point, folder, "private", "ledger", "keys", "model")
+    assert code == (3 if superseded else 0), said
+    assert ("Superseded: train_dp_fedemb was started again" in said) == superseded
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "a shard",
+        pytest.param("the cleaning", marks=pytest.mark.slow),
+        pytest.param("the publication", marks=pytest.mark.slow),
+        pytest.param("the tidying", marks=pytest.mark.slow),
+    ],
+)
+def test_two_partitions_of_one_run(tmp_path, point):
+    reserve_for(reserved_config(tmp_path), tmp_path)
+    code, said = _race_of("partition_users", point, tmp_path, "private", "keys", "manifest.json")
+    assert code == 3, said
+    assert "Superseded: partition_users was started again" in said
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    from tests.evaluation_run import finished_run
+
+    return finished_run(tmp_path_factory.mktemp("trained") / "run").root
+
+
+@pytest.mark.parametrize(
+    ("point", "superseded"),
+    [
+        ("the scores", True),
+        pytest.param("the figures", True, marks=pytest.mark.slow),
+        pytest.param("the public report", False, marks=pytest.mark.slow),
+    ],
+)
+def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    code, said = _race_of(
+        "audit_privacy", point, folder, "private", "keys", "report.json", "report.html"
+    )
+    assert code == (3 if superseded else 0), said
+    assert ("Superseded: audit_privacy was started again" in said) == superseded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["the page", "the utility report"])
+def test_two_evaluations_of_one_model_write_the_same_bytes(trained, tmp_path, point):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    kept = ("private", "keys", "report.json", "report.html")
+    code, said = _race_of("evaluate_embeddings", point, folder, *kept)
+    assert code == 0, said
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """Copies of a run right before each act on the ledger."""
+    return honest_run.before_acts(tmp_path_factory.mktemp("ready"))
+
+
+@pytest.mark.parametrize(
+    ("act", "point"),
+    [
+        pytest.param(act, point, marks=[] if (act, point) in QUICK else pytest.mark.slow)
+        for act in LEDGER_ACTS
+        for point in killed_step.POINTS[act]
+    ],
+)
+def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):
+    root = tmp_path / "run"
+    shutil.copytree(ready / act, root)
+    command = [TESTS / "killed_step.py", act]
+    code, said = _race([*command, point, root, "SIGSTOP"], [*command, "-", root, "SIGSTOP"], root)
+    assert code == 0, said
+    honest_run.at(root).ledger().verify()

@@ -1,0 +1,135 @@
+"""The page of a run that was refused: in the public root lies what Kubeflow would throw away."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import fedemb.outcome
+from fedemb.documents.artifacts import Public
+from fedemb.outcome import keep_outcome, newest, outcomes, run_folder
+from fedemb.step import declared
+from fedemb.storage import LocalStore, open_store
+from tests import honest_run
+
+
+class _Bucket(LocalStore):
+    """A store that is not this machine's own disk, as far as steps can tell."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.local_root, self.folder = None, root
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """`gs://public` as a folder."""
+
+    def opened(uri):
+        name = str(uri).removeprefix("gs://public").strip("/")
+        return _Bucket(tmp_path / "bucket" / name)
+
+    monkeypatch.setattr(fedemb.outcome, "open_store", opened)
+    return tmp_path / "bucket"
+
+
+def _pod(folder: Path, task: str, run: str, *outputs: str) -> dict:
+    """Artifacts as the launcher hands them to a pod: a local path, an address in the bucket."""
+    place = f"gs://public/runs/dp-fedemb/{run}/{task}/0ae1"
+    return {
+        name: SimpleNamespace(path=str(folder / name), uri=f"{place}/{name}", metadata={})
+        for name in outputs
+    }
+
+
+def _run_step(name: str, pod: dict, **values) -> int:
+    """Runs a component as its pod does; returns the exit code."""
+    try:
+        declared(name).component.python_func(**values, **pod)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def _show(folder: Path, run: str, state: str) -> tuple[str, dict[str, float]]:
+    pod = _pod(folder, "show-outcome", run, "outcome", "metrics", "verdict")
+    figures: dict[str, float] = {}
+    pod["metrics"].log_metric = figures.__setitem__
+    assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state)) == 0
+    return (folder / "outcome").read_text(), figures
+
+
+@pytest.fixture
+def denied(tmp_path):
+    """An honest run whose report somebody bent."""
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.rewrite(run.report, run_id="sunday")
+    return run
+
+
+def _gate(run, pod) -> int:
+    given = {
+        name: SimpleNamespace(path=str(getattr(run.artifacts, name)), uri="", metadata={})
+        for name in declared("gate_release").inputs
+    }
+    stores = {"ledger": run.ledger_uri, "keys": run.keys_uri}
+    config = run.config.model_dump_json()
+    return _run_step("gate_release", pod, config=config, **stores, **given)
+
+
+def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, bucket, tmp_path):
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    assert _gate(denied, _pod(folder, "gate-release", "monday", "verdict", "lineage")) == 3
+    kept = bucket / "runs" / "dp-fedemb" / "monday" / "gate-release" / "0ae1"
+    verdict = json.loads((kept / "verdict").read_text())
+    assert not verdict["allow"]
+    assert verdict["reasons"]
+    assert (kept / "lineage").read_bytes() == (folder / "lineage").read_bytes()
+    outcome = json.loads((kept / "outcome.json").read_text())
+    assert (outcome["exit_code"], outcome["error"]) == (3, "GateDenied")
+
+    report = bucket / "runs" / "dp-fedemb" / "monday" / "account-privacy" / "7" / "privacy_report"
+    report.parent.mkdir(parents=True)
+    report.write_bytes(denied.report.read_bytes())
+    page, figures = _show(folder, "monday", "FAILED")
+    assert page.startswith("# Refused\n")
+    assert "**gate_release** ended with exit code 3" in page
+    assert all(f"- `{reason}`" in page for reason in verdict["reasons"])
+    assert figures["exit_code"] == 3
+    assert figures["allowed"] == 0
+    stated = json.loads(denied.report.read_text())
+    assert figures["epsilon"] == stated["accounting"]["epsilon"]
+    assert figures["epsilon_cumulative"] == stated["cumulative"]["max_block_epsilon"]
+    assert (folder / "verdict").read_bytes() == (kept / "verdict").read_bytes()
+
+
+def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):
+    page, figures = _show(tmp_path, "tuesday", "FAILED")
+    assert page.startswith("# Stopped without a word from a step")
+    assert figures == {"exit_code": 1}
+
+
+def test_failure_before_a_retry_that_went_well_is_not_shown(bucket, tmp_path):
+    pod = _pod(tmp_path, "gate-release", "friday", "verdict")
+    keep_outcome({"verdict": Public}, pod, {"step": "gate_release", "exit_code": 4})
+    page, figures = _show(tmp_path, "friday", "SUCCEEDED")
+    assert page.startswith("# Done\n")
+    assert figures == {"exit_code": 0}
+
+
+def test_raw_output_is_never_kept(bucket, tmp_path):
+    pod = _pod(tmp_path, "train-dp-fedemb", "friday", "diagnostics")
+    (tmp_path / "diagnostics").write_text("realised clients")
+    keep_outcome({"diagnostics": object}, pod, {"step": "train_dp_fedemb", "exit_code": 3})
+    names = open_store(bucket).list()
+    assert [Path(name).name for name in names] == ["outcome.json"]
+
+
+def test_folder_of_a_run_is_found_on_a_cluster_and_on_one_machine():
+    cluster = "gs://b/runs/dp-fedemb/1f/show-outcome/9c/outcome"
+    assert run_folder(cluster, "show-outcome") == "gs://b/runs/dp-fedemb/1f"
+    assert run_folder("/runs/p-1/show-outcome/outcome", "show-outcome") == "/runs/p-1"
+    assert list(outcomes("/nowhere/at/all")) == []
+    assert newest("/nowhere/at/all", "verdict") is None
