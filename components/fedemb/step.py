@@ -121,6 +121,20 @@ def step(
     from kfp import dsl
 
     def declare(function: Callable[..., Any]) -> Step:
+        known: dict[str, Any] = {
+            "name": function.__name__,
+            "summary": (function.__doc__ or "").partition("\n")[0],
+            "image": image,
+            "private": private,
+            "cached": cached,
+            "once": once,
+            "resources": resources,
+            "rights": rights or Rights(),
+            "outputs": dict(outputs),
+        }
+        if not hasattr(dsl, "component"):  # in a pod, where kfp runs components and makes none
+            nothing: dict[str, Any] = dict.fromkeys(("parameters", "inputs", "files"), ())
+            return Step(**known, **nothing, at_exit=False, component=None)
         made: Any = dsl.component(base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False)
         component = made(function)
         spec = component.component_spec
@@ -141,17 +155,9 @@ def step(
                 "have no rights"
             )
         return Step(
-            name=function.__name__,
-            summary=(function.__doc__ or "").partition("\n")[0],
-            image=image,
-            private=private,
-            cached=cached,
-            once=once,
-            resources=resources,
-            rights=rights or Rights(),
+            **known,
             parameters=parameters,
             inputs=inputs,
-            outputs=dict(outputs),
             files=tuple(name for name, item in given.items() if "Metrics@" not in item.type),
             at_exit=bool(status),
             component=component,

@@ -1,8 +1,10 @@
 """A step is declared once, beside its logic; everything else follows, for a new step too."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,3 +194,18 @@ def test_lineage_says_what_the_declarations_say(tmp_path):
         )
         assert set(item.inputs) - raw <= taken, item.step
         assert set(item.outputs) - raw <= given, item.step
+
+
+def test_declarations_are_known_in_a_pod_too():
+    """There kfp can run a component and not make one; a step must still know what it is."""
+    code = (
+        "from fedemb.step import declared, step_process\n"
+        "for name in ('plan_privacy', 'train_dp_fedemb', 'show_outcome'):\n"
+        "    with step_process(name, {}): pass\n"
+        "print(declared('train_dp_fedemb').private, sorted(declared('gate_release').outputs))"
+    )
+    environment = {**os.environ, "_KFP_RUNTIME": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("True ['lineage', 'verdict']\n"), done.stderr
