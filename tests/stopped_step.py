@@ -61,13 +61,14 @@ def record_planted_bugs(folder: Path) -> None:
 
 def _points() -> dict[str, tuple[Any, str, int]]:
     """Name -> owner and name of a function, and before which call of it to stop."""
+    from fedemb.steps.train_dp_fedemb.rounds import RoundLog
+
     from fedemb.keys import LocalKeyStore
     from fedemb.ledger import Ledger
     from fedemb.steps.audit_privacy import audit
     from fedemb.steps.evaluate_embeddings import evaluate
     from fedemb.steps.partition_users import shards
     from fedemb.steps.train_dp_fedemb import checkpoint, train
-    from fedemb.steps.train_dp_fedemb.rounds import RoundLog
 
     return {
         "a round": (RoundLog, "commit", 3),

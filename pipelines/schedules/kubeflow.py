@@ -17,13 +17,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.load import Loaded
-from fedemb.pipelines.schedules.package import check_package, resumed, run_arguments
+from fedemb.pipelines.schedules.package import (
+    check_package,
+    check_runs,
+    pipeline_name,
+    resumed,
+    run_arguments,
+)
 from fedemb.pipelines.schedules.schedule import as_utc
 from fedemb.pipelines.steps import PIPELINES
 
@@ -112,10 +116,11 @@ class Kubeflow:
           resume: id of a crashed run that this one continues: its reservation, its rounds.
 
         Raises:
-          ConfigError: the package breaks a rule, or a store is not named.
+          ConfigError: the package breaks a rule or does not run this task, or a store is not named.
           StorageError: the API does not answer or refuses.
         """
         check_package(package)
+        check_runs(package, config)
         arguments = run_arguments(config, beam_options)
         name = run_name(config, datetime.now(UTC))
         with tempfile.TemporaryDirectory() as folder:
@@ -143,11 +148,17 @@ class Kubeflow:
 
     def version_names(self) -> dict[str, str]:
         """Id -> name of every version of our pipelines in this namespace."""
-        found = [self._pipeline(pipeline.name) for pipeline in PIPELINES]
+        return {
+            version_id: name
+            for pipeline in PIPELINES
+            for version_id, name in self._versions(self._pipeline(pipeline.name)).items()
+        }
+
+    def _versions(self, pipeline_id: str | None) -> dict[str, str]:
+        if pipeline_id is None:
+            return {}
         return {
             version.pipeline_version_id: version.display_name
-            for pipeline_id in found
-            if pipeline_id is not None
             for version in self._pages(
                 "list_pipeline_versions", "pipeline_versions", pipeline_id=pipeline_id
             )
@@ -155,8 +166,7 @@ class Kubeflow:
 
     def _version(self, package: Path) -> tuple[str, str]:
         """Id of the pipeline and of the version with this content, uploaded if need be."""
-        name = version_name(package)
-        pipeline = pipeline_name(package)
+        pipeline, name = pipeline_name(package), version_name(package)
         pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():
@@ -164,7 +174,7 @@ class Kubeflow:
                 wanted = model(name=pipeline, display_name=pipeline, namespace=self.namespace)
                 pipelines = self._client.pipelines
                 pipeline_id = pipelines.pipeline_service_create_pipeline(wanted).pipeline_id
-        for version_id, found in self.version_names().items():
+        for version_id, found in self._versions(pipeline_id).items():
             if found == name:
                 return pipeline_id, version_id
         with self._call():
@@ -174,7 +184,7 @@ class Kubeflow:
         return pipeline_id, version.pipeline_version_id
 
     def _pipeline(self, name: str) -> str | None:
-        """Id of a pipeline in this namespace; one that is shared by all is not ours."""
+        """Id of a pipeline of ours in this namespace; one that is shared by all is not ours."""
         equal = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         found = self._pages(
             "list_pipelines",
@@ -222,11 +232,6 @@ class Kubeflow:
 def version_name(package: Path) -> str:
     """Name of the version that holds this package's content."""
     return f"{pipeline_name(package)}-{file_digest(package)[:16]}"
-
-
-def pipeline_name(package: Path) -> str:
-    """Name of the pipeline that was compiled into a package."""
-    return next(yaml.safe_load_all(package.read_text()))["pipelineInfo"]["name"]
 
 
 def run_name(config: RunConfig, when: datetime) -> str:
