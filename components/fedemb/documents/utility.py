@@ -21,7 +21,9 @@ def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
 
     Two embeddings are comparable only if their ids are equal.
     """
-    return "es-" + json_digest({"weights_sha": weights_sha, "model": model.model_dump()})[:20]
+    # A setting that is added later, at its default, must not give models that exist another name.
+    settings = model.model_dump(mode="json", exclude_defaults=True)
+    return "es-" + json_digest({"weights_sha": weights_sha, "model": settings})[:20]
 
 
 def rate_name(rate: float) -> str:
