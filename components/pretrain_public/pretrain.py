@@ -16,6 +16,7 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
+from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import with_head, without_head
 from fedemb.embedding.whitened import fit_constants
 from fedemb.errors import ArtifactError, ConfigError, InputError
@@ -131,8 +132,8 @@ def _train(
     if model.classes:  # the public classes are others, so the head waits
         backbone = without_head(backbone)
     loss = 0.0
-    if backbone.trainable_variables:
-        loss = pretrain(backbone, images, labels, pretraining, seed=seed)
+    for part in learned_parts(backbone):
+        loss = pretrain(part, images, labels, pretraining, seed=seed)
     fit_constants(backbone, images[:_CONSTANT_IMAGES])
     if not np.isfinite(loss):
         raise InputError(

@@ -15,14 +15,20 @@ HEAD = "logits"
 """Name of the last layer."""
 
 
-def with_head(backbone: Any, model: ModelConfig) -> Any:
+def with_head(backbone: Any, model: ModelConfig, seed: int = 0) -> Any:
     """Puts a head on a backbone, which it shares.
 
     Zeros make the first steps those of a convex problem; see `ModelConfig.head_init`.
+
+    Args:
+      backbone: images to features.
+      model: classes, and where the head starts.
+      seed: of a head that starts at random.
     """
     import keras
 
-    start = {"zeros": "zeros", "glorot": "glorot_uniform"}[model.head_init]
+    kinds: Any = keras.initializers
+    start = "zeros" if model.head_init == "zeros" else kinds.GlorotUniform(seed=seed)
     head = keras.layers.Dense(len(model.classes), kernel_initializer=start, name=HEAD)
     return keras.Model(backbone.input, head(backbone.output), name=backbone.name)
 

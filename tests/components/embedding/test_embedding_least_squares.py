@@ -6,18 +6,17 @@ from privacy_worlds import ROOT, make_plan
 
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
 from fedemb.embedding import build_backbone, initial_state, released_weights
-from fedemb.embedding.classifier import build_classifier
 from fedemb.embedding.head_gradient import UnitFeatures
 from fedemb.embedding.least_squares import LeastSquaresFunction
 from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.queries.product_sum import whole_features
 
-MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=16)
 CLASSES = 4
+MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=16, classes=("a", "b", "c", "d"))
 
 
 def _function(noise=1.0, units=2000):
-    classifier = build_classifier(build_backbone(MODEL, 1), CLASSES, init="zeros", seed=2)
+    classifier = build_backbone(MODEL, 1)
     plan = make_plan("least_squares", noise_multiplier=noise, units_per_round=units)
     mechanism = build_mechanism(plan, ROOT, "run", 1, "0" * 64)
     return LeastSquaresFunction(classifier, mechanism, UnitGradientConfig(images_per_unit=3))

@@ -66,15 +66,7 @@ def embedding(x: Any, model: ModelConfig, **options: Any) -> Any:
       x: `[batch, features]`.
       model: `projection` and `embedding_dim` decide.
       options: of the dense layer.
-
-    Raises:
-      ConfigError: without a projection, and `embedding_dim` is not what the features have.
     """
     if model.projection:
         return layers().Dense(model.embedding_dim, name="embedding", **options)(x)
-    if x.shape[-1] != model.embedding_dim:
-        raise ConfigError(
-            f"{model.backbone} has {x.shape[-1]} features and model.projection is false; set "
-            f"model.embedding_dim={x.shape[-1]}, or projection: true"
-        )
     return x

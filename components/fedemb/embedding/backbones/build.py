@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import ModelConfig
@@ -19,16 +20,24 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
 
     Args:
       model: name, embedding length, image size. A name with a colon, `module:function`, is
-        imported; the function takes the `ModelConfig` and returns a built `keras.Model`.
+        imported; the function takes the `ModelConfig` and returns a built `keras.Model`. Names
+        with a plus between them are parts side by side, see `_joined`.
       seed: of the initial weights.
 
     Returns:
       `keras.Model`: float32 images `[batch, size, size, channels]` in [-1, 1] to embeddings
-      `[batch, embedding_dim]`, not normalised.
+      `[batch, embedding_dim]`, not normalised, or to the logits of the model's classes.
 
     Raises:
       ConfigError: no backbone of that name, or one that `check_backbone` refuses.
     """
+    names = [name.strip() for name in model.backbone.split("+")]
+    backbone = _one(model, seed) if len(names) == 1 else _joined(names, model, seed)
+    check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    return with_head(backbone, model, seed) if model.classes else backbone
+
+
+def _one(model: ModelConfig, seed: int) -> Any:
     import keras
 
     if ":" in model.backbone:
@@ -49,11 +58,41 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
             f"model.backbone={model.backbone} is not known; take one of "
             f"{', '.join(backbones())}, or module:function of your own"
         )
-    if model.classes:
-        backbone = with_head(backbone, model)
-    check_backbone(backbone, model)
     reinitialize(backbone, seed)
     return backbone
+
+
+def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
+    """Several backbones on the same image, their features side by side; without projections.
+
+    The features of each part are brought to length 1, image by image: none outweighs another, and
+    no statistics of any data are needed for it.
+    """
+    import keras
+
+    inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+    features: list[Any] = []
+    for number, name in enumerate(names):
+        part = _one(model.model_copy(update={"backbone": name, "projection": False}), seed + number)
+        length: Any = keras.layers.UnitNormalization(name=f"length_{number}")
+        features.append(length(part(inputs)))
+    return keras.Model(
+        inputs,
+        keras.layers.Concatenate(name="joined")(features),
+        name="_".join(names).replace(":", "."),
+    )
+
+
+def learned_parts(backbone: Any) -> list[Any]:
+    """What public pretraining trains: each part of a joined backbone that has weights to learn.
+
+    Args:
+      backbone: from `build_backbone`, without a head.
+    """
+    import keras
+
+    parts = [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
+    return [part for part in parts or [backbone] if part.trainable_variables]
 
 
 def reinitialize(backbone: Any, seed: int) -> None:
