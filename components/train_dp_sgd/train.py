@@ -7,7 +7,9 @@ from typing import Any
 from fedemb.data.client_data import UserStore
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.classifier import without_head
-from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction, UnitFeatures
+from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
+from fedemb.embedding.head_gradient import HeadGradientFunction
+from fedemb.embedding.least_squares import LeastSquaresFunction
 from fedemb.embedding.server import ServerState
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
@@ -39,13 +41,17 @@ def _train(attempt: Attempt) -> ServerState:
     store = UserStore(attempt.users)
     loader = ClientLoader(store, config.model, max_examples=unit.images_per_unit)
     if config.model.trainable == "head":
-        cache = FeatureCache(without_head(classifier))
-        head = HeadGradientFunction(classifier, attempt.mechanism, unit)
+        cache = FeatureCache(without_head(classifier), attempt.store, attempt.log.inputs_sha)
+        solves = attempt.mechanism.plan.solves_head
+        kind = LeastSquaresFunction if solves else HeadGradientFunction
+        head = kind(classifier, attempt.mechanism, unit)
 
         def features(client: VirtualClient) -> UnitFeatures:
             return cache.of(client.users.tobytes(), lambda: loader.load(client))
 
-        return Trainer(attempt, head, features).train()
+        state = Trainer(attempt, head, features).train()
+        cache.delete()
+        return state
     function = UnitGradientFunction(
         classifier,
         attempt.mechanism,

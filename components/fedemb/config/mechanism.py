@@ -30,6 +30,9 @@ class MechanismConfig(Section):
     samples_units: ClassVar[bool] = False
     """Whether each unit has its own coin and contribution, so that a unit may be an image."""
 
+    solves_head: ClassVar[bool] = False
+    """Whether the only round gives second moments, from which a head is solved."""
+
     kind: Any
     """Name of the mechanism; each section narrows it to its own."""
     rounds: PositiveInt

@@ -7,71 +7,21 @@ sum is one matrix product (`privacy.queries.product_sum`). A round costs two pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.embedding.classifier import HEAD
-from fedemb.embedding.rounds import ClientExamples, RoundSums
+from fedemb.embedding.feature_cache import UnitFeatures
+from fedemb.embedding.rounds import RoundSums
 from fedemb.embedding.server import ServerState, server_step
 from fedemb.errors import ConfigError
-from fedemb.privacy.queries.product_sum import (
-    Features,
-    clipped_product_sum,
-    exact_logits,
-    whole_features,
-)
+from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, exact_logits
 
 _CHUNK_BYTES = 8 << 20
 """Features of one matrix product, as float64: about what a core's cache holds."""
-
-
-class UnitFeatures(NamedTuple):
-    """The features of one unit. Raw."""
-
-    features: Features
-    """`[images, features + 1]`."""
-    labels: np.ndarray
-    """int64 `[images]`."""
-
-
-class FeatureCache:
-    """Computes the features of each unit once, image by image.
-
-    One image goes through the net at a time: then its features cannot depend on others.
-
-    Args:
-      backbone: `keras.Model`, frozen, images to features.
-    """
-
-    def __init__(self, backbone: Any) -> None:
-        import tensorflow as tf
-
-        from fedemb.embedding.preprocessing import preprocess
-
-        self._dim = int(backbone.output_shape[-1])
-        self._known: dict[bytes, UnitFeatures] = {}
-        self._compute = tf.function(
-            lambda image: backbone(preprocess(image[None]), training=False)[0],
-            input_signature=[tf.TensorSpec(backbone.input_shape[1:], tf.uint8)],
-        )
-
-    def of(self, key: bytes, load: Callable[[], ClientExamples]) -> UnitFeatures:
-        """Features of a unit.
-
-        Args:
-          key: names the unit.
-          load: reads its images; called once.
-        """
-        if key not in self._known:
-            unit = load()
-            computed = np.zeros((len(unit.labels), self._dim), np.float32)
-            for row, image in enumerate(unit.images):
-                computed[row] = self._compute(image)
-            self._known[key] = UnitFeatures(whole_features(computed), unit.labels)
-        return self._known[key]
 
 
 class HeadGradientFunction:

@@ -6,7 +6,8 @@ import pytest
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.embedding import ClientExamples, build_backbone, trainable_variables
 from fedemb.embedding.classifier import without_head
-from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction
+from fedemb.embedding.feature_cache import FeatureCache
+from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.not_private import NotPrivate

@@ -20,6 +20,7 @@ from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
 
 if TYPE_CHECKING:
+    from fedemb.config.run import RunConfig
     from dp_accounting import dp_event as dpe
 
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
@@ -29,6 +30,7 @@ class LeastSquaresConfig(NoisedConfig):
     """A head solved from one noised round: no sampling, no learning rate; sensitivity C."""
 
     samples_units = True
+    solves_head = True
 
     kind: Literal["least_squares"] = "least_squares"
     rounds: Annotated[int, Field(ge=1, le=1)] = 1
@@ -39,6 +41,16 @@ class LeastSquaresConfig(NoisedConfig):
     """Features of an image that are longer than this are shortened to it."""
     label_weight: Annotated[float, Field(ge=0.125, le=8.0)] = 1.0
     """Length of the part of a record that knows the label, over that of the part that does not."""
+
+    @override
+    def check_run(self, config: RunConfig) -> None:
+        super().check_run(config)
+        if config.task != "classification" or config.model.trainable != "head":
+            raise ValueError(
+                f"mechanism.kind={self.kind} solves for the head of a classifier, got task="
+                f"{config.task} and model.trainable={config.model.trainable}; set task: "
+                "classification and model.trainable: head, or name another mechanism"
+            )
 
 
 class LeastSquares(LeastSquaresConfig, MechanismPlan):

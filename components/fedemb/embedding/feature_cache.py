@@ -1,0 +1,106 @@
+"""Features of a frozen backbone, computed once for each unit of a run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedemb.embedding.rounds import ClientExamples
+from fedemb.privacy.queries.product_sum import Features, whole_features
+from fedemb.storage import Store
+
+_BLOCK = 1024
+"""Units of one file."""
+
+
+class UnitFeatures(NamedTuple):
+    """The features of one unit. Raw."""
+
+    features: Features
+    """`[images, features + 1]`."""
+    labels: np.ndarray
+    """int64 `[images]`."""
+
+
+class FeatureCache:
+    """Computes the features of each unit once, image by image, and keeps them for a resumed run.
+
+    One image goes through the net at a time: then its features cannot depend on others. Features
+    are as private as the images they are made of.
+
+    Args:
+      backbone: `keras.Model`, frozen, images to features.
+      store: working state of the attempt, in the private root; None keeps nothing.
+      inputs_sha: digest of everything that goes into the attempt, the backbone among it: features
+        of other inputs are not taken.
+    """
+
+    def __init__(self, backbone: Any, store: Store | None = None, inputs_sha: str = "") -> None:
+        import tensorflow as tf
+
+        from fedemb.embedding.preprocessing import preprocess
+
+        self._dim = int(backbone.output_shape[-1])
+        self._store, self._folder = store, f"features/{inputs_sha}"
+        self._known: dict[bytes, UnitFeatures] = {}
+        self._fresh: list[bytes] = []
+        self._compute = tf.function(
+            lambda image: backbone(preprocess(image[None]), training=False)[0],
+            input_signature=[tf.TensorSpec(backbone.input_shape[1:], tf.uint8)],
+        )
+        self._blocks = [] if store is None else store.list(f"{self._folder}/")
+        for name in self._blocks:
+            self._known |= _unpacked(store.read(name)) if store else {}
+
+    def of(self, key: bytes, load: Callable[[], ClientExamples]) -> UnitFeatures:
+        """Features of a unit.
+
+        Args:
+          key: names the unit; all keys have one length.
+          load: reads its images; called once.
+        """
+        if key not in self._known:
+            unit = load()
+            computed = np.zeros((len(unit.labels), self._dim), np.float32)
+            for row, image in enumerate(unit.images):
+                computed[row] = self._compute(image)
+            self._known[key] = UnitFeatures(whole_features(computed), unit.labels)
+            self._fresh.append(key)
+            if self._store is not None and len(self._fresh) == _BLOCK:
+                name = f"{self._folder}/{len(self._blocks):06d}.npz"
+                self._store.write(name, _packed({k: self._known[k] for k in self._fresh}))
+                self._blocks.append(name)
+                self._fresh = []
+        return self._known[key]
+
+    def delete(self) -> None:
+        """Removes what was kept: for the end of a training."""
+        for name in self._blocks if self._store else ():
+            self._store.delete(name)
+        self._blocks, self._known, self._fresh = [], {}, []
+
+
+def _packed(units: dict[bytes, UnitFeatures]) -> bytes:
+    packed = io.BytesIO()
+    np.savez(
+        packed,
+        keys=np.array([np.frombuffer(key, np.uint8) for key in units]),
+        counts=np.array([len(unit.labels) for unit in units.values()]),
+        mantissas=np.concatenate([unit.features.mantissas for unit in units.values()]),
+        scales=np.concatenate([unit.features.scales for unit in units.values()]),
+        labels=np.concatenate([unit.labels for unit in units.values()]),
+    )
+    return packed.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[bytes, UnitFeatures]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as packed:
+        cuts = np.cumsum(packed["counts"])[:-1]
+        parts = [np.split(packed[name], cuts) for name in ("mantissas", "scales", "labels")]
+        return {
+            key.tobytes(): UnitFeatures(Features(mantissas, scales), labels)
+            for key, mantissas, scales, labels in zip(packed["keys"], *parts, strict=True)
+        }
