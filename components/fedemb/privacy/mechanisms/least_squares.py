@@ -20,9 +20,9 @@ from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
 
 if TYPE_CHECKING:
-    from fedemb.config.run import RunConfig
     from dp_accounting import dp_event as dpe
 
+    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
