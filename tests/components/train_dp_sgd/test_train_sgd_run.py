@@ -118,3 +118,19 @@ def test_each_step_refuses_the_task_of_the_other(prepared):
         train_dp_fedemb.run(prepared.context())
     with pytest.raises(ConfigError, match="submit the pipeline dp-fedemb"):
         train_dp_sgd.run(prepared.context(config()))
+
+
+def test_one_round_solves_the_head_and_leaves_no_features_behind(tmp_path):
+    solving = {"kind": "least_squares", "noise_multiplier": 1.0, "units_per_round": 100}
+    unit = {"images_per_unit": 2, "microbatch": 4}
+    changes = {"model.trainable": "head", "training.unit_gradient": unit, "mechanism": solving}
+    settings = classifier_config(**changes)
+    run = prepare(tmp_path / "run", settings, users=101)
+    assert run.train()["rounds_run"] == 1
+    (line,) = (run.root / "model" / "rounds.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == {"type": "gaussian", "noise_multiplier": 1.0}
+    head = load_backbone(run.root / "model" / "backbone.keras", run.config.model).weights[-2:]
+    assert all(np.abs(weight.numpy()).max() > 0 for weight in head)
+    assert not [path for path in run.root.rglob("*") if "features" in path.parts]
+    with pytest.raises(ValueError, match="solves for the head"):
+        classifier_config(mechanism=solving, **{"model.trainable": "all"})
