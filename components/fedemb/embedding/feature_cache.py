@@ -78,8 +78,9 @@ class FeatureCache:
 
     def delete(self) -> None:
         """Removes what was kept: for the end of a training."""
-        for name in self._blocks if self._store else ():
-            self._store.delete(name)
+        if self._store is not None:
+            for name in self._blocks:
+                self._store.delete(name)
         self._blocks, self._known, self._fresh = [], {}, []
 
 
