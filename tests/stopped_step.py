@@ -61,20 +61,19 @@ def record_planted_bugs(folder: Path) -> None:
 
 def _points() -> dict[str, tuple[Any, str, int]]:
     """Name -> owner and name of a function, and before which call of it to stop."""
-    from fedemb.steps.train_dp_fedemb.rounds import RoundLog
-
     from fedemb.keys import LocalKeyStore
     from fedemb.ledger import Ledger
     from fedemb.steps.audit_privacy import audit
     from fedemb.steps.evaluate_embeddings import evaluate
     from fedemb.steps.partition_users import shards
-    from fedemb.steps.train_dp_fedemb import checkpoint, train
+    from fedemb.training import attempt, checkpoint
+    from fedemb.training.round_log import RoundLog
 
     return {
         "a round": (RoundLog, "commit", 3),
         "a checkpoint": (checkpoint, "save", 1),
-        "the weights": (train, "save_backbone", 1),
-        "the card": (train, "write_signed", 1),
+        "the weights": (attempt, "save_backbone", 1),
+        "the card": (attempt, "write_signed", 1),
         "the commit": (Ledger, "commit", 1),
         "the end of the key": (LocalKeyStore, "destroy", 1),
         "the cleaning": (shards, "clean", 1),

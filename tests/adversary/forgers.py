@@ -18,6 +18,7 @@ from fedemb.steps.audit_privacy import audit
 from fedemb.steps.evaluate_embeddings import evaluate
 from fedemb.steps.partition_users import partition
 from fedemb.steps.train_dp_fedemb import train
+from fedemb.training import attempt
 
 
 def _set(*path_and_value):
@@ -263,10 +264,10 @@ class Reached(Exception):
 
 
 _HEAVY = {
-    "partition": (partition, "check_deletion_marks"),
-    "train": (train, "claim"),
-    "evaluate": (evaluate, "_backbones"),
-    "audit": (audit, "_attack_real_users"),
+    "partition": (partition, partition, "check_deletion_marks"),
+    "train": (train, attempt, "claim"),
+    "evaluate": (evaluate, evaluate, "models_of_run"),
+    "audit": (audit, audit, "_attack_real_users"),
 }
 
 
@@ -274,10 +275,10 @@ def read_by(run, step, monkeypatch):
     """Lets the real step read its documents; one that would compute ends there with `Reached`."""
     if step not in _HEAVY:
         return getattr(run, f"do_{step}")()
-    module, first = _HEAVY[step]
+    logic, owner, first = _HEAVY[step]
     with monkeypatch.context() as patch:
-        patch.setattr(module, first, _reached)
-        return module.run(run.context())
+        patch.setattr(owner, first, _reached)
+        return logic.run(run.context())
 
 
 def _reached(*_, **__):

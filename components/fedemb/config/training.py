@@ -37,9 +37,10 @@ class ModelConfig(Section):
     normalised by themselves."""
     mirrored: bool = False
     """Scattering nets: features that an image shares with its mirror image, half as many."""
-    classes: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()
-    """`task: classification`: the classes, a public list, in the order of the outputs. Images of
-    other classes are dropped and counted in private."""
+    classes: tuple[Annotated[str, Field(pattern=r"^[\w .()+/-]{1,64}$")], ...] = ()
+    """`task: classification`: the classes, a public list, in the order of the outputs: letters,
+    digits, blanks and `.()+/-`, 64 at most. Images of other classes are
+    dropped and counted in private."""
     head_init: Literal["zeros", "glorot"] = "zeros"
     """Where the layer of a classifier that gives the classes starts."""
     scale_norm: bool = False

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
 from fedemb.documents.document import Document, Part
-from fedemb.documents.fields import Count, Interval, Name, Sha, Share
-
-PartName = Annotated[str, StringConstraints(max_length=100)]
-"""A class, as the configuration lists it, or a group, as it stands in the data."""
+from fedemb.documents.fields import Count, Interval, Name, Sha, Share, SubgroupName
 
 
 class Classified(Part):
@@ -33,7 +30,7 @@ class ComparedClassifier(Classified):
 class ClassifiedPart(Part):
     """The images of one class, or of one group of people."""
 
-    name: PartName
+    name: SubgroupName
     images: Count
     units: Count
     top_1: Interval

@@ -15,6 +15,9 @@ Name = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\x00-\x1f\x
 Address = Annotated[str, StringConstraints(max_length=8192)]
 Code = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
 """What words are found by, when they are shown."""
+
+SubgroupName = Annotated[str, StringConstraints(pattern=r"^[\w .()+/-]{1,64}$")]
+"""A class, as the configuration lists it, or a group of people, as it stands in the data."""
 Time = Annotated[str, StringConstraints(pattern=r"^[0-9T:.+-]{19,40}$")]
 """UTC, ISO 8601."""
 Count = Annotated[int, Field(ge=0)]

@@ -10,10 +10,9 @@ from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.document import Document, Part
-from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha
+from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha, SubgroupName
 
 SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
-SubgroupName = Annotated[str, StringConstraints(pattern=r"^[\w .()+/-]{1,64}$")]
 
 
 def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
