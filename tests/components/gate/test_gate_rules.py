@@ -52,8 +52,8 @@ def test_good_run_is_allowed_without_reasons(good_run):
 
 
 def test_reasons_come_in_order_of_importance_each_with_a_remedy(run):
-    run.rewrite(run.audit, model_sha="0" * 64)
-    run.rewrite(run.utility, model_sha="0" * 64)
+    run.rewrite(run.audit, bootstrap_samples=1)
+    run.rewrite(run.utility, public_kind="another")
     run.do_account()
     found = codes(verdict_of(run))
     assert found == ["audit_stale", "utility_stale"]
@@ -191,7 +191,7 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "privacy_code_sha": "0" * 64}}, "planted_bugs_missed"),
         ({"level": "full"}, "audit_level_unknown"),
-        ({"model_sha": "0" * 64}, "audit_stale"),
+        ({"run_id": "another"}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
         ({"lower_bound": -1.0}, "audit_refutes"),
@@ -206,6 +206,15 @@ def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
     run.rewrite(run.audit, **changes)
     run.do_account()
     assert code in codes(verdict_of(run))
+
+
+@pytest.mark.parametrize("name", ["audit", "utility"])
+def test_measurement_of_another_model_is_denied_and_gets_no_report(run, name):
+    """The gate sees it beside the report that was made before; account makes no new one."""
+    run.rewrite(getattr(run, name), model_sha="0" * 64)
+    assert f"{name}_stale" in codes(verdict_of(run))
+    with pytest.raises(PlanMismatch, match=name):
+        run.do_account()
 
 
 def test_lower_bound_below_epsilon_is_no_reason(run):
@@ -509,9 +518,15 @@ def gaining(run, interval):
 
 
 def changed_to(run, interval):
-    previous = json.loads(run.utility.read_text())["previous_release"]
-    change = interval and dict.fromkeys(previous["change"], interval)
-    return {"previous_release": {**previous, "change": change}}
+    """The previous release had what this model has, less the change."""
+    utility = json.loads(run.utility.read_text())
+    previous, ours = utility["previous_release"], utility["recall_at_far"]
+    recall = {
+        rate: {**found, "value": found["value"] - interval["value"]} for rate, found in ours.items()
+    }
+    old = {**previous["old"], "recall_at_far": recall}
+    change = dict.fromkeys(ours, interval)
+    return {"previous_release": {**previous, "old": old, "change": change}}
 
 
 @pytest.mark.planted_bug(19)
@@ -531,9 +546,20 @@ def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp
     wanted = {"worse": (WORSE, ["worse_than_previous_release"]), "same": (SAME, [])}
     for interval, denied in wanted.values():
         assert codes(verdict_of(with_utility(run, **changed_to(run, interval)))) == denied
-    for missing in ({"previous_release": None}, changed_to(run, None)):
-        denied = verdict_of(with_utility(run, **missing))
+    previous = json.loads(run.utility.read_text())["previous_release"]
+    not_comparable = {**previous, "old": None, "new_against_old": None, "change": None}
+    for missing in (None, not_comparable):
+        denied = verdict_of(with_utility(run, previous_release=missing))
         assert codes(denied) == ["worse_than_previous_release"]
+
+
+def test_previous_release_compared_in_one_place_only_gets_no_report(run):
+    previous = json.loads(run.utility.read_text())["previous_release"]
+    run.rewrite(run.utility, previous_release={**previous, "change": None})
+    with pytest.raises(ArtifactError, match="utility_report"):
+        run.do_account()
+    with pytest.raises(GateDenied):
+        run.do_gate()
 
 
 def test_floor_of_utility_can_be_waived_by_the_policy_owner_and_the_report_says_so(run):
