@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fedemb.config.run import RunConfig
 
 
+MOST_NOISE = 1e6
+"""The largest noise multiplier, for plans and for whoever searches one."""
+
+
 class MechanismConfig(Section):
     """What is common to the sections of all mechanisms."""
 
@@ -56,7 +60,7 @@ class MechanismConfig(Section):
 class NoisedConfig(MechanismConfig):
     """A mechanism that adds noise."""
 
-    noise_multiplier: Annotated[float, Field(ge=1e-3, le=1e6)]
+    noise_multiplier: Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
     """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
 
 

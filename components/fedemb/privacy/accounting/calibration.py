@@ -9,13 +9,14 @@ from typing import cast
 
 from scipy.optimize import brentq
 
+from fedemb.config.mechanism import MOST_NOISE
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.accounting import AccountantName, price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 RELATIVE_TOLERANCE = 1e-3
 """The returned noise is at most this much above the least that suffices."""
-_LEAST, _MOST = 2.0**-4, 2.0**20
+_LEAST = 2.0**-4
 
 
 def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float) -> MechanismPlan:
@@ -40,7 +41,8 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
 
     def excess(log_noise: float, accountant: AccountantName) -> float:
-        candidate = plan.replaced(noise_multiplier=math.exp(log_noise))
+        noise = min(math.exp(log_noise), MOST_NOISE)
+        candidate = plan.replaced(noise_multiplier=noise)
         spent = price(candidate.event(), candidate.relation, delta, accountant).epsilon
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
@@ -61,7 +63,7 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         noise = math.ceil(noise * 10**digits) / 10**digits
         if excess(math.log(noise), "auto") <= 0:
             return plan.replaced(noise_multiplier=noise)
-        noise *= 1 + RELATIVE_TOLERANCE / 2
+        noise = min(noise * (1 + RELATIVE_TOLERANCE / 2), MOST_NOISE)
 
 
 def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> float:
@@ -79,10 +81,10 @@ def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: flo
 
 
 def _doubled(log_noise: float, target_epsilon: float, delta: float) -> float:
-    doubled = log_noise + math.log(2)
-    if doubled > math.log(_MOST):
+    most = math.log(MOST_NOISE)
+    if log_noise >= most:
         raise ConfigError(
-            f"no noise_multiplier up to {_MOST:g} reaches epsilon {target_epsilon:g} at delta "
+            f"no noise_multiplier up to {MOST_NOISE:g} reaches epsilon {target_epsilon:g} at delta "
             f"{delta:g}; raise delta, lower rounds or the sampling probability"
         )
-    return doubled
+    return min(log_noise + math.log(2), most)
