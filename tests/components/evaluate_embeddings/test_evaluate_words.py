@@ -37,6 +37,7 @@ def test_utility_drop_is_a_printed_number():
         public_kind="supervised",
         public_backbone=Compared.model_construct(difference={"0.001": estimate(0.2, 0.1, 0.3)}),
         untrained=None,
+        centralized=Compared.model_construct(difference={"0.001": estimate(-0.05, -0.08, -0.02)}),
         utility_drop={"0.001": estimate(0.05, 0.02, 0.08)},
     )
     sentence = utility_sentence(report)
