@@ -1,5 +1,7 @@
 """The round of DP-SGD against plain Keras, and what one unit can change."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -171,13 +173,16 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
 
 def test_a_head_that_starts_at_zero_does_not_hide_a_leak():
     """Below it all gradients vanish and any layout would pass, were the weights not moved first."""
-    model = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=8, classes=("a", "b", "c"))
-    classifier = build_backbone(model, 1)
-    function = UnitGradientFunction(
-        classifier,
-        _mechanism(1.0),
-        UnitGradientConfig(images_per_unit=2, microbatch=4),
-        variables=trainable_variables(classifier, "all"),
-    )
+    model = MODEL.model_copy(update={"head_init": "zeros"})
+    function = _function(UnitGradientConfig(images_per_unit=2, microbatch=4), model=model)
+    assert not any(v.numpy().any() for v in function.variables if v.path.startswith("logits/"))
+    sound, below = function._records, [not v.path.startswith("logits/") for v in function.variables]
+    leak = np.repeat(np.float32(below) * 0.01, [math.prod(v.shape) for v in function.variables])
+
+    def leaking(broadcast, units):
+        updates, losses, counts = sound(broadcast, units)
+        return updates + leak * tf.reduce_mean(updates, axis=0), losses, counts
+
+    function._records = leaking
     with pytest.raises(Refused, match="multiples of 16"):
         function.require_exact(function.initial_weights())
