@@ -9,7 +9,7 @@ from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
 from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.least_squares import LeastSquaresFunction
+from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.embedding.server import ServerState
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError

@@ -103,6 +103,7 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
 
 def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
     """Counts the photos, and finds the size and colours that suit them."""
+    from fedemb import NotPrivateConfig
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.census import take_census
 
@@ -112,7 +113,7 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
             "data": {"source": source.model_dump(mode="json")},
             "partition": {"virtual_clients": 1},
             "model": {"image_size": _SIZES[-1], "channels": 3, "aspect_ratio": aspect_ratio},
-            "mechanism": {"kind": "not_private", "rounds": 1, "sampling_probability": 1.0},
+            "mechanism": NotPrivateConfig(rounds=1, sampling_probability=1.0).model_dump(),
             "policy": {"users_lower_bound": 2, "delta": 0.1, "epsilon_cap": 1.0},
         }
     )
@@ -151,6 +152,8 @@ def _tree(
     start: str,
     target: float,
 ) -> dict[str, Any]:
+    from fedemb import GroupPoissonGaussianConfig
+
     clients = max(1, round(0.9 * bound / _USERS_PER_CLIENT))
     shared = source.columns.label is not None and census.common_classes > 0
     described = source.model_dump(mode="json", exclude_defaults=True)
@@ -168,7 +171,7 @@ def _tree(
         },
         "pretraining": _public_start(start),
         "mechanism": {
-            "kind": "group_poisson_gaussian",
+            "kind": GroupPoissonGaussianConfig.kind_name(),
             "rounds": _ROUNDS,
             "sampling_probability": round(min(1.0, max(0.1, _LEAST_CLIENTS / clients)), 3),
             "noise_multiplier": 1.0,

@@ -44,6 +44,11 @@ class MechanismConfig(Section):
     l2_norm_clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Bound (C) on the L2 norm of a virtual client's update, all released variables together."""
 
+    @classmethod
+    def kind_name(cls) -> str:
+        """The `kind` of this class."""
+        return cls.model_fields["kind"].default
+
     def check_run(self, config: RunConfig) -> None:
         """Refuses a run whose other sections contradict this one.
 

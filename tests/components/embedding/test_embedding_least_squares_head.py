@@ -7,7 +7,7 @@ from privacy_worlds import ROOT, make_plan
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
 from fedemb.embedding import build_backbone, initial_state, released_weights
 from fedemb.embedding.feature_cache import UnitFeatures
-from fedemb.embedding.least_squares import LeastSquaresFunction
+from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.queries.product_sum import whole_features
 

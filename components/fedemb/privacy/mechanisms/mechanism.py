@@ -133,11 +133,6 @@ class MechanismPlan(MechanismConfig):
     # ---- where it comes from ------------------------------------------------------------------
 
     @classmethod
-    def kind_name(cls) -> str:
-        """The `kind` of this class."""
-        return cls.model_fields["kind"].default
-
-    @classmethod
     def of(cls, section: MechanismConfig, numbers: PublicNumbers) -> Self:
         """The plan of a section.
 
