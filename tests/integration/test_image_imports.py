@@ -17,6 +17,9 @@ NOT_IN_LIGHT = {
     "jax": "blt.optimise: only plan_privacy asks for it, in the image cpu",
     "jax_privacy": "the same",
 }
+COMMANDS = ROOT / "pipelines" / "cli" / "use.py"
+SERVE = {PACKAGES / "fedemb" / "embedding" / name for name in ("export.py", "search.py")}
+"""What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
 
 
 def imports(source: str) -> Iterator[str]:
@@ -54,7 +57,8 @@ def needed(start: list[Path]) -> dict[str, Path]:
         for name in imports(file.read_text()):
             top = name.partition(".")[0]
             if top in OURS:
-                todo.extend(files_of(name))
+                beside = SERVE if file.resolve() == COMMANDS else set()
+                todo.extend(path for path in files_of(name) if path not in beside)
             elif top not in sys.stdlib_module_names:
                 found.setdefault(name, file)
     return found
@@ -96,9 +100,8 @@ def missing(names: dict[str, Path], lock: str, known: dict[str, str]) -> dict[st
 
 def roots(flavour: str) -> list[Path]:
     if flavour != "light":
-        return [
-            file for folder in ("components", "pipelines") for file in (ROOT / folder).rglob("*.py")
-        ]
+        folders = (ROOT / "components", ROOT / "pipelines")
+        return [file for folder in folders for file in folder.rglob("*.py") if file not in SERVE]
     steps = (ROOT / "components").glob("*/component.py")
     found = [file for file in steps if 'image="light"' in file.read_text()]
     assert len(found) >= 3
@@ -123,6 +126,15 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
     ):
         planted = re.sub(rf"^{package}==.*$", "", lock, flags=re.M)
         assert {name for name in missing(names, planted, NOT_IN_LIGHT) if name.startswith(module)}
+
+
+@pytest.mark.parametrize("flavour", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize(("module", "package"), [("export", "tf2onnx"), ("search", "faiss")])
+def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, package, tmp_path):
+    planted = tmp_path / "step.py"
+    planted.write_text(f"from fedemb.embedding.{module} import anything\n")
+    lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
+    assert package in missing(needed([*roots(flavour), planted]), lock, {})
 
 
 def test_light_steps_never_come_near_tensorflow_or_beam():
