@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -78,13 +79,24 @@ def test_each_group_has_its_account_and_the_admission_policies_map_steps_to_it(m
         assert f"{kind}Binding" in {item["kind"] for item in manifests}
 
 
-def test_compiled_pods_bear_the_label_the_policies_read(tmp_path):
+def _compiled(output: Path, profile: Any) -> dict[str, dict[str, Any]]:
+    """Executor -> what its pod is given on the cluster, of all pipelines."""
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.steps import PIPELINES
 
-    image = "registry.example/fedemb@sha256:" + "a" * 64
-    compile_pipeline(tmp_path / "p.yaml", profile="cpu", images=parse_images([image]))
-    _, platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
-    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    images = parse_images(["registry.example/fedemb@sha256:" + "a" * 64])
+    executors: dict[str, dict[str, Any]] = {}
+    for pipeline in PIPELINES:
+        compile_pipeline(output, profile=profile, images=images, pipeline=pipeline)
+        _, platform = yaml.safe_load_all(output.read_text())
+        found = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        for name, options in found.items():
+            assert executors.setdefault(name, options) == options, "a step is given one thing"
+    return executors
+
+
+def test_compiled_pods_bear_the_label_the_policies_read(tmp_path):
+    executors = _compiled(tmp_path / "p.yaml", "cpu")
     labels = {
         executor["podMetadata"]["labels"]["fedemb.dev/step"] for executor in executors.values()
     }
@@ -111,14 +123,11 @@ def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
 
 
 def test_profile_for_s3_hands_each_step_the_keys_of_its_group_and_no_others(tmp_path):
-    from fedemb.pipelines.compile.cluster import compile_pipeline, load_profile, parse_images
+    from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.steps import all_steps, key_claims
 
     profiles = ["gpu", INFRA / "profiles" / "s3.yaml"]
-    image = "registry.example/fedemb@sha256:" + "a" * 64
-    compile_pipeline(tmp_path / "p.yaml", profile=profiles, images=parse_images([image]))
-    _, platform = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
-    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    executors = _compiled(tmp_path / "p.yaml", profiles)
     manifests = _render("s3")
     policy = _of_kind(manifests, "ValidatingAdmissionPolicy")["fedemb-pods"]["spec"]
     (named,) = [item for item in policy["variables"] if item["name"] == "claims"]
