@@ -29,6 +29,8 @@ def context_of(step: str, folder: Path) -> StepContext:
     match step:
         case "train_dp_fedemb":
             return training_run.ReadyRun(folder, training_run.config()).context()
+        case "train_dp_sgd" | "evaluate_classifier":
+            return training_run.ReadyRun(folder, training_run.classifier_config()).context()
         case "partition_users":
             return partition_run.context_of(partition_run.reserved_config(folder), folder)
         case _:

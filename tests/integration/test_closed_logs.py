@@ -25,6 +25,8 @@ KINDS = {"step_started", "step_finished", "step_failed"}
 PRIVATE = [name for name, step in all_steps().items() if step.private]
 PREPARED = {
     "train_dp_fedemb": "untrained",
+    "train_dp_sgd": "untrained_classifier",
+    "evaluate_classifier": "trained_classifier",
     "partition_users": "unpartitioned",
     "evaluate_embeddings": "trained",
     "audit_privacy": "trained",
@@ -71,6 +73,26 @@ def untrained(tmp_path_factory):
     from tests.training_run import prepare
 
     return prepare(tmp_path_factory.mktemp("untrained") / "run").root
+
+
+@pytest.fixture(scope="module")
+def untrained_classifier(tmp_path_factory):
+    from tests.training_run import classifier_config, prepare
+
+    return prepare(tmp_path_factory.mktemp("classifier") / "run", classifier_config()).root
+
+
+@pytest.fixture(scope="module")
+def trained_classifier(untrained_classifier, tmp_path_factory):
+    from tests.training_run import ReadyRun, classifier_config, write_users
+
+    settings = classifier_config()
+    run = ReadyRun(tmp_path_factory.mktemp("trained_classifier") / "run", settings)
+    shutil.copytree(untrained_classifier, run.root)
+    run.train()
+    sizes = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
+    write_users(run.private / "evaluation", users=30, **sizes)
+    return run.root
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,8 @@ class _Remote(honest_run.HonestRun):
 def released(fence, tmp_path_factory):
     """From the reservation to the bundle, on evidence without images."""
     root = tmp_path_factory.mktemp("release")
+    from fedemb.steps.show_outcome import outcome
+
     honest_run.start(root)  # the public backbone
     run = _Remote(root, "tuesday", honest_run.config(), root)
     _owner_begins(run.config)
@@ -159,12 +161,24 @@ def released(fence, tmp_path_factory):
             with fence.acting(step):
                 getattr(run, f"do_{act}")()
     assert run.ledger().state.attempts["tuesday", 1].status == "released"
+    task = root / "public" / "show-outcome" / "0ae1"
+    task.mkdir(parents=True)
+    shown = RunArtifacts(outcome=task / "outcome", verdict=task / "verdict")
+    with fence.acting("show_outcome"):
+        outcome.run(StepContext(shown), uri=str(shown.outcome), state="SUCCEEDED")
+    assert shown.outcome.read_text()
     return fence
 
 
 def test_no_step_asks_for_more_than_its_group_has(simulated, released):
     assert not simulated.refused
-    assert all(simulated.used[group] for group in GROUPS)
+    granted = {
+        group
+        for group, rights in GROUPS.items()
+        if any(right not in ("none", {}, []) for name, right in rights.items() if name != "steps")
+    }
+    assert set(GROUPS) - granted == {"show"}, "it reads the public root alone"
+    assert {group for group in GROUPS if simulated.used[group]} == granted
 
 
 @pytest.mark.parametrize("group", GROUPS)
