@@ -32,9 +32,11 @@ def evaluate_classifier(
 ):
     """Measures how often the classifier is right on people who never trained."""
     from fedemb.step import step_process
-    from fedemb.steps.evaluate_classifier.evaluate import run
 
     with step_process("evaluate_classifier", locals()) as context:
+        # Inside: what TensorFlow writes when it is loaded goes nowhere.
+        from fedemb.steps.evaluate_classifier.evaluate import run
+
         report = run(context)
         if report["model"]:
             for name in ("top_1", "top_5"):

@@ -32,8 +32,10 @@ def train_dp_sgd(
 ):
     """Runs the rounds of DP-SGD; the output is the noised classifier and its public round log."""
     from fedemb.step import step_process
-    from fedemb.steps.train_dp_sgd.train import run
 
     with step_process("train_dp_sgd", locals()) as context:
+        # Inside: what TensorFlow writes when it is loaded goes nowhere.
+        from fedemb.steps.train_dp_sgd.train import run
+
         card = run(context)
         model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])
