@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.group_index import GroupIndex
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.feed import Feed
+from fedemb.embedding.round_audit import AttemptKeys, RoundAudit
 from fedemb.embedding.round_loop import run_rounds
 from fedemb.embedding.rounds import RoundFunction
 from fedemb.embedding.server import initial_state
@@ -36,6 +40,7 @@ class Trainer:
       config: configuration of the run.
       backbone: where the rounds start from; not changed.
       mechanism: `privacy.queries.Mechanism` of the attempt.
+      keys: what it draws from.
       users: local folder of the users.
       workers: virtual clients trained side by side.
       devices: they are dealt to, see `RoundFunction`.
@@ -46,6 +51,7 @@ class Trainer:
         config: RunConfig,
         backbone: Any,
         mechanism: Any,
+        keys: AttemptKeys,
         users: Path,
         *,
         workers: int,
@@ -55,6 +61,9 @@ class Trainer:
         self._config, self._mechanism = config, mechanism
         self._uncovered: list[RoundRecord] = []
         """Records whose mean no checkpoint covers yet; without the mean."""
+        self._audit: RoundAudit | None = None
+        """Of the rounds; there is none where there is no noise."""
+        self._keys = keys
         store = UserStore(users)
         classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
         self._index = GroupIndex.load(users)
@@ -80,6 +89,12 @@ class Trainer:
         server = self._config.training.server
         start = Progress(initial_state(server, self._function.initial_weights()), None)
         progress = checkpoint.load(store, log.inputs_sha) or start
+        plan = self._mechanism.plan
+        if plan.private:
+            sizes = self._function.sizes
+            self._audit = RoundAudit(plan, self._keys, server, start.state, sizes)
+            tags = (progress.mechanism or {}).get("tags", ())
+            self._audit.restore(store, [bytes.fromhex(tag) for tag in tags])
         while (record := log.read(progress.state.rounds)) is not None:
             progress = self._advance(progress, record)
         return progress
@@ -90,10 +105,30 @@ class Trainer:
                 f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
+        self._look(record)
         server = self._config.training.server
         state = self._function.advance(server, progress.state, record.mean)
         self._uncovered.append(replace(record, mean=None))
         return Progress(state, record.mechanism_state)
+
+    def _look(self, record: RoundRecord) -> dict[str, float]:
+        """Audits a round, once; rounds it missed are missing from the evidence."""
+        if self._audit is None or record.index != self._audit.rounds:
+            return {}
+        return {"noise_slope": self._audit.add(record)}
+
+    def evidence(self, log: RoundLog, released: np.ndarray) -> MechanismAudit | None:
+        """Runs two rounds again and says whether the priced mechanism ran; after `train`.
+
+        Args:
+          log: the round records.
+          released: weights that leave, float32 `[dim]`.
+        """
+        audit = self._audit
+        if audit is None:
+            return None
+        replay = audit.replay(self._function, self._index, self._loader.load, log.read)
+        return audit.found(released, replay, self._config.policy.delta)
 
     def train(self, store: Store, log: RoundLog, diagnostics: Store) -> Any:
         """Runs all rounds that are not committed yet.
@@ -131,7 +166,8 @@ class Trainer:
                 ):
                     self._uncovered.append(replace(done.record, mean=None))
                     progress = Progress(done.state, done.record.mechanism_state)
-                    figures.write(done.index, describe(done, self._mechanism.plan))
+                    slope = self._look(done.record)
+                    figures.write(done.index, describe(done, self._mechanism.plan) | slope)
                     ended, elapsed = done.index + 1, time.monotonic() - started
                     _LOG.info("%s", _line(done.index, first, rounds, elapsed))
                     due = ended % self._config.training.checkpoint_every == 0
@@ -155,6 +191,8 @@ class Trainer:
         return progress.state
 
     def _save(self, store: Store, log: RoundLog, progress: Progress) -> None:
+        if self._audit is not None:
+            self._audit.save(store)
         checkpoint.save(store, log.inputs_sha, progress)
         for record in self._uncovered:
             log.cut(record)

@@ -10,14 +10,19 @@ the process. The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
+    canonical_json,
     config_digest,
     json_digest,
     sha256_hex,
+    strict_json,
     tree_digest,
     write_bytes,
 )
@@ -26,8 +31,9 @@ from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
 from fedemb.embedding.cluster import training_devices
 from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.embedding.round_audit import AttemptKeys
 from fedemb.embedding.rounds import assign_weights
-from fedemb.embedding.server import released_weights
+from fedemb.embedding.server import ServerState, released_weights
 from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, reservation_key_name
@@ -42,10 +48,12 @@ from fedemb.steps.train_dp_fedemb import centralized, checkpoint
 from fedemb.steps.train_dp_fedemb.claim import claim
 from fedemb.steps.train_dp_fedemb.loop import Trainer
 from fedemb.steps.train_dp_fedemb.rounds import RoundLog
-from fedemb.storage import local_tree, open_store
+from fedemb.storage import Store, local_tree, open_store
 
 _INJECTED = "key_injected"
 """Lies in the working state once a round may have been drawn from a key that was handed in."""
+_EVIDENCE = "evidence.json"
+"""What the audit of the mechanism found, once training is over and while its key exists."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -97,35 +105,33 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         private_root=claim(store, commitments),
     )
 
-    from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
-
     workers, devices = training_devices(config.training.parallel_clients)
     log = RoundLog(store, inputs_sha)
     backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     finished = checkpoint.load(store, inputs_sha)
-    if finished is not None and finished.state.rounds == plan.rounds:
+    if finished is not None and store.exists(_EVIDENCE):
         state = finished.state  # killed between the last round and the last act
+        _released(config, backbone, state)
     else:
         if root_key is None:
             root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
         else:
             store.write(_INJECTED, b"")  # before its first round, and for good
-        mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
+        attempt = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
         with local_tree(context.private("users")) as folder:
             _check_data(folder, commitments, users)
-            if config.training.algorithm == "centralized":
-                state = centralized.train(
-                    config, backbone, mechanism, users=folder, store=store, log=log
-                )
-            else:
-                trainer = Trainer(
-                    config, backbone, mechanism, folder, workers=workers, devices=devices
-                )
-                diagnostics = open_store(context.private("diagnostics"))
-                state = trainer.train(store, log, diagnostics)
-
-    weights = released_weights(config.training.server, state)
-    assign_weights(trainable_variables(backbone, config.model.trainable), weights)
+            state, evidence = _train(
+                context,
+                backbone,
+                plan,
+                attempt,
+                users=folder,
+                store=store,
+                log=log,
+                workers=workers,
+                devices=devices,
+            )
+        store.write(_EVIDENCE, canonical_json(evidence))
     backbone = plain_form(backbone)
     fields = {
         "run_id": run_id,
@@ -138,6 +144,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         "weights_sha": save_backbone(backbone, artifacts.model / "backbone.keras"),
         "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
+        "mechanism_audit": strict_json(store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in backbone.weights],
@@ -156,6 +163,45 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
         keys=keys,
     )
     return card.json
+
+
+def _train(
+    context: StepContext,
+    backbone: Any,
+    plan: MechanismPlan,
+    attempt: AttemptKeys,
+    *,
+    users: Path,
+    store: Store,
+    log: RoundLog,
+    workers: int,
+    devices: Sequence[str] | None,
+) -> tuple[ServerState, dict[str, Any] | None]:
+    """Runs the rounds and puts the result into the backbone.
+
+    Returns:
+      The state after the last round, and what the audit of the mechanism found; None where there is
+      no noise.
+    """
+    from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
+
+    config = context.config
+    mechanism = build_mechanism(plan, **vars(attempt))
+    if config.training.algorithm == "centralized":
+        state = centralized.train(config, backbone, mechanism, users=users, store=store, log=log)
+        _released(config, backbone, state)
+        return state, None
+    trainer = Trainer(config, backbone, mechanism, attempt, users, workers=workers, devices=devices)
+    state = trainer.train(store, log, open_store(context.private("diagnostics")))
+    evidence = trainer.evidence(log, _released(config, backbone, state))
+    return state, None if evidence is None else evidence.model_dump(mode="json")
+
+
+def _released(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:
+    """Puts the weights that are released into the backbone; returns them as they lie there."""
+    variables = trainable_variables(backbone, config.model.trainable)
+    assign_weights(variables, released_weights(config.training.server, state))
+    return np.concatenate([variable.numpy().ravel() for variable in variables])
 
 
 def _check_algorithm(config: RunConfig) -> None:

@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,8 @@ class ClientExamples:
     """uint8 `[examples, size, size, channels]`."""
     labels: np.ndarray
     """int64 `[examples]`, any values that agree inside the client."""
+    place: int = 0
+    """Among all that were sampled in the round, those without examples included."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,11 @@ def client_seed(seed: int, round_index: int, grouping: int, group: int) -> Int64
 
 
 def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
-    """Packs at least one client, and spreads them over workers, the largest first."""
-    sizes = np.array([len(c.labels) for c in clients])
-    loads, parts = np.zeros(workers), [[] for _ in range(workers)]
-    for index in np.argsort(-sizes, kind="stable"):
-        lightest = int(np.argmin(loads))
-        loads[lightest] += sizes[index]
-        parts[lightest].append(clients[index])
+    """Packs at least one client, and deals them to workers in the order of their coins.
+
+    Sizes are not looked at, or one user could send others to a worker whose floats differ.
+    """
+    parts = [[c for c in clients if c.place % workers == number] for number in range(workers)]
     shape = clients[0].images.shape[1:]
 
     def share(part: Sequence[ClientExamples]) -> Share:
@@ -174,6 +174,11 @@ class ParallelRounds(ABC):
     ) -> tuple[Any, Any]:
         """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
 
+    @property
+    def sizes(self) -> list[int]:
+        """Weights of each tensor."""
+        return self._sizes
+
     def _split(self, weights: np.ndarray) -> list[np.ndarray]:
         parts = np.split(weights, np.cumsum(self._sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -182,9 +187,10 @@ class ParallelRounds(ABC):
         """Packs the clients of a round into slabs of bounded size; empty ones contribute zero."""
         waiting: list[ClientExamples] = []
         size = 0
-        for client in clients:
-            if not len(client.labels):
+        for place, sampled in enumerate(clients):
+            if not len(sampled.labels):
                 continue
+            client = replace(sampled, place=place)
             full = len(waiting) == self._slab_units or size + client.images.nbytes > SLAB_BYTES
             if waiting and full:
                 yield self._pack(waiting, round_index)

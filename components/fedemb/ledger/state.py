@@ -136,6 +136,16 @@ class LedgerState:
             if attempt.charged and attempt.commit and attempt.commit.sequence < before
         }
 
+    def simulations(self, *, before: float = math.inf) -> set[str]:
+        """Ids of the simulations that were reserved before a record of the ledger."""
+        return {
+            attempt.reserve.run_id
+            for attempt in self.attempts.values()
+            if attempt.reserve.body["purpose"] == "simulation"
+            and attempt.reserve.sequence < before
+            and not attempt.void
+        }
+
     def charges(self, block: str) -> list[Charge]:
         """What weighs on a block, in order."""
         return [item.charge for item in self.by_block.get(block, []) if item.charged]

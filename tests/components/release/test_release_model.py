@@ -230,6 +230,6 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     header = yaml.safe_load(text.split("---")[1])
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
-    assert words.guarantee_sentence(report["guarantee"]) in text
+    assert words.report_sentence(report) in text
     for line in (*words.LIMITATIONS.values(), *words.ASSUMPTIONS.values()):
         assert line in text
