@@ -49,7 +49,11 @@ _KEEP_RAW = (
     + _SUMS,
 )
 
+SOUND = Mutant(1, "nothing_planted", (), (*_REPLAY, *_PROBE, *_AGAIN, *_COINS))
+"""The control: the copy without a bug must be green."""
+
 MUTANTS = (
+    SOUND,
     # 1-3, 13: clipping
     _one(1, "no_clipping", (_CLIP, _BOUNDED, "clip"), *_REPLAY),
     _one(

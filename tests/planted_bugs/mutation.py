@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TREES = ("components", "pipelines")
+TREES = ("components", "pipelines", "requirements")
 HEAVY = (
     "numpy",
     "scipy.stats",
@@ -35,7 +35,8 @@ HEAVY = (
     "tensorflow",
 )
 """Others' packages that most tests import; never our own."""
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+"""Not `ERROR`: a test that could not begin has caught nothing."""
 _RED = 1
 """Exit code of pytest where a test failed; a bug that keeps tests from being collected has 2."""
 
@@ -99,6 +100,8 @@ def outcome(mutant: Mutant) -> Outcome:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         text = log.read_text(errors="replace")
     found = _FAILED.search(text) if code == _RED else None
+    if not mutant.edits and code == 0:
+        return Outcome("nothing", time.monotonic() - started, text[-3000:])
     return Outcome(found[1] if found else None, time.monotonic() - started, text[-3000:])
 
 

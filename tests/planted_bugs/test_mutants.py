@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.planted_bugs.mutants import MUTANTS
+from tests.planted_bugs.mutants import MUTANTS, SOUND
 from tests.planted_bugs.mutation import REPOSITORY, planted
 
 
@@ -30,6 +30,7 @@ def outcomes(request):
 def test_a_bug_in_the_product_turns_its_tests_red(mutant, outcomes, record_property):
     found = outcomes[mutant.name]
     assert found["caught_by"], found["output"]
+    assert (found["caught_by"] == "nothing") == (mutant is SOUND), found["output"]
     record_property("planted", f"{mutant.name} | {mutant.where} | {found['caught_by']}")
 
 
