@@ -17,17 +17,30 @@ from typing import Any
 import yaml
 
 from fedemb.config import RunConfig
+from fedemb.errors import InputError
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
 from fedemb.step import Step
 
-PIPELINES = (DP_FEDEMB,)
+PIPELINES = (DP_FEDEMB, DP_SGD)
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:
     """The pipeline that runs a configuration."""
-    del config  # as long as there is one
-    return DP_FEDEMB
+    return DP_SGD if config.task == "classification" else DP_FEDEMB
+
+
+def pipeline_named(name: str) -> Pipeline:
+    """The pipeline of a name.
+
+    Raises:
+      InputError: there is none.
+    """
+    found = {pipeline.name: pipeline for pipeline in PIPELINES}
+    if name not in found:
+        raise InputError(f"there is no pipeline {name}; there are {', '.join(found)}")
+    return found[name]
 
 
 @cache

@@ -7,6 +7,9 @@ import pytest
 
 from tests import shapes
 
+# What `configure_threads` gives a step's own process: bits depend on it, and here TensorFlow runs
+# before a step may ask for it.
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 shapes.install()  # before any room is imported
 
 from fedemb import planted_bug_suite  # noqa: E402

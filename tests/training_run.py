@@ -60,8 +60,35 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(tree).updated(changes)
 
 
-def write_users(folder: Path, *, users: int, virtual_clients: int, groupings: int) -> None:
-    """A user store by hand: blobs with noise, two classes and three images a user."""
+def classifier_config(**changes: Any) -> RunConfig:
+    """Three rounds of DP-SGD over about twelve users."""
+    tree = config().model_dump(mode="json") | {
+        "task": "classification",
+        "mechanism": {
+            "kind": "poisson_gaussian",
+            "rounds": 3,
+            "noise_multiplier": 1.0,
+            "sampling_probability": 0.3,
+            "units_per_round": 12,
+        },
+        "training": {
+            "algorithm": "dp_sgd",
+            "parallel_clients": 2,
+            "unit_gradient": {"images_per_unit": 2, "microbatch": 4, "views": 2, "flip": True},
+        },
+    }
+    tree["model"] |= {"backbone": "tanh_cnn", "classes": ["a", "b", "c"]}
+    tree["data"]["source"]["label_scope"] = "global"
+    return RunConfig.model_validate(tree).updated(changes)
+
+
+def write_users(
+    folder: Path, *, users: int, virtual_clients: int, groupings: int, classes: int = 0
+) -> None:
+    """A user store by hand: blobs with noise, three images a user.
+
+    Of two classes, one of them the user's own; or of the first `classes` classes.
+    """
     from array_record.python.array_record_module import ArrayRecordWriter
 
     folder.mkdir(parents=True)
@@ -73,6 +100,8 @@ def write_users(folder: Path, *, users: int, virtual_clients: int, groupings: in
         blobs = random.integers(0, 256, (3, SIZE, SIZE, 1), np.uint8)
         images = tuple(encode_png(blob) for blob in blobs)
         labels = (int(key >> np.uint64(2)), int(key >> np.uint64(2)), 7)
+        if classes:
+            labels = tuple(int(n) for n in random.integers(0, classes, 3))
         writer.write(encode_user(UserRecord(int(key), images, labels)))
     writer.close()
     counts = np.full(users, 3, np.uint32)
@@ -118,9 +147,11 @@ class ReadyRun:
 
     def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
         """Runs the step."""
-        from fedemb.steps.train_dp_fedemb import train
+        from fedemb.steps.train_dp_fedemb import train as embeddings
+        from fedemb.steps.train_dp_sgd import train as classifier
 
-        return train.run(self.context(run_config))
+        step = classifier if self.config.task == "classification" else embeddings
+        return step.run(self.context(run_config))
 
 
 def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
@@ -138,6 +169,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         users=users,
         virtual_clients=settings.partition.virtual_clients,
         groupings=settings.partition.groupings,
+        classes=len(settings.model.classes),
     )
     key = commitment_key(open_key_store(str(root / "keys")), settings.policy.policy_id)
     digest = tree_digest(ready.private / "users")
@@ -190,13 +222,13 @@ def main(folder: str, *times: str) -> None:
     """See the module."""
     import tensorflow  # noqa: F401  (before the forks)
 
-    from fedemb.steps.train_dp_fedemb import train
+    from fedemb.training import attempt
 
     settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
     ready = ReadyRun(Path(folder), settings)
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
-    train.code_digest = lambda _config: reserved
+    attempt.code_digest = lambda _config: reserved
     statuses = [_kill_after(ready, float(seconds)) for seconds in times]
     last = _kill_after(ready, None)
     sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")

@@ -18,7 +18,7 @@ from fedemb.config import ModelConfig, RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import encode_example
-from fedemb.steps.evaluate_embeddings.measure import Subjects
+from fedemb.evaluation.held_out import Subjects
 
 _USERS_PER_TASK = 64
 

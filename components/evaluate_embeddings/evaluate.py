@@ -15,21 +15,22 @@ import numpy as np
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest
-from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
-from fedemb.embedding.loading import load_backbone
+from fedemb.embedding.inference import embed
+from fedemb.evaluation.held_out import (
+    Subjects,
+    apply_models,
+    models_of_run,
+    train_without_privacy,
+)
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
-from fedemb.steps.evaluate_embeddings.embed import embed_users
 from fedemb.steps.evaluate_embeddings.page import write_utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
 from fedemb.storage import local_tree
-
-UNTRAINED_SEED = 7919
-"""Added to the training seed: the untrained backbone shares no weight with the trained one."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +57,22 @@ def run(context: StepContext) -> dict[str, Any]:
     model = read_model(context)
     read_users(context)
     read_start(context)
-    backbones = _backbones(config, artifacts)
+    backbones = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
     context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
     with local_tree(context.private("evaluation")) as folder:
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
-            backbones["centralized"] = _train_centralized(context)
+            with local_tree(context.private("users")) as users:
+                backbones["centralized"] = train_without_privacy(
+                    config, artifacts.pretrained, users
+                )
         if context.beam_options:
             from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
 
             subjects, embeddings = embed_users_beam(store, backbones, config, context.beam_options)
         else:
-            subjects, embeddings = embed_users(store, backbones, config)
+            subjects, embeddings = apply_models(store, backbones, config, embed)
         fields: dict[str, Any] = {
             "run_id": run_id,
             "config_sha": config_digest(config, "evaluation"),
@@ -93,41 +97,8 @@ def run(context: StepContext) -> dict[str, Any]:
     return write_signed(artifacts.utility_report, report, signer).json
 
 
-def _backbones(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
-    from fedemb.embedding import build_backbone
-
-    backbones = {
-        "model": load_backbone(artifacts.model / "backbone.keras", config.model),
-        "public_backbone": load_backbone(artifacts.pretrained / "backbone.keras", config.model),
-    }
-    if config.pretraining.kind != "none":
-        seed = config.training.seed + UNTRAINED_SEED
-        backbones["untrained"] = build_backbone(config.model, seed)
-    return backbones
-
-
-def _train_centralized(context: StepContext) -> Any:
-    """Trains the baseline without privacy, from the same public start. Simulations only."""
-    from fedemb.data.client_data import load_examples
-    from fedemb.embedding import train_centralized
-
-    config = context.config
-    backbone = load_backbone(context.artifacts.pretrained / "backbone.keras", config.model)
-    with local_tree(context.private("users")) as folder:
-        store = UserStore(folder)
-        images, labels = load_examples(
-            store,
-            np.arange(len(store)),
-            max_examples=int(store.image_counts.sum()),
-            image_size=config.model.image_size,
-            channels=config.model.channels,
-        )
-    epochs = config.evaluation.centralized_epochs
-    return train_centralized(backbone, images, labels, config.training, epochs=epochs)
-
-
 def _measure_all(
-    config: RunConfig, subjects: m.Subjects, embeddings: dict[str, np.ndarray]
+    config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """The measured part of the report."""
     names = ("public_backbone", "untrained", "centralized")

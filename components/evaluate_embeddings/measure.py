@@ -12,6 +12,7 @@ from fedemb.config import EvaluationConfig
 from fedemb.documents.utility import SubgroupName, rate_name
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
+from fedemb.evaluation.held_out import Subjects
 from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
 from fedemb.evaluation.retrieval import Retrieval, retrieve
 
@@ -20,43 +21,6 @@ MIN_SUBGROUP_IDENTITIES = 10
 ROC_POINTS = 120
 _SEED = 20221121
 """Of the bootstrap: fixed, so that two reports on the same identities can be paired."""
-
-
-@dataclass(frozen=True)
-class Subjects:
-    """Who is measured: one entry per image.
-
-    Attributes:
-      labels: int64 [n] classes.
-      users: uint64 [n] owners.
-      subgroups: str [n]; empty where none is named.
-    """
-
-    labels: np.ndarray
-    users: np.ndarray
-    subgroups: np.ndarray
-
-    @property
-    def clusters(self) -> np.ndarray:
-        """What the bootstrap resamples: users where a class has one owner, else classes."""
-        pairs = np.unique(np.stack([self.labels, self.users.view(np.int64)]), axis=1)
-        owned = len(pairs[0]) == len(np.unique(self.labels))
-        return self.users if owned else self.labels
-
-    @property
-    def identity_kind(self) -> str:
-        """`user` or `class`: what `clusters` holds."""
-        return "user" if self.clusters is self.users else "class"
-
-    @property
-    def measurable(self) -> bool:
-        """Two classes, one of them with two images: less has no pair of each kind."""
-        sizes = np.unique(self.labels, return_counts=True)[1]
-        return len(sizes) >= 2 and int(sizes.max()) >= 2
-
-    def take(self, use: np.ndarray) -> Subjects:
-        """The images where `use` is true."""
-        return Subjects(self.labels[use], self.users[use], self.subgroups[use])
 
 
 @dataclass(frozen=True)

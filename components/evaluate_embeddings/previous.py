@@ -14,10 +14,11 @@ from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import read
 from fedemb.documents.model import ModelCard
 from fedemb.documents.utility import embedding_space_id
+from fedemb.embedding.inference import embed
 from fedemb.embedding.loading import load_backbone
-from fedemb.errors import ArtifactError, FedEmbError
-from fedemb.steps.evaluate_embeddings.embed import embed_users
-from fedemb.steps.evaluate_embeddings.measure import Subjects, differences, measure
+from fedemb.errors import FedEmbError
+from fedemb.evaluation.held_out import Subjects, apply_models, backbone_of_release
+from fedemb.steps.evaluate_embeddings.measure import differences, measure
 from fedemb.storage import local_tree
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def compare_with_previous(
     """
     uri = str(config.evaluation.previous_release)
     with local_tree(uri) as bundle:
-        path = _backbone_of(bundle)
+        path = backbone_of_release(bundle)
         old_sha = _weights_sha(path)
         try:
             backbone = load_backbone(path, config.model)
@@ -51,7 +52,7 @@ def compare_with_previous(
             _log.warning("the previous release is not comparable: %s", error)
             figures = ("old_embedding_space_id", "old", "new_against_old", "change")
             return {"old_model_sha": old_sha, **dict.fromkeys(figures)}
-        _, old = embed_users(store, {"old": backbone}, config)
+        _, old = apply_models(store, {"old": backbone}, config, embed)
     new = measure(subjects, embeddings, config.evaluation)
     before = measure(subjects, old["old"], config.evaluation)
     crossed = measure(subjects, embeddings, config.evaluation, gallery=old["old"])
@@ -62,16 +63,6 @@ def compare_with_previous(
         "new_against_old": crossed.to_json(),
         "change": differences(new, before),
     }
-
-
-def _backbone_of(bundle: Path) -> Path:
-    found = sorted(bundle.rglob("*.keras"))
-    if not found:
-        raise ArtifactError(
-            "the previous release holds no .keras file; point evaluation.previous_release to a "
-            "bundle that release_model wrote, or leave it out"
-        )
-    return found[0]
 
 
 def _weights_sha(path: Path) -> str:

@@ -48,6 +48,12 @@ SEND_SECONDS_IN_ALL = 15.0
 _log = logging.getLogger(__name__)
 _NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
 
+OF_TASK = {
+    "embedding": ("dp-fedemb", "train_dp_fedemb", "evaluate_embeddings"),
+    "classification": ("dp-sgd", "train_dp_sgd", "evaluate_classifier"),
+}
+"""`RunConfig.task` -> the pipeline that runs it, and its steps that train and evaluate."""
+
 Artifacts = Mapping[str, str | None]
 """Artifact name to digest or keyed commitment; None where it has neither."""
 
@@ -67,6 +73,7 @@ def write(
     run_id: str,
     steps: Iterable[StepLineage],
     *,
+    pipeline: str,
     config_sha: str,
     code_sha: str | None,
     time: datetime | None = None,
@@ -80,6 +87,7 @@ def write(
       path: JSON-lines file; one that is there is replaced.
       run_id: name of the run, parent of all its steps.
       steps: in the order they ran.
+      pipeline: whose steps they are.
       config_sha: digest of the configuration.
       code_sha: digest of the code; None leaves it out.
       time: of the events; None takes the clock.
@@ -93,7 +101,7 @@ def write(
     when = (time or datetime.now(UTC)).isoformat()
     shas = {"config_sha": config_sha, "code_sha": code_sha, "run_id": run_id}
     tags = {key: value for key, value in shas.items() if value is not None}
-    lines = [Serde.to_json(_event(run_id, step, when, tags)) + "\n" for step in steps]
+    lines = [Serde.to_json(_event(run_id, pipeline, step, when, tags)) + "\n" for step in steps]
     write_bytes(path, "".join(lines).encode())
 
 
@@ -145,7 +153,9 @@ def _send(url: str, read: Callable[[], bytes]) -> str:
     return ""
 
 
-def _event(run_id: str, step: StepLineage, when: str, tags: Mapping[str, str]) -> RunEvent:
+def _event(
+    run_id: str, pipeline: str, step: StepLineage, when: str, tags: Mapping[str, str]
+) -> RunEvent:
     from openlineage.client.event_v2 import (
         InputDataset,
         Job,
@@ -166,7 +176,7 @@ def _event(run_id: str, step: StepLineage, when: str, tags: Mapping[str, str]) -
 
     parent = parent_run.ParentRunFacet(
         run=parent_run.Run(runId=_uuid(run_id)),
-        job=parent_run.Job(namespace=NAMESPACE, name="dp-fedemb"),
+        job=parent_run.Job(namespace=NAMESPACE, name=pipeline),
     )
     tagged = tags_run.TagsRunFacet(
         tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
@@ -209,6 +219,7 @@ def steps_of(
       released: whether a release follows. It has no digest here: it contains the lineage.
     """
     files = evidence.model_files
+    _, train, evaluate = OF_TASK[evidence.config.task]
     plan = {"privacy_plan": evidence.plan.sha}
     reservation = {"reservation": evidence.reservation.sha}
     private = {
@@ -229,12 +240,12 @@ def steps_of(
             "partition_users", {"raw_images": None, **reservation}, {**private, **manifest}
         ),
         StepLineage(
-            "train_dp_fedemb",
+            train,
             {"users": private["users"], **plan, **reservation, **pretrained},
             model,
         ),
         StepLineage(
-            "evaluate_embeddings",
+            evaluate,
             {"evaluation_identities": private["evaluation_identities"], **model, **pretrained},
             utility,
         ),
@@ -284,7 +295,14 @@ def write_run(
     )
     reserved = evidence.reservation.body
     code_sha = None if denied else reserved.code_sha
-    write(path, reserved.run_id, steps, config_sha=evidence.config_sha, code_sha=code_sha)
+    write(
+        path,
+        reserved.run_id,
+        steps,
+        pipeline=OF_TASK[evidence.config.task][0],
+        config_sha=evidence.config_sha,
+        code_sha=code_sha,
+    )
     return steps
 
 

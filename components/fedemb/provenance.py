@@ -28,6 +28,8 @@ DECIDES_PRIVACY = (
     "steps/partition_users",
     "steps/reserve_budget",
     "steps/train_dp_fedemb",
+    "steps/train_dp_sgd",
+    "training",
 )
 """What samples, clips, adds noise, prices, reserves or decides which user is in which client."""
 

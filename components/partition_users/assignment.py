@@ -65,6 +65,8 @@ class Assigner:
         self._has_cohorts = columns.cohort is not None
         self._cohorts = frozenset(config.partition.cohorts)
         self._shared = config.data.source.label_scope == "global" and columns.label is not None
+        named = map(canonical_text, config.model.classes)
+        self._classes = {name: number for number, name in enumerate(named)}
         evaluation = config.partition.evaluation
         self._by_hash = evaluation if isinstance(evaluation, EvaluationByHash) else None
         self._values: set[str | None] = set()
@@ -87,8 +89,12 @@ class Assigner:
         if self._by_hash is None:
             user_held = class_held = canonical_text(value) in self._values
         dropped = ""
+        if self._classes:  # users are held out, classes never: the list is public
+            class_id, class_held = self._classes.get(label, -1), user_held
         if forgotten:
             dropped = "dropped_forgotten"
+        elif class_id == -1 and self._classes:
+            dropped = "dropped_unlisted_class"
         elif self._shared and user_held != class_held:
             dropped = "dropped_cross_split"
         elif not user_held and not may_train:

@@ -33,6 +33,7 @@ LEFT_OUT = {
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",
+    "dropped_unlisted_class": "class that model.classes does not list",
     "dropped_cross_split": "training user with a held-out class, or the reverse",
     "dropped_other_cohort": "cohort not in partition.cohorts",
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
@@ -104,6 +105,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
             users=len(sizes),
             evaluation=len(census.held_out_sizes),
             shared=_shared_classes(config, census),
+            classes=census.classes,
         ),
         "bad": bad,
         "left_out": left_out,
@@ -123,7 +125,14 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
 
 
 def _problems(
-    config: RunConfig, *, rows: int, fraction: float, users: int, evaluation: int, shared: int
+    config: RunConfig,
+    *,
+    rows: int,
+    fraction: float,
+    users: int,
+    evaluation: int,
+    shared: int,
+    classes: int,
 ) -> list[str]:
     problems = []
     if rows == 0:
@@ -146,12 +155,18 @@ def _problems(
             f"{shared:,} classes are in training and in evaluation, as users or classes cross the "
             "values of partition.evaluation; choose another column, or hold out by hash."
         )
+    listed = len(config.model.classes)
+    if rows and classes < listed:
+        problems.append(
+            f"{listed - classes} of the {listed} classes of model.classes have no image; mend the "
+            "labels, or list the classes there are."
+        )
     return problems
 
 
 def _shared_classes(config: RunConfig, census: Census) -> int:
     """Classes on both sides, where a named column decides the split."""
-    by_value = config.partition.evaluation.by == "value"
+    by_value = config.partition.evaluation.by == "value" and not config.model.classes
     return census.shared_classes if by_value and config.data.source.label_scope == "global" else 0
 
 

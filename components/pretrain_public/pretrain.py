@@ -16,6 +16,7 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
+from fedemb.embedding.classifier import with_head, without_head
 from fedemb.embedding.whitened import fit_constants
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.keys import KeyStore
@@ -39,6 +40,7 @@ ALLOWED_LAYERS = frozenset(
         "DepthwiseConv2D",
         "Flatten",
         "Functional",
+        "GainConv2D",
         "GlobalAveragePooling2D",
         "GlobalMaxPooling2D",
         "GroupNormalization",
@@ -53,11 +55,14 @@ ALLOWED_LAYERS = frozenset(
         "Rescaling",
         "Reshape",
         "SeparableConv2D",
+        "Scattering",
         "Sequential",
         "Softmax",
         "StandardizedConv2D",
         "UnitNormalization",
         "ZeroPadding2D",
+        "fedemb>GainConv2D",
+        "fedemb>Scattering",
         "fedemb>StandardizedConv2D",
     }
 )
@@ -123,6 +128,8 @@ def _train(
             "of each; name a larger one, or pretraining.kind: none"
         )
     _LOG.info("%s pretraining on %d public images", pretraining.kind, len(images))
+    if model.classes:  # the public classes are others, so the head waits
+        backbone = without_head(backbone)
     loss = 0.0
     if backbone.trainable_variables:
         loss = pretrain(backbone, images, labels, pretraining, seed=seed)
@@ -177,7 +184,8 @@ def import_backbone(path: Path, model: ModelConfig) -> Any:
             f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
             f"backbone of {', '.join(sorted(ALLOWED_LAYERS))}"
         )
-    return load_backbone(path, model)
+    backbone = load_backbone(path, model.model_copy(update={"classes": ()}))
+    return with_head(backbone, model) if model.classes else backbone
 
 
 def _layer_classes(config: Any) -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 
+from fedemb.config import RunConfig
 from fedemb.documents.evidence import Evidence
-from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.ledger import Ledger
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.privacy_report_words import (
@@ -32,16 +33,18 @@ def model_card(
     """
     config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
     waivers = [ledger.chain.records[item.sequence] for item in report.approvals]
+    classes = config.model.classes
+    outputs = "probabilities" if classes else "embeddings"
     header = {
         "name": name,
         "version": version,
         "library_name": "keras",
-        "pipeline_tag": "image-feature-extraction",
+        "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
         "license": config.pretraining.licence,
-        "tags": ["differential-privacy", "user-level", "embedding"],
+        "tags": ["differential-privacy", f"{report.unit.unit}-level", config.task],
         "epsilon": accounting.epsilon,
         "delta": accounting.delta,
-        "privacy_unit": "user",
+        "privacy_unit": report.unit.unit,
         "cumulative_epsilon": cumulative.max_block_epsilon,
         "epsilon_cap": cumulative.cap,
         "audit_level": report.setting.recurring.audit_level,
@@ -53,9 +56,10 @@ def model_card(
     lines += [
         f"# {name} {version}",
         "",
-        f"Image embeddings of length {model.embedding_dim} from a `{model.backbone}` backbone, for "
+        f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
-        f"{'s' if model.channels > 1 else ''}. Trained with user-level differential privacy.",
+        f"{'s' if model.channels > 1 else ''}. Trained with {report.unit.unit}-level differential "
+        "privacy.",
         "",
         "## Privacy",
         "",
@@ -85,9 +89,7 @@ def model_card(
         "",
         utility_sentence(evidence.utility.body),
         "",
-        "Embeddings of different releases do not compare: the space of this one is "
-        f"`{report.utility.embedding_space_id[:16]}`. Embed stored images again after "
-        "an upgrade.",
+        _of_outputs(config, report),
         "",
         "## Use",
         "",
@@ -98,7 +100,7 @@ def model_card(
         f"{config.data.max_pixels})",
         'pixels = reader.read(open("photo.jpg", "rb").read())',
         'model = tf.saved_model.load("saved_model").signatures["serving_default"]',
-        'embeddings = model(images=tf.constant(pixels[None]))["embeddings"]',
+        f'{outputs} = model(images=tf.constant(pixels[None]))["{outputs}"]',
         "```",
         "",
         "## Public start",
@@ -117,3 +119,19 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _what(config: RunConfig) -> str:
+    if config.model.classes:
+        return f"Classifier of {len(config.model.classes)} classes on"
+    return f"Image embeddings of length {config.model.embedding_dim} from"
+
+
+def _of_outputs(config: RunConfig, report: PrivacyReport) -> str:
+    if isinstance(report.utility, UsefulClassifier):
+        return f"Classes, in the order of the outputs: {', '.join(config.model.classes)}."
+    return (
+        "Embeddings of different releases do not compare: the space of this one is "
+        f"`{report.utility.embedding_space_id[:16]}`. Embed stored images again after "
+        "an upgrade."
+    )

@@ -1,8 +1,9 @@
-"""The model as TensorFlow Serving takes it: pixels in, unit embeddings out."""
+"""The model as TensorFlow Serving takes it: pixels in, embeddings or probabilities out."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +56,8 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """Writes a SavedModel with one signature `serving_default`.
 
     Input `images`: uint8 `[n, size, size, channels]`, as `data/photos.py` reads them; no graph
-    decodes a file as training did. Output `embeddings`: float32 `[n, dim]`, rows of unit length.
+    decodes a file as training did. Output `embeddings`: float32 `[n, dim]`, rows of unit length; of
+    a classifier `probabilities`: float32 `[n, classes]`, rows that sum to 1.
     """
     import tensorflow as tf
 
@@ -82,7 +84,10 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
                 preprocess(images),
                 training=False,
             )
-            return {"embeddings": tf.math.l2_normalize(tf.cast(output, tf.float32), axis=1)}
+            output = tf.cast(output, tf.float32)
+            if model.classes:
+                return {"probabilities": tf.nn.softmax(output)}
+            return {"embeddings": tf.math.l2_normalize(output, axis=1)}
 
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
@@ -98,10 +103,13 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
     Raises:
       Refused: they do not.
     """
+    from fedemb.embedding.classifier import classify
+    from fedemb.embedding.inference import embed
     from fedemb.embedding.released import PARITY, ReleasedModel, require_parity, write_parity
 
     reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
-    write_parity(bundle / PARITY, backbone, reader)
+    compute = classify if config.model.classes else embed
+    write_parity(bundle / PARITY, partial(compute, backbone), reader)
     shipped = bundle / "preprocessing.py"
     write_bytes(shipped, Path(photos.__file__).read_bytes())
     released = ReleasedModel(bundle)

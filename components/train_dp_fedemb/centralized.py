@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.embedding.central import train_centralized
 from fedemb.embedding.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
-from fedemb.steps.train_dp_fedemb import checkpoint
-from fedemb.steps.train_dp_fedemb.checkpoint import Progress
-from fedemb.steps.train_dp_fedemb.rounds import RoundLog
-from fedemb.storage import Store
+from fedemb.training import checkpoint
+from fedemb.training.checkpoint import Progress
+from fedemb.training.trainer import Attempt
 
 
 def require_no_privacy(config: RunConfig) -> None:
@@ -49,28 +47,22 @@ def require_no_privacy(config: RunConfig) -> None:
             )
 
 
-def train(
-    config: RunConfig, backbone: Any, mechanism: Any, *, users: Path, store: Store, log: RoundLog
-) -> ServerState:
+def train(attempt: Attempt) -> ServerState:
     """Trains, or takes the result of an earlier trainer of this attempt from its record.
 
     Args:
-      config: of the run.
-      backbone: where training starts; changed.
-      mechanism: `privacy.queries.Mechanism` of the attempt, which has no noise.
-      users: local folder of the users.
-      store: working state of the attempt.
-      log: its round records.
+      attempt: its mechanism has no noise; its backbone is changed.
 
     Returns:
       The state after the only round.
     """
     from fedemb.privacy.queries import RoundOutput
 
+    config, backbone, log = attempt.config, attempt.backbone, attempt.log
     start = _flat(backbone)
     record = log.read(0)
     if record is None:
-        pile = UserStore(users)
+        pile = UserStore(attempt.users)
         images, labels = load_examples(
             pile,
             np.arange(len(pile)),
@@ -82,12 +74,13 @@ def train(
         train_centralized(backbone, images, labels, config.training, epochs=epochs)
         moved = _flat(backbone) - start
         digest = hashlib.sha256(moved.tobytes()).hexdigest()
-        record = log.commit(0, mechanism, RoundOutput(moved, mechanism.plan.round_event, digest))
+        output = RoundOutput(moved, attempt.mechanism.plan.round_event, digest)
+        record = log.commit(0, attempt.mechanism, output)
     server = config.training.server
     state = replace(initial_state(server, start), weights=start + record.mean, rounds=1)
     shares = 1.0 - np.array(decays(server), np.float32)[:, None]
     state = replace(state, averages=shares * state.weights)  # the average is of one round
-    checkpoint.save(store, log.inputs_sha, Progress(state, record.mechanism_state))
+    checkpoint.save(attempt.store, log.inputs_sha, Progress(state, record.mechanism_state))
     return state
 
 

@@ -231,12 +231,21 @@ def compile_(
         list[str] | None,
         typer.Option(help="NAME=REF@sha256:... for light, cpu and trainer; may be given often."),
     ] = None,
+    pipeline: Annotated[
+        str, typer.Option(help="dp-fedemb for embeddings, dp-sgd for classifiers.")
+    ] = "dp-fedemb",
 ) -> None:
-    """Compile the pipeline for a cluster and check the result."""
+    """Compile a pipeline for a cluster and check the result."""
     from fedemb.documents.artifacts import file_digest
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.steps import pipeline_named
 
-    compile_pipeline(output, profile=profile or ["cpu"], images=parse_images(image or []))
+    compile_pipeline(
+        output,
+        profile=profile or ["cpu"],
+        images=parse_images(image or []),
+        pipeline=pipeline_named(pipeline),
+    )
     typer.echo(f"wrote {output}, sha256 {file_digest(output)}")
 
 

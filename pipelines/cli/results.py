@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedemb.documents.fields import Interval
+from fedemb.documents.utility import AnyUtility
 from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
 
@@ -12,7 +14,7 @@ HEADER = (
     "run",
     "users",
     "epsilon",
-    "recall@FAR of the model",
+    "recall@FAR, or top-1, of the model",
     "public start",
     "untrained",
     "centralized",
@@ -24,8 +26,9 @@ HEADER = (
 def results_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a Markdown table, one row per run.
 
-    Recall is at the headline false accept rate, on identities that never trained, with its 95 %
-    interval. The epsilon of a simulation is a projection to the largest certified population.
+    Figures are on people who never trained, with 95 % intervals: recall at the headline false
+    accept rate, or a classifier's top-1. The epsilon of a simulation is a projection to the largest
+    certified population.
 
     Raises:
       InputError: a run has not been evaluated.
@@ -35,22 +38,20 @@ def results_table(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def _row(run: RunDirectory) -> tuple[str, ...]:
-    utility = run.document("utility_report")
+    utility = run.utility()
     plan = run.document("privacy_plan")
     if utility is None or plan is None:
         raise InputError(f"run {run.run_id} has no utility report; finish it with --resume")
     config = run.config()
-    far = f"{config.evaluation.false_accept_rates[0]:g}"
     population, epsilon = price(config.purpose, plan)
-    others = (utility[name] for name in ("public_backbone", "untrained", "centralized"))
+    models = ("model", "public_backbone", "untrained", "centralized")
     seconds = sum(run.read_state().get("seconds", {}).values())
     return (
         run.run_id,
         population,
         epsilon,
-        _recall(utility, far),
-        *(_recall(other, far) for other in others),
-        _drop(utility, far),
+        *(_figure(utility.headline(name)) for name in models),
+        _drop(utility),
         f"{seconds:.0f}",
     )
 
@@ -68,20 +69,14 @@ def price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
     return f"{largest['population']:,} (projected)", price
 
 
-def _drop(utility: Mapping[str, Any], far: str) -> str:
-    """How much of the centralized baseline's recall is lost, relative."""
-    if not utility["utility_drop"]:
+def _drop(utility: AnyUtility) -> str:
+    """How much of the centralized baseline's figure is lost, relative."""
+    gain, whole = utility.difference("centralized"), utility.headline("centralized")
+    if gain is None or whole is None:
         return "-"
-    lost, whole = (
-        utility["utility_drop"][far],
-        utility["centralized"]["recall_at_far"][far]["value"],
-    )
-    low, high = (f"{100 * lost[end] / whole:.0f}" for end in ("low", "high"))
-    return f"{100 * lost['value'] / whole:.0f} % [{low}, {high}]"
+    lost = (-100 * part / whole.value for part in (gain.value, gain.high, gain.low))
+    return "{:.0f} % [{:.0f}, {:.0f}]".format(*lost)
 
 
-def _recall(measured: Mapping[str, Any] | None, far: str) -> str:
-    if not measured or not measured.get("recall_at_far"):
-        return "-"
-    found = measured["recall_at_far"][far]
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+def _figure(found: Interval | None) -> str:
+    return "-" if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"

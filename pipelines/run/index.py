@@ -8,6 +8,7 @@ from typing import Any
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import Written, read
+from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
@@ -63,7 +64,7 @@ def render_index(run: RunDirectory) -> str:
         run_id=run.run_id,
         purpose=config.purpose,
         headline=_headline(run, config.purpose, lines.get("release", "none"), gain),
-        gained=gain is None or gain["low"] > 0,
+        gained=gain is None or gain.low > 0,
         time=report["time"] if report else None,
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
@@ -88,22 +89,21 @@ def render_index(run: RunDirectory) -> str:
     )
 
 
-def _gain(run: RunDirectory) -> dict[str, float] | None:
-    """Recall of the model less that of the public start, at the first false accept rate."""
-    utility = run.document("utility_report") or {}
-    public = utility.get("public_backbone")
-    return next(iter(public["difference"].values())) if public else None
+def _gain(run: RunDirectory) -> Interval | None:
+    """The headline figure of the model less that of the public start."""
+    utility = run.utility()
+    return utility and utility.difference("public_backbone")
 
 
-def _headline(run: RunDirectory, purpose: str, release: str, gain: dict[str, float] | None) -> str:
+def _headline(run: RunDirectory, purpose: str, release: str, gain: Interval | None) -> str:
     """How the run ended, in one line."""
     report = run.document("privacy_report")
     if release.startswith("refused: "):
         return f"Refused: {release.removeprefix('refused: ')}"
     points = ""
     if gain is not None:
-        points = f", {100 * gain['value']:+.1f} points over the public start"
-        if gain["low"] <= 0 <= gain["high"]:
+        points = f", {100 * gain.value:+.1f} points over the public start"
+        if gain.low <= 0 <= gain.high:
             points += ", which may be chance"
     if purpose == "simulation":
         return f"Simulation: nothing is released{points}"
@@ -141,7 +141,7 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
     path = run.output(name)
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
-        "utility_report": "Verification and retrieval on identities that never trained.",
+        "utility_report": "How well the model does on people who never trained.",
         "audit_report": audit_sentence(read(path, AuditReport).body)
         if path is not None and name == "audit_report"
         else "",

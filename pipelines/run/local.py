@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemb.config import RunConfig
-from fedemb.documents.document import read
-from fedemb.documents.utility import UtilityReport
 from fedemb.errors import FedEmbError
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
@@ -33,7 +31,7 @@ from fedemb.storage import open_store
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
-ROUND = re.compile(r"INFO [\w.]*?\.(train\w+)[\w.]*: (round .*)")
+ROUND = re.compile(r"INFO fedemb\.training[\w.]*: (round .*)")
 
 
 class View(Protocol):
@@ -137,7 +135,7 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
         step = event["step"]
         match event["kind"]:
             case "step_started":
-                stop.pid = event["pid"]
+                stop.pid, stop.step = event["pid"], step
                 view.started(step)
             case "step_finished":
                 stop.pid = None
@@ -149,7 +147,7 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 view.failed(step, event["message"])
         return event["kind"]
     elif found := ROUND.search(line):
-        view.progress(found.group(1), found.group(2))
+        view.progress(stop.step, found.group(1))
     elif found := WARNING.search(line):
         view.warned(found.group(1))
     return None
@@ -161,6 +159,8 @@ class _StopOnInterrupt:
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self.child = child
         self.pid: int | None = None
+        self.step = ""
+        """The step that started last."""
         self.requested = False
 
     def __enter__(self) -> None:
@@ -250,14 +250,14 @@ def _stated(epsilon: float | None) -> str:
 
 
 def _utility(run: RunDirectory) -> str:
-    path = run.output("utility_report")
-    if path is None:
+    report = run.utility()
+    if report is None:
         return "not measured"
     store = open_store(run.stores()["ledger"])
     policy = run.config().policy.policy_id
     looks = len(open_ledger(store.uri, policy, trust=read_trust(store)).state.looks)
     return (
-        f"{utility_sentence(read(path, UtilityReport).body)} Measurements on these people so far, "
+        f"{utility_sentence(report)} Measurements on these people so far, "
         f"under policy {policy}: {looks}."
     )
 

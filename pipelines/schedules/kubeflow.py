@@ -21,10 +21,15 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.load import Loaded
-from fedemb.pipelines.schedules.package import check_package, resumed, run_arguments
+from fedemb.pipelines.schedules.package import (
+    check_package,
+    check_runs,
+    pipeline_name,
+    resumed,
+    run_arguments,
+)
 from fedemb.pipelines.schedules.schedule import as_utc
-
-PIPELINE = "dp-fedemb"
+from fedemb.pipelines.steps import PIPELINES
 
 
 class Kubeflow:
@@ -109,12 +114,13 @@ class Kubeflow:
           resume: id of a crashed run that this one continues: its reservation, its rounds.
 
         Raises:
-          ConfigError: the package breaks a rule, or a store is not named.
+          ConfigError: the package breaks a rule or does not run this task, or a store is not named.
           StorageError: the API does not answer or refuses.
         """
         check_package(package)
+        check_runs(package, config)
         arguments = run_arguments(config, beam_options)
-        name = f"{PIPELINE} {config.release.name}"
+        name = f"{pipeline_name(package)} {config.release.name}"
         with tempfile.TemporaryDirectory() as folder:
             if resume is not None:
                 package = resumed(package, resume, Path(folder))
@@ -134,8 +140,14 @@ class Kubeflow:
         return run.run_id
 
     def version_names(self) -> dict[str, str]:
-        """Id -> name of every version of our pipeline in this namespace."""
-        pipeline_id = self._pipeline()
+        """Id -> name of every version of our pipelines in this namespace."""
+        return {
+            version_id: name
+            for pipeline in PIPELINES
+            for version_id, name in self._versions(self._pipeline(pipeline.name)).items()
+        }
+
+    def _versions(self, pipeline_id: str | None) -> dict[str, str]:
         if pipeline_id is None:
             return {}
         return {
@@ -147,15 +159,15 @@ class Kubeflow:
 
     def _version(self, package: Path) -> tuple[str, str]:
         """Id of the pipeline and of the version with this content, uploaded if need be."""
-        name = version_name(package)
-        pipeline_id = self._pipeline()
+        pipeline, name = pipeline_name(package), version_name(package)
+        pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():
                 model = self._client.api_models.V2beta1Pipeline
-                wanted = model(name=PIPELINE, display_name=PIPELINE, namespace=self.namespace)
+                wanted = model(name=pipeline, display_name=pipeline, namespace=self.namespace)
                 pipelines = self._client.pipelines
                 pipeline_id = pipelines.pipeline_service_create_pipeline(wanted).pipeline_id
-        for version_id, found in self.version_names().items():
+        for version_id, found in self._versions(pipeline_id).items():
             if found == name:
                 return pipeline_id, version_id
         with self._call():
@@ -164,9 +176,9 @@ class Kubeflow:
             )
         return pipeline_id, version.pipeline_version_id
 
-    def _pipeline(self) -> str | None:
-        """Id of our pipeline in this namespace; one that is shared by all is not ours."""
-        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": PIPELINE}
+    def _pipeline(self, name: str) -> str | None:
+        """Id of a pipeline of ours in this namespace; one that is shared by all is not ours."""
+        equal = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         found = self._pages(
             "list_pipelines",
             "pipelines",
@@ -212,7 +224,7 @@ class Kubeflow:
 
 def version_name(package: Path) -> str:
     """Name of the version that holds this package's content."""
-    return f"{PIPELINE}-{file_digest(package)[:16]}"
+    return f"{pipeline_name(package)}-{file_digest(package)[:16]}"
 
 
 def _rfc3339(moment: datetime) -> str:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
-from fedemb.pipelines.schedules.package import check_package, run_arguments
+from fedemb.pipelines.schedules.package import check_package, check_runs, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
 
 
@@ -82,6 +82,7 @@ def load_schedule(file: Path) -> Loaded:
     config = load_config(source).updated(schedule.overrides)
     package = file.parent / schedule.package.path
     check_package(package, schedule.package.sha256)
+    check_runs(package, config)
     _ = run_arguments(config, schedule.beam_options)
     return Loaded(schedule, config, package, cost_of(schedule, config))
 

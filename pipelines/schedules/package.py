@@ -13,6 +13,7 @@ from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.rules import SECRET_VALUES
 from fedemb.pipelines.run.load_config import BUILTIN
+from fedemb.pipelines.steps import pipeline_of
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 
@@ -41,6 +42,25 @@ def check_package(package: Path, sha256: str | None = None) -> None:
         ) from None
     if problems:
         raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
+
+
+def pipeline_name(package: Path) -> str:
+    """Name of the pipeline that was compiled."""
+    return next(yaml.safe_load_all(package.read_text()))["pipelineInfo"]["name"]
+
+
+def check_runs(package: Path, config: RunConfig) -> None:
+    """Refuses a package that is not the pipeline of a configuration: it would charge and then fail.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    wanted, found = pipeline_of(config).name, pipeline_name(package)
+    if found != wanted:
+        raise ConfigError(
+            f"package {package.name} is the pipeline {found}, and task={config.task} is run by "
+            f"{wanted}; compile it with `fedemb compile --pipeline {wanted}`"
+        )
 
 
 def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -27,10 +27,11 @@ from fedemb.embedding import (
     pretrain,
     train_centralized,
 )
+from fedemb.evaluation.held_out import Subjects
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.provenance import code_digest
 from fedemb.simulation import Simulation
-from fedemb.steps.evaluate_embeddings.measure import Subjects, measure, rate_name
+from fedemb.steps.evaluate_embeddings.measure import measure, rate_name
 from studies.utility.protocol import Split
 from studies.utility.rows import Row
 

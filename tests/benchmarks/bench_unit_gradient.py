@@ -51,7 +51,6 @@ class NetBench:
     def __init__(self, cores: int, *, units: int, views: int, microbatch: int) -> None:
         from fedemb.config import ModelConfig, UnitGradientConfig
         from fedemb.embedding import ClientExamples, build_backbone
-        from fedemb.embedding.classifier import build_classifier
         from fedemb.embedding.threads import configure_threads
         from fedemb.embedding.unit_gradient import UnitGradientFunction
 
@@ -60,7 +59,8 @@ class NetBench:
             backbone="resnet8", image_size=32, channels=3, embedding_dim=64, projection=False
         )
         self.build = lambda: build_backbone(model, 0)
-        classifier = build_classifier(self.build(), CLASSES, init="glorot", seed=0)
+        named = {"classes": tuple(map(str, range(CLASSES))), "head_init": "glorot"}
+        classifier = build_backbone(model.model_copy(update=named), 0)
         random = np.random.default_rng(0)
         self.images = random.integers(0, 256, (units, 32, 32, 3), np.uint8)
         self.labels = random.integers(0, CLASSES, units)

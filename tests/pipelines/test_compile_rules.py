@@ -10,6 +10,8 @@ from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import RULES, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.dp_sgd import DP_SGD
+from fedemb.pipelines.steps import pipeline_named
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 IMAGES = [
@@ -18,15 +20,20 @@ IMAGES = [
 ]
 
 
-def _compile(profile, folder):
+def _compile(profile, folder, pipeline=DP_FEDEMB):
     path = folder / "pipeline.yaml"
-    compile_pipeline(path, profile=profile, images=parse_images(IMAGES))
+    compile_pipeline(path, profile=profile, images=parse_images(IMAGES), pipeline=pipeline)
     return list(yaml.safe_load_all(path.read_text()))
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu", "tpu"])
+@pytest.fixture(
+    scope="module",
+    params=[("cpu", DP_FEDEMB), ("gpu", DP_FEDEMB), ("tpu", DP_FEDEMB), ("gpu", DP_SGD)],
+    ids=lambda param: f"{param[0]}-{param[1].name}",
+)
 def compiled(request, tmp_path_factory):
-    return _compile(request.param, tmp_path_factory.mktemp("compiled"))
+    profile, pipeline = request.param
+    return _compile(profile, tmp_path_factory.mktemp("compiled"), pipeline)
 
 
 @pytest.fixture(scope="module")
@@ -348,13 +355,14 @@ def test_only_public_steps_may_be_cached(compiled):
 
 def test_arrows_drawn_are_those_of_the_compiled_pipeline(compiled):
     tasks = compiled[0]["root"]["dag"]["tasks"]
-    assert set(tasks) == {name.replace("_", "-") for name in DP_FEDEMB.steps}
+    pipeline = pipeline_named(compiled[0]["pipelineInfo"]["name"])
+    assert set(tasks) == {name.replace("_", "-") for name in pipeline.steps}
     direct = {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
 
     def above(name):
         return direct[name] | {far for near in direct[name] for far in above(near)}
 
-    for name, before in DP_FEDEMB.after().items():
+    for name, before in pipeline.after().items():
         drawn = {step.replace("_", "-") for step in before}
         reachable = drawn | {far for step in drawn for far in above(step)}
         assert drawn <= direct[name.replace("_", "-")]

@@ -59,5 +59,5 @@ def test_runs_are_listed_newest_first(tmp_path):
 def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
     line = '    fedemb-event: {"kind": "step_started", "step": "plan_privacy", "pid": 7}\n'
     assert EVENT.search(line).group(1).startswith('{"kind"')
-    line = "    INFO fedemb.steps.train_dp_fedemb.train: round 3/60, 12 s left\n"
-    assert ROUND.search(line).groups() == ("train_dp_fedemb", "round 3/60, 12 s left")
+    line = "    INFO fedemb.training.trainer: round 3/60, 12 s left\n"
+    assert ROUND.search(line).groups() == ("round 3/60, 12 s left",)

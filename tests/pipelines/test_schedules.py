@@ -48,7 +48,7 @@ def _change(folder: Path, name: str, **changes) -> Path:
     pinned = folder / "dp-fedemb.yaml.package"
     tree["package"] = {"path": pinned.name, "sha256": file_digest(pinned)}
     for key, value in changes.items():
-        tree[key] = {**tree[key], **value} if isinstance(value, dict) else value
+        tree[key] = {**tree[key], **value} if value and isinstance(value, dict) else value
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
@@ -216,6 +216,11 @@ def test_package_with_a_mutable_image_is_refused(folder):
     path.write_text(path.read_text().replace(IMAGE, "registry.example/fedemb:latest"))
     with pytest.raises(ConfigError, match="breaks a rule"):
         load_schedule(_change(folder, "loose"))
+
+
+def test_package_of_another_pipeline_is_refused(folder):
+    with pytest.raises(ConfigError, match="compile it with `fedemb compile --pipeline dp-sgd`"):
+        load_schedule(_change(folder, "classes", config="dp_sgd_quickstart", overrides={}))
 
 
 def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):

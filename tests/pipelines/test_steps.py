@@ -166,6 +166,13 @@ def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
         assert not (found.cached and careful), found.name
 
 
+def test_lineage_names_the_steps_of_every_pipeline():
+    assert {name for name, *_ in lineage.OF_TASK.values()} == {p.name for p in steps.PIPELINES}
+    for name, *changed in lineage.OF_TASK.values():
+        own = set(steps.pipeline_named(name).steps)
+        assert set(changed) == own - set.intersection(*(set(p.steps) for p in steps.PIPELINES))
+
+
 def test_lineage_says_what_the_declarations_say(tmp_path):
     run = honest_run.start(tmp_path).until_gate()
     told = lineage.steps_of(

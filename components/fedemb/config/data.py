@@ -54,6 +54,8 @@ class BuiltinData(Section):
     """Private identities to draw."""
     images_per_user: Annotated[int, Field(ge=1, le=100)] = 4
     """Images of each identity, with jitter in pose, thickness and noise."""
+    classes: Annotated[int, Field(ge=0, le=500)] = 0
+    """Glyphs that all users write, each in a hand of their own; 0: every user is one glyph."""
     public_classes: Annotated[int, Field(ge=2, le=10_000)] = 64
     """Classes of the small public set, drawn in another stroke style."""
     public_images_per_class: Annotated[int, Field(ge=2, le=1000)] = 8

@@ -106,8 +106,8 @@ class ReleaseConfig(Section):
     version: Name | None = None
     """Null: the run id."""
     min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
-    """The gate refuses unless the whole 95 % interval of the gain in recall over the public start,
-    at the first false accept rate, lies above this; null: no floor."""
+    """The gate refuses unless the whole 95 % interval of the gain over the public start, in recall
+    at the first false accept rate or in top-1, lies above this; null: no floor."""
     no_worse_than: Literal["previous_release"] | None = None
     """The gate refuses a model that is certainly worse than `evaluation.previous_release` on the
     same people, or cannot be compared with it."""

@@ -51,6 +51,8 @@ class RunConfig(Section):
     """Version of this schema."""
     purpose: Literal["release", "simulation"]
     """`simulation`: shows utility and projected epsilon, can never be released."""
+    task: Literal["embedding", "classification"] = "embedding"
+    """What the model does: embeddings of identities nobody listed, or one of the classes listed."""
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig = ModelConfig()
@@ -89,6 +91,7 @@ class RunConfig(Section):
                 "images would be taken for public; name a public source, or let a column of `where`"
                 " keep them apart"
             )
+        self._check_task()
         if self.purpose == "release":
             if self.tuning.data == "undeclared":
                 raise ValueError(
@@ -110,6 +113,52 @@ class RunConfig(Section):
     def public_start(self) -> PublicStart:
         """What public pretraining depends on."""
         return PublicStart(model=self.model, pretraining=self.pretraining, seed=self.training.seed)
+
+    def _check_task(self) -> None:
+        classes, algorithm = self.model.classes, self.training.algorithm
+        classifies = self.task == "classification"
+        if classifies != bool(classes) or classifies != (algorithm == "dp_sgd"):
+            raise ValueError(
+                f"task={self.task} with {len(classes)} model.classes and training.algorithm="
+                f"{algorithm}: a classifier has a public list of classes and trains with dp_sgd, "
+                "an embedding has neither; set all three"
+            )
+        if not classifies:
+            return
+        if len(set(classes)) != len(classes) or len(classes) < 2:
+            raise ValueError(
+                f"model.classes lists {len(classes)} classes, {len(set(classes))} of them distinct;"
+                " list at least two, each once"
+            )
+        if self.data.source.columns.label is None or self.data.source.label_scope != "global":
+            raise ValueError(
+                "task=classification needs labels that mean the same for every user; set "
+                "data.source.columns.label and data.source.label_scope: global"
+            )
+        unit = self.training.unit_gradient
+        if unit.crop_padding >= self.model.image_size:
+            raise ValueError(
+                f"training.unit_gradient.crop_padding={unit.crop_padding} must be below "
+                f"model.image_size={self.model.image_size}; lower it"
+            )
+        most = 1 if self.policy.unit == "image" else self.partition.max_images_per_user
+        if unit.images_per_unit > most:
+            raise ValueError(
+                f"training.unit_gradient.images_per_unit={unit.images_per_unit} exceeds the {most} "
+                f"that one {self.policy.unit} can have (partition.max_images_per_user, or one with "
+                "policy.unit: image); lower it"
+            )
+        if unit.microbatch > self.policy.users_lower_bound:
+            raise ValueError(
+                f"training.unit_gradient.microbatch={unit.microbatch} exceeds "
+                f"policy.users_lower_bound={self.policy.users_lower_bound}, so it would never be "
+                "full; lower it"
+            )
+        if self.model.trainable == "head" and (unit.views > 1 or unit.flip or unit.crop_padding):
+            raise ValueError(
+                "model.trainable=head computes the features of an image once, so there are no views"
+                " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
+            )
 
     def updated(self, overrides: dict[str, Any]) -> RunConfig:
         """Returns a validated copy with dotted keys replaced, e.g. `{"mechanism.rounds": 3}`.

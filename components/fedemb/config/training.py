@@ -36,6 +36,11 @@ class ModelConfig(Section):
     normalised by themselves."""
     mirrored: bool = False
     """Scattering nets: features that an image shares with its mirror image, half as many."""
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = ()
+    """`task: classification`: the classes, a public list, in the order of the outputs. Images of
+    other classes are dropped and counted in private."""
+    head_init: Literal["zeros", "glorot"] = "zeros"
+    """Where the layer of a classifier that gives the classes starts."""
     scale_norm: bool = False
     """Another normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -166,10 +171,14 @@ class ServerConfig(Section):
 class TrainingConfig(Section):
     """The training algorithm. Rounds, clip and noise belong to `mechanism`."""
 
-    algorithm: Literal["dp_fedemb", "dp_fedavg", "centralized"] = "dp_fedemb"
-    """`dp_fedavg` shares its head (and clips and noises it); `centralized` is a
-    baseline: it needs `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
+    algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "centralized"] = "dp_fedemb"
+    """`dp_sgd` sums one gradient of each unit, for `task: classification`; `dp_fedavg` shares its
+    head (and clips and noises it); `centralized` is a baseline: it needs `purpose: simulation`,
+    a mechanism without noise and `rounds: 1`."""
     local: LocalTrainingConfig = LocalTrainingConfig()
+    """What a virtual client does: all algorithms but `dp_sgd`."""
+    unit_gradient: UnitGradientConfig = UnitGradientConfig()
+    """What a unit does: `dp_sgd` alone."""
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0
     """Initial weights, shuffles, augmentation, heads. Never noise, never sampling."""

@@ -10,7 +10,7 @@ one matrix product [height, dots] x [dots, width], and thousands of images rende
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ _CHUNK = 500
 _DOTS = 14
 """Dots per stroke."""
 _MAX_STROKES = 5
+_HAND = 0.05
+"""How far the hands of users differ who write the same glyph; paper is -1 to 1."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,32 @@ def draw(
         yield from pool.map(chunk, range(0, identities, _CHUNK))
 
 
+def draw_classes(
+    style: Style, *, seed: int, users: int, images_each: int, image_size: int, classes: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Draws users who all write the same glyphs, each in a hand of their own, in chunks.
+
+    Yields:
+      uint8 [users of the chunk, images_each, image_size, image_size], and the class of each image,
+      int64 [users of the chunk, images_each].
+    """
+    first_chunk = np.random.default_rng(np.random.SeedSequence([seed, style.stream, 0]))
+    points, ink = _glyphs(first_chunk, style)
+
+    def chunk(first: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(np.random.SeedSequence([seed, style.stream, first, classes]))
+        labels = rng.integers(0, classes, (_CHUNK, images_each))
+        hand = rng.normal(0, _HAND, (_CHUNK, *points.shape[1:]))
+        views = [
+            _render(rng, points[label] + hand, ink[label], style, image_size) for label in labels.T
+        ]
+        count = min(_CHUNK, users - first)
+        return np.stack(views, 1)[:count], labels[:count]
+
+    with ThreadPoolExecutor(2) as pool:
+        yield from pool.map(chunk, range(0, users, _CHUNK))
+
+
 def glyphs(
     users: int,
     images_per_user: int = 4,
@@ -169,8 +197,11 @@ def glyphs(
     return images, np.repeat(np.arange(users), images_per_user)
 
 
-def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:
-    """Writes chunks of identities as Parquet: image, user_id, label. Returns the images."""
+def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], prefix: str) -> int:
+    """Writes chunks of users as Parquet: image, user_id, label. Returns the images.
+
+    A chunk is images, and their classes or None: then every user is one class.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -183,14 +214,15 @@ def _write(path: Path, chunks: Iterator[np.ndarray], prefix: str) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(temporary, schema, compression="none") as writer:
-            for chunk in chunks:
+            for chunk, classes in chunks:
                 count, each = chunk.shape[:2]
                 numbers = np.repeat(np.arange(first, first + count), each)
                 images = [
                     encode_png(image[..., None]) for image in chunk.reshape(-1, *chunk.shape[2:])
                 ]
                 ids = [f"{prefix}{number:08d}" for number in numbers.tolist()]
-                writer.write_table(pa.table([images, ids, numbers], schema=schema))
+                labels = numbers if classes is None else classes.ravel()
+                writer.write_table(pa.table([images, ids, labels], schema=schema))
                 written += len(images)
                 first += count
         temporary.replace(path)
@@ -212,7 +244,8 @@ def write_builtin(
     Args:
       builtin: how many, and the seed.
       image_size: height and width in pixels.
-      private_path: Parquet file with `users x images_per_user` images, one class per user.
+      private_path: Parquet file with `users x images_per_user` images: of one class per user, or
+        of `builtin.classes` shared ones.
       public_path: Parquet file with the public classes.
 
     Returns:
@@ -221,13 +254,23 @@ def write_builtin(
     Raises:
       StorageError: a file cannot be written; nothing half-written stays.
     """
-    private = draw(
-        PRIVATE,
-        seed=builtin.seed,
-        identities=builtin.users,
-        images_each=builtin.images_per_user,
-        image_size=image_size,
-    )
+    each, seed = builtin.images_per_user, builtin.seed
+    private: Iterable[tuple[np.ndarray, np.ndarray | None]]
+    if builtin.classes:
+        private = draw_classes(
+            PRIVATE,
+            seed=seed,
+            users=builtin.users,
+            images_each=each,
+            image_size=image_size,
+            classes=builtin.classes,
+        )
+    else:
+        identities = builtin.users
+        drawn = draw(
+            PRIVATE, seed=seed, identities=identities, images_each=each, image_size=image_size
+        )
+        private = ((chunk, None) for chunk in drawn)
     public = draw(
         PUBLIC,
         seed=builtin.seed,
@@ -235,4 +278,7 @@ def write_builtin(
         images_each=builtin.public_images_per_class,
         image_size=image_size,
     )
-    return _write(private_path, private, "glyph-"), _write(public_path, public, "public-")
+    return (
+        _write(private_path, private, "glyph-"),
+        _write(public_path, ((chunk, None) for chunk in public), "public-"),
+    )

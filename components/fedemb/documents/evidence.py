@@ -23,7 +23,7 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import UsersManifest
-from fedemb.documents.utility import UtilityReport
+from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, FedEmbError
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
@@ -47,7 +47,7 @@ class Evidence:
     tensors: tuple[Tensor, ...]
     """Names and shapes found inside `backbone.keras`."""
     audit: Written[AuditReport]
-    utility: Written[UtilityReport]
+    utility: Written[AnyUtility]
 
     @property
     def signed(self) -> tuple[Written[Any], ...]:
@@ -128,7 +128,7 @@ def gather(config: RunConfig, written: Mapping[str, Any], artifacts: RunArtifact
         model_files=files,
         tensors=stored_tensors(backbone, files[backbone.name]) if its_own else (),
         audit=read(artifacts.audit_report, AuditReport),
-        utility=read(artifacts.utility_report, UtilityReport),
+        utility=read(artifacts.utility_report, utility_kind(config.task)),
     )
 
 

@@ -18,6 +18,7 @@ from fedemb.documents.fields import (
     Delta,
     Epsilon,
     Guarantee,
+    Interval,
     Json,
     Name,
     PlantedBugs,
@@ -210,6 +211,13 @@ class Useful(Part):
     embedding_space_id: SpaceId
 
 
+class UsefulClassifier(Part):
+    """The same, of a classifier."""
+
+    model_sha: Sha
+    top_1: Interval | None
+
+
 class Approval(Part):
     """A waiver in the ledger; its reason stands there, signed by the policy owner."""
 
@@ -257,7 +265,7 @@ class PrivacyReport(Document):
     evaluation: EvaluationData
     pretraining: Start
     audit: Audited
-    utility: Useful
+    utility: Useful | UsefulClassifier
     assumptions: list[Code]
     limitations: list[Code]
     approvals: list[Approval]

@@ -8,6 +8,7 @@ from pydantic import StringConstraints, model_validator
 
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import json_digest
+from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.document import Document, Part
 from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha
 
@@ -148,6 +149,24 @@ class UtilityReport(Document):
         """Whether there are figures."""
         return self.evaluated is not None
 
+    @property
+    def headline_words(self) -> str:
+        """What is named first."""
+        return f"recall at false accept rate {self.headline_rate}"
+
+    def headline(self, name: str = "model") -> Interval | None:
+        """The figure that is named first, of this model or one it is compared with."""
+        part: UtilityReport | Compared | None = self if name == "model" else getattr(self, name)
+        if part is None or self.headline_rate is None:
+            return None
+        return part.recall_at_far[self.headline_rate]
+
+    def difference(self, name: str) -> Interval | None:
+        """That figure of this model minus another's, paired."""
+        part: Compared | Previous | None = getattr(self, name)
+        found = part.change if isinstance(part, Previous) else part and part.difference
+        return found[self.headline_rate] if found and self.headline_rate else None
+
     @model_validator(mode="after")
     def _of_one_measurement(self) -> UtilityReport:
         if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
@@ -172,6 +191,14 @@ class UtilityReport(Document):
             self.retrieval.recall_at.keys()
         ):
             raise ValueError("models are compared at other depths than they were measured at")
+
+
+AnyUtility = UtilityReport | ClassifierReport
+
+
+def utility_kind(task: str) -> type[AnyUtility]:
+    """What the artifact `utility_report` of a run is, by `RunConfig.task`."""
+    return ClassifierReport if task == "classification" else UtilityReport
 
 
 def _paired(

@@ -245,16 +245,26 @@ def train_centralized(
     Returns:
       The backbone.
     """
+    schedule: dict[str, Any] = {
+        "seed": training.seed,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+    }
+    if training.algorithm == "dp_sgd":  # a classifier has its head already
+        minimize(backbone, [], _cross_entropy, images, labels, **schedule)
+        return backbone
+    local = training.local
     train_supervised(
-        backbone,
-        images,
-        labels,
-        loss=training.local.loss,
-        augmentation=training.local.augmentation,
-        seed=training.seed,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        momentum=momentum,
+        backbone, images, labels, loss=local.loss, augmentation=local.augmentation, **schedule
     )
     return backbone
+
+
+def _cross_entropy(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+    import tensorflow as tf
+
+    del extra, words
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, embed(batch))
+    return tf.reduce_mean(losses)

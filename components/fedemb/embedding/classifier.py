@@ -1,4 +1,4 @@
-"""A classifier: a backbone and one dense layer on its embedding.
+"""A classifier: a backbone and one dense layer on its embedding, in one Keras model.
 
 It maps float32 images `[batch, size, size, channels]` in [-1, 1] to logits `[batch, classes]`.
 """
@@ -9,28 +9,22 @@ from typing import Any
 
 import numpy as np
 
-HEAD = "head"
+from fedemb.config import ModelConfig
+
+HEAD = "logits"
 """Name of the last layer."""
 
 
-def build_classifier(backbone: Any, classes: int, *, init: str, seed: int) -> Any:
-    """Puts a head on a backbone, which it shares; the order of its logits is the order of classes.
+def with_head(backbone: Any, model: ModelConfig) -> Any:
+    """Puts a head on a backbone, which it shares.
 
-    Args:
-      backbone: `keras.Model` from `build_backbone` or `load_backbone`.
-      classes: how many, 2 at least.
-      init: `zeros`, from which the first steps are those of a convex problem, or `glorot`.
-      seed: of a random head.
+    Zeros make the first steps those of a convex problem; see `ModelConfig.head_init`.
     """
     import keras
 
-    layer: Any = keras.layers.Dense(classes, kernel_initializer="zeros", name=HEAD)
-    model = keras.Model(backbone.input, layer(backbone.output), name=backbone.name)
-    if init == "glorot":
-        limit = float(np.sqrt(6.0 / sum(layer.kernel.shape)))
-        random = np.random.default_rng(np.random.SeedSequence([seed, classes]))
-        layer.kernel.assign(random.uniform(-limit, limit, layer.kernel.shape).astype(np.float32))
-    return model
+    start = {"zeros": "zeros", "glorot": "glorot_uniform"}[model.head_init]
+    head = keras.layers.Dense(len(model.classes), kernel_initializer=start, name=HEAD)
+    return keras.Model(backbone.input, head(backbone.output), name=backbone.name)
 
 
 def without_head(classifier: Any) -> Any:
@@ -38,3 +32,25 @@ def without_head(classifier: Any) -> Any:
     import keras
 
     return keras.Model(classifier.input, classifier.get_layer(HEAD).input, name=classifier.name)
+
+
+def classify(classifier: Any, images: np.ndarray, batch_size: int = 256) -> np.ndarray:
+    """Probabilities of the classes.
+
+    Args:
+      classifier: from `build_backbone` with classes, or loaded.
+      images: uint8 `[images, size, size, channels]`.
+      batch_size: images in memory at once as floats.
+
+    Returns:
+      float32 `[images, classes]`, rows that sum to 1.
+    """
+    import tensorflow as tf
+
+    from fedemb.embedding.preprocessing import preprocess
+
+    pieces = [np.zeros((0, classifier.output_shape[-1]), np.float32)]
+    for start in range(0, len(images), batch_size):
+        batch = preprocess(tf.constant(images[start : start + batch_size]))
+        pieces.append(tf.nn.softmax(classifier(batch, training=False)).numpy())
+    return np.concatenate(pieces)

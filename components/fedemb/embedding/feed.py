@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedemb.embedding.rounds import ClientExamples, ParallelRounds, Slab
+from fedemb.embedding.round_kind import RoundKind
+from fedemb.embedding.rounds import Slab
 
 _AHEAD = 2
 """Slabs waiting at most: with their own bound, the memory this takes."""
@@ -20,16 +21,16 @@ class Feed:
       function: packs them; its mechanism samples the virtual clients of a round.
       first: number of the first round; the last one is the plan's.
       index: who is in which virtual client, a `sampling.Index`.
-      load: loads the examples of a `sampling.VirtualClient`.
+      load: reads what a `sampling.VirtualClient` brings.
     """
 
     def __init__(
         self,
-        function: ParallelRounds,
+        function: RoundKind,
         *,
         first: int,
         index: Any,
-        load: Callable[[Any], ClientExamples],
+        load: Callable[[Any], Any],
     ) -> None:
         self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()

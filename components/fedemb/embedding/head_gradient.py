@@ -7,14 +7,14 @@ sum is one matrix product (`privacy.queries.product_sum`). A round costs two pro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.embedding.classifier import HEAD
-from fedemb.embedding.rounds import RoundSums
+from fedemb.embedding.rounds import ClientExamples, RoundSums
 from fedemb.embedding.server import ServerState, server_step
 from fedemb.errors import ConfigError
 from fedemb.privacy.queries.product_sum import (
@@ -51,23 +51,26 @@ class FeatureCache:
 
         from fedemb.embedding.preprocessing import preprocess
 
+        self._dim = int(backbone.output_shape[-1])
         self._known: dict[bytes, UnitFeatures] = {}
         self._compute = tf.function(
             lambda image: backbone(preprocess(image[None]), training=False)[0],
             input_signature=[tf.TensorSpec(backbone.input_shape[1:], tf.uint8)],
         )
 
-    def of(self, key: bytes, images: Any, labels: np.ndarray) -> UnitFeatures:
+    def of(self, key: bytes, load: Callable[[], ClientExamples]) -> UnitFeatures:
         """Features of a unit.
 
         Args:
           key: names the unit.
-          images: uint8 `[images, size, size, channels]`, or a function that loads them.
-          labels: int64 `[images]`.
+          load: reads its images; called once.
         """
         if key not in self._known:
-            computed = np.stack([np.asarray(self._compute(image), np.float32) for image in images])
-            self._known[key] = UnitFeatures(whole_features(computed), labels)
+            unit = load()
+            computed = np.zeros((len(unit.labels), self._dim), np.float32)
+            for row, image in enumerate(unit.images):
+                computed[row] = self._compute(image)
+            self._known[key] = UnitFeatures(whole_features(computed), unit.labels)
         return self._known[key]
 
 

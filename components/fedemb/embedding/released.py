@@ -21,7 +21,6 @@ from fedemb.data.photos import PhotoReader
 from fedemb.data.pixels import canonical_image, decode_pngs
 from fedemb.documents.artifacts import canonical_json, file_digest, sha256_hex, write_bytes
 from fedemb.documents.utility import embedding_space_id
-from fedemb.embedding.inference import embed
 from fedemb.errors import ArtifactError, Refused
 
 PARITY = "parity.json"
@@ -62,15 +61,17 @@ class ReleasedModel:
     def embed(
         self, images: UInt8[np.ndarray, "images size size channels"]
     ) -> Float32[np.ndarray, "images dim"]:
-        """Embeds pixels by the SavedModel; rows of unit length."""
+        """What the SavedModel makes of pixels: rows of unit length, or a classifier's chances."""
         import tensorflow as tf
 
-        parts = [np.zeros((0, self.config.model.embedding_dim), np.float32)]
+        model = self.config.model
+        name = "probabilities" if model.classes else "embeddings"
+        parts = [np.zeros((0, len(model.classes) or model.embedding_dim), np.float32)]
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
             padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)
             padded[: len(batch)] = batch
-            found = self.signature(images=tf.constant(padded))["embeddings"].numpy()
+            found = self.signature(images=tf.constant(padded))[name].numpy()
             parts.append(found[: len(batch)])
         return np.concatenate(parts)
 
@@ -84,18 +85,20 @@ class ReleasedModel:
         require_parity(self.bundle / PARITY, self.reader.read, self.embed)
 
 
-def write_parity(path: Path, backbone: Any, reader: PhotoReader) -> None:
+def write_parity(
+    path: Path, compute: Callable[[np.ndarray], np.ndarray], reader: PhotoReader
+) -> None:
     """Writes photos in every encoding with their embeddings as training and evaluation see them.
 
     Args:
       path: the file.
-      backbone: as evaluation loads it.
+      compute: what evaluation makes of pixels: embeddings, or probabilities.
       reader: of the model.
     """
     photos = list(hostile_photos())
     stored = [canonical_image(photo.data, reader)[1] for photo in photos]
     pixels = decode_pngs(stored, reader.image_size, reader.channels)
-    embeddings = embed(backbone, pixels)
+    embeddings = compute(pixels)
     lines = [
         {
             "name": photo.name,

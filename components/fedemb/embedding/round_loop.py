@@ -12,7 +12,8 @@ from typing import Any
 
 from fedemb.config import ServerConfig
 from fedemb.embedding.feed import Feed
-from fedemb.embedding.rounds import ParallelRounds, RoundSums
+from fedemb.embedding.round_kind import RoundKind
+from fedemb.embedding.rounds import RoundSums
 from fedemb.embedding.server import ServerState
 
 
@@ -35,7 +36,7 @@ class Round:
 
 
 def run_rounds(
-    function: ParallelRounds,
+    function: RoundKind,
     server: ServerConfig,
     state: ServerState,
     feed: Feed,

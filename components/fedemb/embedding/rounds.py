@@ -178,19 +178,19 @@ class ParallelRounds(ABC):
         parts = np.split(weights, np.cumsum(self._sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def slabs(self, clients: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
-        """Packs the clients of a round into slabs of bounded size; empty ones contribute zero."""
+    def slabs(self, units: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
+        """Packs the units of a round into slabs of bounded size; empty ones contribute zero."""
         waiting: list[ClientExamples] = []
         size = 0
-        for client in clients:
-            if not len(client.labels):
+        for unit in units:
+            if not len(unit.labels):
                 continue
-            full = len(waiting) == self._slab_units or size + client.images.nbytes > SLAB_BYTES
+            full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
             if waiting and full:
                 yield self._pack(waiting, round_index)
                 waiting, size = [], 0
-            waiting.append(client)
-            size += client.images.nbytes
+            waiting.append(unit)
+            size += unit.images.nbytes
         if waiting:
             yield self._pack(waiting, round_index)
 

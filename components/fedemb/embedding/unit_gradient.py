@@ -142,7 +142,8 @@ class UnitGradientFunction(ParallelRounds):
         """Refuses to train where a record's bits depend on its place or its neighbours.
 
         Generated images take the place of units: in order, reversed, and half of them at a time
-        beside filled places. All ways must give the same integers on every worker.
+        beside filled places. All ways must give the same integers on every worker. The weights are
+        moved a little first: where a head starts at zero, all gradients below it would vanish.
 
         Raises:
           Refused: they do not.
@@ -160,7 +161,8 @@ class UnitGradientFunction(ParallelRounds):
             )
             for group in range(size)
         ]
-        broadcast = [tf.constant(part) for part in self._split(weights)]
+        moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
+        broadcast = [tf.constant(part) for part in self._split(moved)]
 
         def sums(chosen: Sequence[ClientExamples]) -> list[Any]:
             empty = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]

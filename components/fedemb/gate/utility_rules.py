@@ -7,7 +7,7 @@ from typing import Any
 
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.fields import Interval
-from fedemb.documents.utility import embedding_space_id, rate_name
+from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.gate.case import Case, Reason
 
 _REMEDY = (
@@ -23,8 +23,6 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
         case.evidence.model.body,
         case.evidence.config,
     )
-    rates = [rate_name(rate) for rate in config.evaluation.false_accept_rates]
-    depths = {str(depth) for depth in config.evaluation.recall_at}
     wanted: dict[str, tuple[Any, Any]] = {
         "model_sha": (utility.model_sha, model.weights_sha),
         "run_id": (utility.run_id, case.reservation.run_id),
@@ -32,30 +30,50 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             utility.config_sha,
             config_digest(case.evidence.written, "evaluation"),
         ),
+        "public_kind": (utility.public_kind, config.pretraining.kind),
+    }
+    if isinstance(utility, UtilityReport):
+        step, not_private = "evaluate_embeddings", utility.centralized or utility.utility_drop
+        wanted |= _embeddings_wanted(utility, case)
+    else:
+        step, not_private = "evaluate_classifier", utility.centralized
+        samples = config.evaluation.bootstrap_samples
+        wanted |= {
+            "bootstrap_samples": (utility.bootstrap_samples, samples),
+            "unit": (utility.unit, config.policy.unit),
+            "classes": (utility.classes, len(config.model.classes)),
+        }
+    for name, (found, expected) in wanted.items():
+        if found != expected:
+            yield Reason(
+                "utility_stale",
+                f"the utility report is of another {name}",
+                f"run {step} on this model, then account_privacy",
+            )
+    if utility.simulation or not_private:
+        yield Reason(
+            "utility_without_privacy",
+            "the utility report holds figures of a model trained without privacy",
+            f"run {step} with the configuration of this release",
+        )
+
+
+def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[Any, Any]]:
+    model, config = case.evidence.model.body, case.evidence.config
+    rates = [rate_name(rate) for rate in config.evaluation.false_accept_rates]
+    depths = {str(depth) for depth in config.evaluation.recall_at}
+    wanted: dict[str, tuple[Any, Any]] = {
         "embedding_space_id": (
             utility.embedding_space_id,
             embedding_space_id(model.weights_sha, config.model),
         ),
-        "public_kind": (utility.public_kind, config.pretraining.kind),
         "bootstrap.samples": (utility.bootstrap.samples, config.evaluation.bootstrap_samples),
     }
     if utility.retrieval is not None:
         wanted["headline_rate"] = (utility.headline_rate, rates[0])
         wanted["recall_at_far"] = (set(utility.recall_at_far), set(rates))
         wanted["retrieval.recall_at"] = (set(utility.retrieval.recall_at), depths)
-    for name, (found, expected) in wanted.items():
-        if found != expected:
-            yield Reason(
-                "utility_stale",
-                f"the utility report is of another {name}",
-                "run evaluate_embeddings on this model, then account_privacy",
-            )
-    if utility.simulation or utility.centralized or utility.utility_drop:
-        yield Reason(
-            "utility_without_privacy",
-            "the utility report holds figures of a model trained without privacy",
-            "run evaluate_embeddings with the configuration of this release",
-        )
+    return wanted
 
 
 def gain_over_public(case: Case) -> Iterator[Reason]:
@@ -63,13 +81,11 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
     code, least = "no_gain_over_public", case.evidence.config.release.min_gain_over_public
     if least is None:
         return
-    utility = case.evidence.utility.body
-    public, rate = utility.public_backbone, utility.headline_rate
-    gain = public.difference[rate] if public and rate else None
+    gain = case.evidence.utility.body.difference("public_backbone")
     if gain is None or not gain.low > least:
         yield Reason(
             code,
-            f"the gain in recall over the public start is {_points(gain)}, and its interval does "
+            f"the gain over the public start is {_points(gain)}, and its interval does "
             f"not lie above {100 * least:g} points (release.min_gain_over_public)",
             _REMEDY.format(code=code),
         )
@@ -80,14 +96,11 @@ def no_worse_than_previous(case: Case) -> Iterator[Reason]:
     code, config = "worse_than_previous_release", case.evidence.config
     if config.release.no_worse_than is None:
         return
-    utility = case.evidence.utility.body
-    previous, rate = utility.previous_release, utility.headline_rate
-    change = previous.change[rate] if previous and previous.change and rate else None
+    change = case.evidence.utility.body.difference("previous_release")
     if change is None or not change.high >= 0:
         yield Reason(
             code,
-            f"the change in recall since the previous release is {_points(change)} "
-            "(release.no_worse_than)",
+            f"the change since the previous release is {_points(change)} (release.no_worse_than)",
             _REMEDY.format(code=code),
         )
 

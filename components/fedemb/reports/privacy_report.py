@@ -19,6 +19,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.state import Attempt, LedgerState
@@ -259,6 +260,8 @@ def _audit(evidence: Evidence) -> dict[str, Any]:
 
 
 def _utility(evidence: Evidence) -> dict[str, Any]:
-    return evidence.utility.body.model_dump(
-        include={"model_sha", "recall_at_far", "embedding_space_id"}
-    )
+    utility = evidence.utility.body
+    if isinstance(utility, UtilityReport):
+        return utility.model_dump(include={"model_sha", "recall_at_far", "embedding_space_id"})
+    top_1 = utility.headline()
+    return {"model_sha": utility.model_sha, "top_1": top_1 and top_1.model_dump()}

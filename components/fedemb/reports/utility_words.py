@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval
-from fedemb.documents.utility import UtilityReport
+from fedemb.documents.utility import AnyUtility, UtilityReport
 
 COVERS = (
     "The privacy guarantee covers training users only. The figures are exact, without noise, on "
@@ -36,31 +37,55 @@ def _rate(rate: str) -> str:
     )
 
 
-def utility_sentence(report: UtilityReport) -> str:
-    """One sentence: headline recall with interval, compared with where training started."""
-    rate = report.headline_rate
-    if report.evaluated is None or rate is None:
+def utility_sentence(report: AnyUtility) -> str:
+    """One sentence: the headline figure with its interval, compared with where training started."""
+    return _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)
+
+
+def _embeddings(report: UtilityReport) -> str:
+    rate, recall = report.headline_rate, report.headline()
+    if report.evaluated is None or rate is None or recall is None:
         return (
             "Utility could not be measured: the held-out users give no pair of images of one "
             "identity and of two; hold out more users (partition.evaluation)."
         )
-    recall = report.recall_at_far[rate]
     text = (
         f"On {report.evaluated.identities:,} identities that never trained, the model recognises "
-        f"{100 * recall.value:.1f} % [{100 * recall.low:.1f}, {100 * recall.high:.1f}] of "
+        f"{_percent(recall)} of "
         f"the pairs that belong together while it accepts {_rate(rate)} of the others"
     )
-    clauses = []
+    return text + _against(report, "backbone")
+
+
+def _classifier(report: ClassifierReport) -> str:
+    top_1 = report.headline()
+    if top_1 is None:
+        return (
+            f"Utility could not be measured: no {report.unit} was held out; hold out more "
+            "(partition.evaluation)."
+        )
+    images = f"{report.images:,} images"
+    whose = f"of {report.units:,} users who" if report.unit == "user" else "that"
+    text = (
+        f"On {images} {whose} never trained, the model names the right one of {report.classes} "
+        f"classes for {_percent(top_1)}"
+    )
+    return text + _against(report, "classifier")
+
+
+def _percent(share: Interval) -> str:
+    return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+
+
+def _against(report: AnyUtility, noun: str) -> str:
+    start = f"the public {noun} before private training"
     if report.public_kind == "none":
-        start = "an untrained backbone"
-    else:
-        start = "the public backbone before private training"
-    if report.public_backbone:
-        clauses.append(compared(report.public_backbone.difference[rate], start))
-    if report.untrained:
-        clauses.append(compared(report.untrained.difference[rate], "an untrained backbone"))
-    if report.utility_drop:
-        drop = report.utility_drop[rate]
-        against = Interval(value=-drop.value, low=-drop.high, high=-drop.low)
-        clauses.append(compared(against, "central training without privacy"))
-    return text + (": " + ", and ".join(clauses) if clauses else "") + "."
+        start = f"an untrained {noun}"
+    others = {
+        "public_backbone": start,
+        "untrained": f"an untrained {noun}",
+        "centralized": "central training without privacy",
+    }
+    differences = ((report.difference(name), words) for name, words in others.items())
+    clauses = [compared(found, words) for found, words in differences if found is not None]
+    return (": " + ", and ".join(clauses) if clauses else "") + "."

@@ -5,7 +5,7 @@ import pytest
 
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.embedding import ClientExamples, build_backbone, trainable_variables
-from fedemb.embedding.classifier import build_classifier, without_head
+from fedemb.embedding.classifier import without_head
 from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
@@ -14,7 +14,13 @@ from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.queries.product_sum import clipped_product_sum, exact_logits, whole_features
 
 SIZE, CLASSES = 12, 5
-MODEL = ModelConfig(backbone="tanh_cnn", image_size=SIZE, embedding_dim=16)
+MODEL = ModelConfig(
+    backbone="tanh_cnn",
+    image_size=SIZE,
+    embedding_dim=16,
+    classes=("a", "b", "c", "d", "e"),
+    head_init="glorot",
+)
 CONFIG = UnitGradientConfig(images_per_unit=3, microbatch=16)
 
 
@@ -44,13 +50,13 @@ def _units(count=6):
 
 
 def _function(clip, config=CONFIG):
-    classifier = build_classifier(build_backbone(MODEL, 1), CLASSES, init="glorot", seed=2)
+    classifier = build_backbone(MODEL, 1)
     return classifier, HeadGradientFunction(classifier, _mechanism(clip), config)
 
 
 def _features(classifier, units):
     cache = FeatureCache(without_head(classifier))
-    return [cache.of(bytes([u.group]), u.images, u.labels) for u in units]
+    return [cache.of(bytes([u.group]), lambda u=u: u) for u in units]
 
 
 @pytest.mark.parametrize("clip", [0.5, 10.0], ids=["clipped", "whole"])

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.embedding import ClientExamples, build_backbone, preprocess, trainable_variables
-from fedemb.embedding.classifier import build_classifier
 from fedemb.embedding.rounds import seed_of
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.embedding.views import apply_moves, draw_moves
@@ -15,7 +14,13 @@ from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
 SIZE, CLASSES, ROUND = 12, 5, 3
-MODEL = ModelConfig(backbone="tanh_cnn", image_size=SIZE, embedding_dim=16)
+MODEL = ModelConfig(
+    backbone="tanh_cnn",
+    image_size=SIZE,
+    embedding_dim=16,
+    classes=("a", "b", "c", "d", "e"),
+    head_init="glorot",
+)
 RESNET = MODEL.model_copy(update={"backbone": "resnet8"})
 VIEWS = UnitGradientConfig(images_per_unit=3, microbatch=4, views=2, flip=True, crop_padding=2)
 
@@ -47,7 +52,7 @@ def _units(count=7, seed=0, most=4):
 
 
 def _function(config=VIEWS, mechanism=None, group="all", model=MODEL, **changes):
-    classifier = build_classifier(build_backbone(model, 1), CLASSES, init="glorot", seed=2)
+    classifier = build_backbone(model, 1)
     variables = trainable_variables(classifier, group)
     return UnitGradientFunction(
         classifier, mechanism or _mechanism(), config, variables=variables, seed=9, **changes
@@ -127,7 +132,7 @@ def test_views_are_crops_of_the_mirrored_border_as_numpy_pads_it():
 
 def test_only_the_named_variables_move():
     head, norms = _function(group="head"), _function(group="norm_only", model=RESNET)
-    assert [v.path for v in head.variables] == ["head/kernel", "head/bias"]
+    assert [v.path for v in head.variables] == ["logits/kernel", "logits/bias"]
     assert {v.path.rsplit("/")[-1] for v in norms.variables} == {"gamma", "beta", "kernel", "bias"}
     assert len(_sum(head, _units())[0]) == 16 * CLASSES + CLASSES
 
@@ -162,3 +167,17 @@ def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read():
     with pytest.raises(Refused, match="micro-batch of 4 depends"):
         function.run(function.initial_weights(), iter(lambda: read.append(1) or [], None))
     assert not read
+
+
+def test_a_head_that_starts_at_zero_does_not_hide_a_leak():
+    """Below it all gradients vanish and any layout would pass, were the weights not moved first."""
+    model = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=8, classes=("a", "b", "c"))
+    classifier = build_backbone(model, 1)
+    function = UnitGradientFunction(
+        classifier,
+        _mechanism(1.0),
+        UnitGradientConfig(images_per_unit=2, microbatch=4),
+        variables=trainable_variables(classifier, "all"),
+    )
+    with pytest.raises(Refused, match="multiples of 16"):
+        function.require_exact(function.initial_weights())

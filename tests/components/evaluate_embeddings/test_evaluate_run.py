@@ -193,14 +193,15 @@ def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_pa
 @pytest.mark.slow
 def test_beam_and_this_process_embed_alike(finished):
     from fedemb.data.client_data import UserStore
+    from fedemb.embedding import embed
     from fedemb.embedding.loading import load_backbone
+    from fedemb.evaluation.held_out import apply_models
     from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
-    from fedemb.steps.evaluate_embeddings.embed import embed_users
 
     settings = config(**{"evaluation.max_images": 101})
     store = UserStore(finished.private / "evaluation")
     model = load_backbone(finished.root / "model" / "backbone.keras", settings.model)
-    here, one = embed_users(store, {"model": model}, settings)
+    here, one = apply_models(store, {"model": model}, settings, embed)
     there, two = embed_users_beam(store, {"model": model}, settings, ["--runner=DirectRunner"])
     assert np.abs(one["model"] - two["model"]).max() < 1e-5
     for name in ("labels", "users", "subgroups"):

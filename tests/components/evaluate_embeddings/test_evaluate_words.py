@@ -5,8 +5,8 @@ import pytest
 
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import Compared, Evaluated, Recall, UtilityReport, rate_name
+from fedemb.evaluation.held_out import Subjects
 from fedemb.reports.utility_words import compared, utility_sentence
-from fedemb.steps.evaluate_embeddings.measure import Subjects
 
 
 def estimate(value, low, high):

@@ -15,7 +15,9 @@ STEPS = [
 
 
 def _emit(path):
-    lineage.write(path, "run-1", STEPS, config_sha="a" * 64, code_sha="b" * 64)
+    lineage.write(
+        path, "run-1", STEPS, pipeline="dp-fedemb", config_sha="a" * 64, code_sha="b" * 64
+    )
     lineage.send(path.read_bytes)
 
 

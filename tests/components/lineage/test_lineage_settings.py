@@ -43,7 +43,15 @@ def settings(request, tmp_path, monkeypatch):
 
 def _write(path):
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    lineage.write(path, "run-1", STEPS, config_sha="a" * 64, code_sha="b" * 64, time=time)
+    lineage.write(
+        path,
+        "run-1",
+        STEPS,
+        pipeline="dp-fedemb",
+        config_sha="a" * 64,
+        code_sha="b" * 64,
+        time=time,
+    )
 
 
 def test_file_is_the_same_under_all_settings(settings, tmp_path):

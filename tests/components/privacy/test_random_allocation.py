@@ -8,10 +8,9 @@ from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
 
 from fedemb.errors import ConfigError, UnsupportedAccounting
-from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.accounting.accounting import delta_at, price
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
 
@@ -63,7 +62,7 @@ def test_it_costs_no_more_than_poisson_sampling_and_far_less_than_none():
     known = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(noise), epochs)
     ours, theirs, none = (price(event, ADD, 1e-5).epsilon for event in (allocated, poisson, known))
     assert ours < theirs < none / 1.5
-    assert pld_of(allocated, ADD).get_delta(ours) <= 1.01e-5
+    assert delta_at(allocated, ADD, ours) <= 1.01e-5
 
 
 def test_what_was_not_proved_is_refused():

@@ -56,6 +56,7 @@ def test_a_wheel_has_the_digests_of_its_checkout(package):
         ),
         ("privacy/mechanisms/noise.py", lambda text: f"{text}\nMORE = 1\n", True, True),
         ("ledger/budget.py", lambda text: text.replace(" / 2", " / 1", 1), True, True),
+        ("training/trainer.py", lambda text: f"{text}\nMORE = 1\n", True, True),
         ("steps/train_dp_fedemb/train.py", lambda text: f"{text}\nMORE = 1\n", True, True),
         ("evaluation/metrics.py", lambda text: f"{text}\nMORE = 1\n", True, False),
         ("reports/templates/style.css", lambda text: f"{text}\n", True, False),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedemb.data.client_data import UserStore
-from fedemb.steps.train_dp_fedemb.client_loader import ClientLoader, all_classes
+from fedemb.training.client_loader import ClientLoader, all_classes
 from tests.training_run import SIZE, config, write_users
 
 
@@ -22,15 +22,15 @@ def _client(*users):
 
 
 def test_client_examples_are_those_of_its_users(store):
-    found = ClientLoader(store, config()).load(_client(3, 5))
+    found = ClientLoader(store, config().model, max_examples=2048).load(_client(3, 5))
     assert found.images.shape == (6, SIZE, SIZE, 1)
     assert set(found.labels) == {label for user in store.read([3, 5]) for label in user.labels}
-    assert len(ClientLoader(store, config()).load(_client()).labels) == 0
+    assert len(ClientLoader(store, config().model, max_examples=2048).load(_client()).labels) == 0
 
 
 def test_cache_is_bounded_in_bytes_and_keeps_what_was_used_last(store, monkeypatch):
     reads = []
-    loader = ClientLoader(store, config(), cache_bytes=2 * 3 * SIZE * SIZE)
+    loader = ClientLoader(store, config().model, max_examples=2048, cache_bytes=2 * 3 * SIZE * SIZE)
     original = loader._read
     monkeypatch.setattr(loader, "_read", lambda users: reads.append(users[0]) or original(users))
     for user in (0, 1, 0, 2, 0, 1):  # room for two: 2 pushes 1 out, not 0
@@ -43,5 +43,5 @@ def test_cache_is_bounded_in_bytes_and_keeps_what_was_used_last(store, monkeypat
 def test_shared_head_rows_come_from_all_classes(store):
     classes = all_classes(store)
     assert len(classes) == 21  # one of each user's own, and one shared by all
-    found = ClientLoader(store, config(), classes=classes).load(_client(3))
+    found = ClientLoader(store, config().model, max_examples=2048, classes=classes).load(_client(3))
     np.testing.assert_array_equal(classes[found.labels], store.read([3])[0].labels)

@@ -23,8 +23,9 @@ from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.privacy import queries
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.steps.train_dp_fedemb import centralized, checkpoint, loop, train
-from fedemb.steps.train_dp_fedemb.rounds import RoundLog
+from fedemb.steps.train_dp_fedemb import centralized, train
+from fedemb.training import attempt, checkpoint, trainer
+from fedemb.training.round_log import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
 
 
@@ -181,11 +182,11 @@ def _raise_killed(*_):
 
 
 def test_killed_before_the_commit_finishes_without_a_new_round(ready, finished, monkeypatch):
-    monkeypatch.setattr(train, "write_signed", _raise_killed)
+    monkeypatch.setattr(attempt, "write_signed", _raise_killed)
     with pytest.raises(Killed):
         ready.train()
     monkeypatch.undo()
-    monkeypatch.setattr(loop.Trainer, "__init__", _raise_killed)
+    monkeypatch.setattr(trainer.Trainer, "__init__", _raise_killed)
     ready.train()
     _same_model(ready, finished)
 
@@ -230,7 +231,7 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         start = changed.public_start().model_copy(update={"seed": 99})
         pretrain.run(start, folder, ready.context().keys)
     elif what == "code":
-        monkeypatch.setattr(train, "code_digest", lambda _config: "f" * 64)
+        monkeypatch.setattr(attempt, "code_digest", lambda _config: "f" * 64)
     else:
         changed = config(**{"training.seed": 5})
     with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again|pretrain_public again"):
@@ -324,7 +325,7 @@ def _of_the_gates_form(run):
 
 
 def test_progress_line_is_public(ready, caplog):
-    caplog.set_level("INFO", logger="fedemb.steps.train_dp_fedemb")
+    caplog.set_level("INFO", logger="fedemb.training")
     ready.train()
     lines = [r.message for r in caplog.records if r.message.startswith("round ")]
     assert len(lines) == 6
@@ -469,10 +470,10 @@ def test_copied_private_root_is_another_one(ready, twin, monkeypatch):
 def test_planted_without_the_claim_both_would_train(ready, twin, monkeypatch):
     """What the claim is for: one charge, and noise drawn twice for the same round."""
     monkeypatch.setattr(checkpoint, "save", _raise_killed)
-    monkeypatch.setattr(train, "claim", lambda store, key: "0" * 64)
-    for trainer in (ready.train, twin):
+    monkeypatch.setattr(attempt, "claim", lambda store, key: "0" * 64)
+    for trains in (ready.train, twin):
         with pytest.raises(Killed):
-            trainer()
+            trains()
     for name in ("private", "elsewhere"):
         record = ready.root / name / RUN_ID / "train" / "attempt-1" / "rounds" / "000000.record"
         assert record.exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.embedding.backbones.registry import backbones
+from fedemb.embedding.classifier import with_head
 from fedemb.errors import ConfigError
 
 # Layers whose output for one image depends on the other images of the batch, or that keep state.
@@ -48,6 +49,8 @@ def build_backbone(model: ModelConfig, seed: int) -> Any:
             f"model.backbone={model.backbone} is not known; take one of "
             f"{', '.join(backbones())}, or module:function of your own"
         )
+    if model.classes:
+        backbone = with_head(backbone, model)
     check_backbone(backbone, model)
     reinitialize(backbone, seed)
     return backbone
@@ -61,12 +64,12 @@ def reinitialize(backbone: Any, seed: int) -> None:
         streams = np.random.SeedSequence([seed, index]).generate_state(2)
         for stream, part in zip(streams, ("kernel", "depthwise_kernel"), strict=True):
             weight = getattr(layer, part, None)
-            initializer = getattr(layer, f"{part}_initializer", None)
-            if weight is None or initializer is None:
+            initializer: Any = getattr(layer, f"{part}_initializer", None)
+            settings = {} if initializer is None else initializer.get_config()
+            if weight is None or "seed" not in settings:
                 continue
-            fixed = type(initializer).from_config(
-                {**initializer.get_config(), "seed": int(stream >> 1)}
-            )
+            kind: Any = type(initializer)
+            fixed = kind.from_config({**settings, "seed": int(stream >> 1)})
             weight.assign(fixed(weight.shape, dtype="float32"))
 
 
@@ -92,12 +95,13 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
             f"backbone variable {state[0]} draws random numbers from a state of its own (dropout); "
             "leave the layer out: every seed must depend on the virtual client alone"
         )
-    shape, wanted = tuple(backbone.output_shape), (None, model.embedding_dim)
+    outputs = len(model.classes) or model.embedding_dim
+    shape, wanted = tuple(backbone.output_shape), (None, outputs)
     size = (None, model.image_size, model.image_size, model.channels)
     if shape != wanted or tuple(backbone.input_shape) != size:
         raise ConfigError(
             f"backbone maps {tuple(backbone.input_shape)} to {shape}, wanted {size} to {wanted}; "
-            "set model.image_size, model.channels and model.embedding_dim to fit"
+            "set model.image_size, model.channels and model.embedding_dim or classes to fit"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedemb.embedding.classifier import HEAD
 from fedemb.errors import ConfigError
 
 
@@ -41,7 +42,9 @@ def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
       ConfigError: the group holds no variable of this backbone.
     """
     variables = list(backbone.trainable_variables)
-    blocks = [_block(v.path) for v in variables if not v.path.startswith(("embedding/", "head/"))]
+    blocks = [
+        _block(v.path) for v in variables if not v.path.startswith(("embedding/", f"{HEAD}/"))
+    ]
     first = {"stem", *[block for block in blocks if block != "stem"][:1]}
     chosen = {
         "all": lambda path: True,
@@ -52,7 +55,7 @@ def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
         "conv_frozen": lambda path: not _frozen_convolution(backbone.name, path),
         "first_blocks_frozen": lambda path: _block(path) not in first,
     }[group]
-    found = [v for v in variables if v.path.startswith("head/") or chosen(v.path)]
+    found = [v for v in variables if v.path.startswith(f"{HEAD}/") or chosen(v.path)]
     if not found:
         raise ConfigError(
             f"model.trainable={group} leaves nothing to train in {backbone.name}; take another"

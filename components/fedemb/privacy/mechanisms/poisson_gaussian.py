@@ -29,6 +29,7 @@ from fedemb.privacy.mechanisms.mechanism import (
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
+    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
@@ -44,6 +45,17 @@ class PoissonGaussianConfig(NoisedConfig):
     """Expected units per round (B), a public constant: what the noised sum is divided by."""
     adaptive_clip: AdaptiveClipConfig | None = None
     """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
+
+    @override
+    def check_run(self, config: RunConfig) -> None:
+        super().check_run(config)
+        population = config.policy.users_lower_bound
+        if self.units_per_round > population:
+            raise ValueError(
+                f"mechanism.units_per_round={self.units_per_round} exceeds the "
+                f"{population} units the policy promises (policy.users_lower_bound); lower it, to "
+                "sampling_probability times that number"
+            )
 
 
 class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):

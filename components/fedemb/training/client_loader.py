@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.config import RunConfig
+from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.embedding.rounds import ClientExamples
 
@@ -20,7 +20,8 @@ class ClientLoader:
 
     Args:
       store: the users.
-      config: of the run.
+      model: what images are shown to it.
+      max_examples: of one client, in keyed order.
       classes: DP-FedAvg: all labels of the world, ascending; labels become rows of the shared head.
       cache_bytes: bound on the decoded images kept.
     """
@@ -28,12 +29,18 @@ class ClientLoader:
     def __init__(
         self,
         store: UserStore,
-        config: RunConfig,
+        model: ModelConfig,
         *,
+        max_examples: int,
         classes: np.ndarray | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._store, self._config, self._classes = store, config, classes
+        self._store, self._classes = store, classes
+        self._how = {
+            "max_examples": max_examples,
+            "image_size": model.image_size,
+            "channels": model.channels,
+        }
         self._cache: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._room = cache_bytes
 
@@ -51,14 +58,7 @@ class ClientLoader:
         return ClientExamples(client.grouping, client.group, *found)
 
     def _read(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        model = self._config.model
-        images, labels = load_examples(
-            self._store,
-            users,
-            max_examples=self._config.training.local.max_examples_per_client,
-            image_size=model.image_size,
-            channels=model.channels,
-        )
+        images, labels = load_examples(self._store, users, **self._how)
         if self._classes is not None:
             labels = np.searchsorted(self._classes, labels)
         return images, labels

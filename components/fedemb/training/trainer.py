@@ -4,82 +4,75 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.data.client_data import UserStore
 from fedemb.data.group_index import GroupIndex
-from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.feed import Feed
+from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.round_loop import run_rounds
-from fedemb.embedding.rounds import RoundFunction
-from fedemb.embedding.server import initial_state
+from fedemb.embedding.server import ServerState, initial_state
 from fedemb.errors import ArtifactError, Interrupted, StorageError
-from fedemb.steps.train_dp_fedemb import checkpoint
-from fedemb.steps.train_dp_fedemb.checkpoint import Progress
-from fedemb.steps.train_dp_fedemb.client_loader import ClientLoader, all_classes
-from fedemb.steps.train_dp_fedemb.diagnostics import Diagnostics, describe
-from fedemb.steps.train_dp_fedemb.interrupt import StopRequest
-from fedemb.steps.train_dp_fedemb.rounds import RoundLog, RoundRecord
-from fedemb.storage import Store
+from fedemb.storage import Store, open_store
+from fedemb.training import checkpoint
+from fedemb.training.checkpoint import Progress
+from fedemb.training.diagnostics import Diagnostics, describe
+from fedemb.training.interrupt import StopRequest
+from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What one attempt trains with; all of it is checked and bound in the ledger. Raw."""
+
+    config: RunConfig
+    backbone: Any
+    """Where the rounds start from."""
+    mechanism: Any
+    """`privacy.queries.Mechanism` of the attempt: clips, sums, noises and prices."""
+    users: Path
+    """Local folder of the users."""
+    store: Store
+    """Working state."""
+    log: RoundLog
+    """Its round records."""
+    diagnostics: str
+    """Address of the store of un-noised figures."""
+    workers: int
+    """Virtual clients or micro-batches computed side by side."""
+    devices: Sequence[str] | None
+    """They are dealt to, see `RoundFunction`."""
 
 
 class Trainer:
     """Runs the rounds of one attempt.
 
     Args:
-      config: configuration of the run.
-      backbone: where the rounds start from; not changed.
-      mechanism: `privacy.queries.Mechanism` of the attempt.
-      users: local folder of the users.
-      workers: virtual clients trained side by side.
-      devices: they are dealt to, see `RoundFunction`.
+      attempt: what trains, and where its working state lies.
+      function: what units bring to a round.
+      load: reads what a `sampling.VirtualClient` brings.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        backbone: Any,
-        mechanism: Any,
-        users: Path,
-        *,
-        workers: int,
-        devices: Sequence[str] | None = None,
-    ) -> None:
-        training = config.training
-        self._config, self._mechanism = config, mechanism
+    def __init__(self, attempt: Attempt, function: RoundKind, load: Callable[[Any], Any]) -> None:
+        self._attempt, self._function, self._load = attempt, function, load
+        self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []
         """Records whose mean no checkpoint covers yet; without the mean."""
-        store = UserStore(users)
-        classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
-        self._index = GroupIndex.load(users)
-        self._loader = ClientLoader(store, config, classes=classes)
-        trained = with_bfloat16(backbone) if training.mixed_precision else backbone
-        self._function = RoundFunction(
-            trained,
-            mechanism,
-            training.local,
-            variables=trainable_variables(trained, config.model.trainable),
-            seed=training.seed,
-            workers=workers,
-            devices=devices,
-            shared_head_rows=0 if classes is None else max(1, len(classes)),
-        )
 
-    def restore(self, store: Store, log: RoundLog) -> Progress:
+    def restore(self) -> Progress:
         """Where the attempt stands: its checkpoint, and the records committed after it.
 
         Raises:
           ArtifactError: a record lost its mean before a checkpoint covered it.
         """
-        server = self._config.training.server
-        start = Progress(initial_state(server, self._function.initial_weights()), None)
-        progress = checkpoint.load(store, log.inputs_sha) or start
+        log = self._attempt.log
+        start = Progress(initial_state(self._server, self._function.initial_weights()), None)
+        progress = checkpoint.load(self._attempt.store, log.inputs_sha) or start
         while (record := log.read(progress.state.rounds)) is not None:
             progress = self._advance(progress, record)
         return progress
@@ -90,21 +83,15 @@ class Trainer:
                 f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
-        server = self._config.training.server
-        state = self._function.advance(server, progress.state, record.mean)
+        state = self._function.advance(self._server, progress.state, record.mean)
         self._uncovered.append(replace(record, mean=None))
         return Progress(state, record.mechanism_state)
 
-    def train(self, store: Store, log: RoundLog, diagnostics: Store) -> Any:
+    def train(self) -> ServerState:
         """Runs all rounds that are not committed yet.
 
-        Args:
-          store: working state of the attempt.
-          log: its round records.
-          diagnostics: where un-noised figures go.
-
         Returns:
-          The `ServerState` after the last round.
+          The state after the last round.
 
         Raises:
           Interrupted: asked to stop; checkpoint written.
@@ -112,31 +99,32 @@ class Trainer:
         """
         import tensorflow as tf
 
-        def commit(index: int, output: Any) -> RoundRecord:
-            return log.commit(index, self._mechanism, output)
+        attempt, mechanism = self._attempt, self._attempt.mechanism
 
-        progress = self.restore(store, log)
-        first, rounds = progress.state.rounds, self._mechanism.plan.rounds
+        def commit(index: int, output: Any) -> RoundRecord:
+            return attempt.log.commit(index, mechanism, output)
+
+        progress = self.restore()
+        first, rounds = progress.state.rounds, mechanism.plan.rounds
         if progress.mechanism is not None:
-            self._mechanism.restore(progress.mechanism)
+            mechanism.restore(progress.mechanism)
         if first:
             _LOG.info("resuming after round %d of %d", first, rounds)
-        figures = Diagnostics(diagnostics, first)
+        figures = Diagnostics(open_store(attempt.diagnostics), first)
         started = time.monotonic()
-        feed = Feed(self._function, first=first, index=self._index, load=self._loader.load)
+        index = GroupIndex.load(attempt.users)
+        feed = Feed(self._function, first=first, index=index, load=self._load)
         try:
             with feed, StopRequest() as stop:
-                for done in run_rounds(
-                    self._function, self._config.training.server, progress.state, feed, commit
-                ):
+                for done in run_rounds(self._function, self._server, progress.state, feed, commit):
                     self._uncovered.append(replace(done.record, mean=None))
                     progress = Progress(done.state, done.record.mechanism_state)
-                    figures.write(done.index, describe(done, self._mechanism.plan))
+                    figures.write(done.index, describe(done, mechanism.plan))
                     ended, elapsed = done.index + 1, time.monotonic() - started
                     _LOG.info("%s", _line(done.index, first, rounds, elapsed))
-                    due = ended % self._config.training.checkpoint_every == 0
+                    due = ended % attempt.config.training.checkpoint_every == 0
                     if due or stop.requested or ended == rounds:
-                        self._save(store, log, progress)
+                        self._save(progress)
                         figures.flush()
                     if stop.requested and ended < rounds:
                         raise Interrupted(
@@ -151,11 +139,12 @@ class Trainer:
         finally:
             figures.close()
         if self._uncovered:  # all rounds were on record already
-            self._save(store, log, progress)
+            self._save(progress)
         return progress.state
 
-    def _save(self, store: Store, log: RoundLog, progress: Progress) -> None:
-        checkpoint.save(store, log.inputs_sha, progress)
+    def _save(self, progress: Progress) -> None:
+        log = self._attempt.log
+        checkpoint.save(self._attempt.store, log.inputs_sha, progress)
         for record in self._uncovered:
             log.cut(record)
         self._uncovered = []

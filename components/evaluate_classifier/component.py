@@ -1,0 +1,42 @@
+"""KFP face of evaluate_classifier."""
+
+from kfp import dsl
+
+from fedemb.documents.artifacts import Public
+from fedemb.step import Rights, step
+
+
+@step(
+    image="trainer",
+    resources="embed",
+    outputs={"utility_report": Public, "utility_page": Public, "metrics": Public},
+    rights=Rights(
+        private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
+        ledger="append",
+        signing=("evaluate",),
+        releases="read",
+    ),
+)
+def evaluate_classifier(
+    config: str,
+    run_id: str,
+    private_root: str,
+    ledger: str,
+    keys: str,
+    users: dsl.Input[dsl.Dataset],
+    pretrained: dsl.Input[dsl.Model],
+    model: dsl.Input[dsl.Model],
+    utility_report: dsl.Output[dsl.Artifact],
+    utility_page: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+):
+    """Measures how often the classifier is right on people who never trained."""
+    from fedemb.step import step_process
+    from fedemb.steps.evaluate_classifier.evaluate import run
+
+    with step_process("evaluate_classifier", locals()) as context:
+        report = run(context)
+        if report["model"]:
+            for name in ("top_1", "top_5"):
+                metrics.log_metric(name, report["model"][name]["value"])
+        utility_report.metadata["model_sha"] = report["model_sha"]

@@ -1,0 +1,106 @@
+"""evaluate_classifier: how often is the classifier right on people who never trained?
+
+Measures the trained model, the public start, an untrained model and, where asked for, the previous
+release and (in simulations) one trained without privacy, all on the same held-out images. All
+figures are exact over evaluation users, whom the guarantee does not cover; the report says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+from fedemb.config import RunConfig
+from fedemb.data.client_data import UserStore
+from fedemb.documents.artifacts import config_digest
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.embedding.classifier import classify
+from fedemb.embedding.loading import load_backbone
+from fedemb.errors import FedEmbError
+from fedemb.evaluation.classification import measure_classifiers
+from fedemb.evaluation.held_out import (
+    apply_models,
+    backbone_of_release,
+    models_of_run,
+    train_without_privacy,
+)
+from fedemb.keys.signatures import Signer, write_signed
+from fedemb.reports.utility_words import utility_sentence
+from fedemb.signed_inputs import read_model, read_start, read_users
+from fedemb.step_context import StepContext
+from fedemb.steps.evaluate_classifier.page import write_classifier_page
+from fedemb.storage import local_tree
+
+_COMPARED = ("public_backbone", "untrained", "centralized", "previous_release")
+_LOG = logging.getLogger(__name__)
+
+
+def run(context: StepContext) -> dict[str, Any]:
+    """Measures the model of a run on its held-out users and writes report and page.
+
+    Args:
+      context: reads `users`, `pretrained`, `model` and the evaluation users in the private root;
+        writes `utility_report` and `utility_page`.
+
+    Returns:
+      The report. If nobody was held out its figures are missing: data never decides whether a run
+      exists.
+
+    Raises:
+      ArtifactError: an artifact is missing, damaged, or of another run.
+      SignatureInvalid: model, users or public start are not signed by the steps that write them.
+      StorageError: the private root cannot be read.
+    """
+    config, artifacts = context.config, context.artifacts
+    card = read_model(context)
+    read_users(context)
+    read_start(context)
+    models = models_of_run(config, artifacts)
+    signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
+    context.ledger.look(context.run_id, card.weights_sha, signer)  # before anybody is looked at
+    with ExitStack() as stack:
+        if config.evaluation.centralized_baseline:
+            users = stack.enter_context(local_tree(context.private("users")))
+            models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
+        if config.evaluation.previous_release:
+            models |= _previous(config, config.evaluation.previous_release)
+        folder = stack.enter_context(local_tree(context.private("evaluation")))
+        subjects, probabilities = apply_models(UserStore(folder), models, config, classify)
+    nothing = dict.fromkeys(("model", *_COMPARED, "by_class", "by_group"))
+    fields: dict[str, Any] = {
+        "run_id": context.run_id,
+        "config_sha": config_digest(config, "evaluation"),
+        "model_sha": card.weights_sha,
+        "simulation": config.purpose == "simulation",
+        "public_kind": config.pretraining.kind,
+        "bootstrap_samples": config.evaluation.bootstrap_samples,
+        "unit": config.policy.unit,
+        "classes": len(config.model.classes),
+        **nothing,
+        "images": 0,
+        "units": 0,
+    }
+    if len(subjects.labels):
+        fields |= measure_classifiers(
+            probabilities,
+            subjects,
+            config.model.classes,
+            samples=config.evaluation.bootstrap_samples,
+            grouped=config.data.source.columns.subgroup is not None,
+        )
+    report = ClassifierReport.of_fields(fields)
+    write_classifier_page(artifacts.utility_page, report)
+    _LOG.info("%s", utility_sentence(report))
+    return write_signed(artifacts.utility_report, report, signer).json
+
+
+def _previous(config: RunConfig, uri: str) -> dict[str, Any]:
+    """The model of an earlier release; none if it takes other images or names other classes."""
+    with local_tree(uri) as bundle:
+        path = backbone_of_release(bundle)
+        try:
+            return {"previous_release": load_backbone(path, config.model)}
+        except FedEmbError as error:
+            _LOG.warning("the previous release is not comparable: %s", error)
+            return {}

@@ -1,0 +1,62 @@
+"""The page of a classifier's report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
+from fedemb.reports import report as pages
+from fedemb.reports.utility_words import COVERS, utility_sentence
+
+_NAMES = {
+    "public_backbone": "public start",
+    "untrained": "untrained",
+    "centralized": "central, not private",
+    "previous_release": "previous release",
+}
+
+
+def write_classifier_page(path: Path, report: ClassifierReport) -> None:
+    """Writes the page of a report; the same report gives the same bytes."""
+    others: list[tuple[str, ComparedClassifier]] = [
+        (_display_name(name, report), part)
+        for name in _NAMES
+        if (part := getattr(report, name)) is not None
+    ]
+    models: list[tuple[str, Classified]] = [("this model", report.model)] if report.model else []
+    models += others
+    pages.write_page(
+        path,
+        "classifier_report.html",
+        tone=_tone(report),
+        report=report,
+        sentence=utility_sentence(report),
+        covers=COVERS,
+        models=models,
+        others=others,
+        chart=_chart(models) if models else None,
+    )
+
+
+def _display_name(name: str, report: ClassifierReport) -> str:
+    if name == "public_backbone" and report.public_kind == "none":
+        return "untrained start"
+    return _NAMES[name]
+
+
+def _chart(models: list[tuple[str, Classified]]) -> Any:
+    bars = [
+        pages.Bar(name, part.top_1.value, part.top_1.low, part.top_1.high, series)
+        for series, (name, part) in enumerate(models)
+    ]
+    words = ", ".join(f"{bar.name} {bar.value:.3f}" for bar in bars)
+    alt = f"Share of images whose class is named first, with 95 % intervals: {words}"
+    return pages.bar_chart(bars, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))
+
+
+def _tone(report: ClassifierReport) -> str:
+    difference = report.difference("public_backbone")
+    if difference is None:
+        return "plain"
+    return "good" if difference.low > 0 else "bad" if difference.high < 0 else "plain"

@@ -1,0 +1,108 @@
+"""How good a classifier is: exact figures on people who never trained and no guarantee covers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import StringConstraints, model_validator
+
+from fedemb.documents.document import Document, Part
+from fedemb.documents.fields import Count, Interval, Name, Sha, Share
+
+PartName = Annotated[str, StringConstraints(max_length=100)]
+"""A class, as the configuration lists it, or a group, as it stands in the data."""
+
+
+class Classified(Part):
+    """One model."""
+
+    top_1: Interval
+    """Share of images whose class is named first; ties are broken by lot, on average."""
+    top_5: Interval
+    log_loss: Interval
+    calibration_error: Share
+    """Mean gap between confidence and accuracy, over 15 equal bins of confidence (ECE)."""
+
+
+class ComparedClassifier(Classified):
+    """Another model on the same images, and this model's top-1 minus that one's, paired."""
+
+    difference: Interval
+
+
+class ClassifiedPart(Part):
+    """The images of one class, or of one group of people."""
+
+    name: PartName
+    images: Count
+    units: Count
+    top_1: Interval
+
+
+class ClassifiedParts(Part):
+    """Worst served first; those of too few users are counted and not shown."""
+
+    shown: list[ClassifiedPart]
+    too_small: Count
+
+
+class ClassifierReport(Document):
+    """Written by evaluate_classifier."""
+
+    kind: ClassVar[str] = "classifier_report"
+    role: ClassVar[str | None] = "evaluate"
+
+    run_id: Name
+    config_sha: Sha
+    model_sha: Sha
+    simulation: bool
+    public_kind: Name
+    bootstrap_samples: Count
+    unit: Literal["user", "image"]
+    """What intervals resample."""
+    images: Count
+    units: Count
+    classes: Count
+    model: Classified | None
+    """None: nobody was held out, and nothing was measured."""
+    public_backbone: ComparedClassifier | None
+    """Where private training started."""
+    untrained: ComparedClassifier | None
+    centralized: ComparedClassifier | None
+    """Trained without privacy; in simulations alone."""
+    previous_release: ComparedClassifier | None
+    by_class: ClassifiedParts | None
+    by_group: ClassifiedParts | None
+    """None: no column names groups."""
+
+    headline_words: ClassVar[str] = "top-1"
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are figures."""
+        return self.model is not None
+
+    def headline(self, name: str = "model") -> Interval | None:
+        """The figure that is named first, of this model or one it is compared with."""
+        part: Classified | None = getattr(self, name)
+        return part and part.top_1
+
+    def difference(self, name: str) -> Interval | None:
+        """That figure of this model minus another's, paired."""
+        part: ComparedClassifier | None = getattr(self, name)
+        return part and part.difference
+
+    @model_validator(mode="after")
+    def _of_one_measurement(self) -> ClassifierReport:
+        others = (self.public_backbone, self.untrained, self.centralized, self.previous_release)
+        for other in others:
+            if other is None:
+                continue
+            if self.model is None:
+                raise ValueError("it is measured in one place and not in another")
+            gap = self.model.top_1.value - other.top_1.value - other.difference.value
+            if not abs(gap) < 2e-6:
+                raise ValueError("a difference is not that of the figures")
+        if self.measured != bool(self.images and self.by_class):
+            raise ValueError("it is measured in one place and not in another")
+        return self

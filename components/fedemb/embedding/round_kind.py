@@ -1,0 +1,37 @@
+"""What a kind of round is to the loop, whoever computes it and however."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedemb.config import ServerConfig
+from fedemb.embedding.rounds import RoundSums
+from fedemb.embedding.server import ServerState
+
+
+class RoundKind(Protocol):
+    """Units in, their clipped integer sum out."""
+
+    mechanism: Any
+    """`privacy.queries.Mechanism`: samples, clips, sums, noises and prices."""
+    seconds_waited: float
+    """Of the last round: how long it waited for data."""
+
+    def initial_weights(self) -> np.ndarray:
+        """What trains, before the first round, float32 `[dim]`."""
+        ...
+
+    def slabs(self, units: Iterable[Any], round_index: int) -> Iterator[Any]:
+        """Packs the units of a round, some at a time; see `Feed`."""
+        ...
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
+        """The clipped sum of a round over its packed units, from the weights all start from."""
+        ...
+
+    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """The server's step on the noised mean."""
+        ...

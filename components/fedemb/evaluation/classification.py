@@ -1,0 +1,105 @@
+"""How good a classifier is: top-1, top-5, per class and per group, calibration; all over units.
+
+Intervals resample users, who bring all their images with them; models are compared on the same
+draws. A class or a group of fewer than `SMALLEST` users is counted and not shown: its figure would
+say little of the model and much of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.held_out import Subjects
+
+SMALLEST = 10
+"""Users of a class or group whose figure is shown, at least."""
+_BINS = 15
+_SEED = 20221121
+"""Of the draws: fixed, so that two reports on the same users can be paired."""
+
+
+def measure_classifiers(
+    probabilities: Mapping[str, np.ndarray],
+    subjects: Subjects,
+    classes: Sequence[str],
+    *,
+    samples: int,
+    grouped: bool,
+) -> dict[str, Any]:
+    """Measures classifiers on the same images.
+
+    Args:
+      probabilities: by name float32 `[images, classes]`; `model` is compared with the others.
+      subjects: of at least one image; labels are places in `classes`.
+      classes: names.
+      samples: bootstrap draws.
+      grouped: whether a column names groups.
+
+    Returns:
+      The measured fields of a `ClassifierReport`.
+    """
+    labels = subjects.labels
+    _, units = np.unique(subjects.users, return_inverse=True)
+    weights = draw_weights(int(units.max()) + 1, samples, _SEED)
+    rows = np.arange(len(labels))
+
+    def mean(values: np.ndarray, use: np.ndarray | None = None) -> Estimate:
+        return weighted_mean(values.astype(np.float64), units, weights, use)
+
+    def top(table: np.ndarray, count: int) -> np.ndarray:
+        """Chance that the class is among the first `count`, where ties are broken by lot."""
+        own = table[rows, labels][:, None]
+        before, tied = (table > own).sum(axis=1), (table == own).sum(axis=1)
+        return np.clip((count - before) / tied, 0.0, 1.0)
+
+    def figures(table: np.ndarray) -> dict[str, Any]:
+        return {
+            "top_5": mean(top(table, 5)).to_json(),
+            "log_loss": mean(-np.log(np.maximum(table[rows, labels], 1e-12))).to_json(),
+            "calibration_error": _calibration_error(table, labels),
+        }
+
+    right = top(probabilities["model"], 1)
+
+    def parts(names: Sequence[str], places: np.ndarray) -> dict[str, Any]:
+        shown, too_small = [], 0
+        for place, name in enumerate(names):
+            use = places == place
+            people = len(np.unique(units[use]))
+            if people < SMALLEST:
+                too_small += 1
+                continue
+            top_1 = mean(right, use).to_json()
+            images = int(use.sum())
+            shown.append({"name": name[:100], "images": images, "units": people, "top_1": top_1})
+        shown.sort(key=lambda part: part["top_1"]["value"])
+        return {"shown": shown, "too_small": too_small}
+
+    top_1 = {name: mean(top(table, 1)) for name, table in probabilities.items()}
+    measured: dict[str, Any] = {
+        name: {"top_1": top_1[name].to_json(), **figures(table)}
+        for name, table in probabilities.items()
+    }
+    for name in measured.keys() - {"model"}:
+        measured[name]["difference"] = (top_1["model"] - top_1[name]).to_json()
+    groups = np.unique(subjects.subgroups)
+    names = [str(group) or "(none)" for group in groups]
+    return {
+        "images": len(labels),
+        "units": len(weights[0]),
+        **measured,
+        "by_class": parts(classes, labels),
+        "by_group": parts(names, np.searchsorted(groups, subjects.subgroups)) if grouped else None,
+    }
+
+
+def _calibration_error(table: np.ndarray, labels: np.ndarray) -> float:
+    """Mean gap between confidence and accuracy over equal bins of confidence (ECE)."""
+    confidence, right = table.max(axis=1), table.argmax(axis=1) == labels
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bins, confidence.astype(np.float64) - right, minlength=_BINS)
+    return round(float(np.abs(gaps).sum() / len(labels)), 6)

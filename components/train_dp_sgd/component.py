@@ -1,0 +1,39 @@
+"""KFP face of train_dp_sgd."""
+
+from kfp import dsl
+
+from fedemb.documents.artifacts import Noised
+from fedemb.step import Rights, step
+
+
+@step(
+    image="trainer",
+    once=True,
+    resources="train",
+    outputs={"model": Noised},
+    rights=Rights(
+        private={"users": "read", "train": "write", "diagnostics": "write"},
+        ledger="append",
+        signing=("ledger", "trainer"),
+        keys="destroy",
+    ),
+)
+def train_dp_sgd(
+    config: str,
+    run_id: str,
+    private_root: str,
+    ledger: str,
+    keys: str,
+    privacy_plan: dsl.Input[dsl.Artifact],
+    reservation: dsl.Input[dsl.Artifact],
+    users: dsl.Input[dsl.Dataset],
+    pretrained: dsl.Input[dsl.Model],
+    model: dsl.Output[dsl.Model],
+):
+    """Runs the rounds of DP-SGD; the output is the noised classifier and its public round log."""
+    from fedemb.step import step_process
+    from fedemb.steps.train_dp_sgd.train import run
+
+    with step_process("train_dp_sgd", locals()) as context:
+        card = run(context)
+        model.metadata.update(weights_sha=card["weights_sha"], rounds_run=card["rounds_run"])

@@ -1,0 +1,58 @@
+"""The private rounds of DP-SGD: each unit brings one mean gradient (docs/dp_sgd.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedemb.data.client_data import UserStore
+from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+from fedemb.embedding.classifier import without_head
+from fedemb.embedding.head_gradient import FeatureCache, HeadGradientFunction, UnitFeatures
+from fedemb.embedding.server import ServerState
+from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.sampling import VirtualClient
+from fedemb.step_context import StepContext
+from fedemb.training.attempt import run_attempt
+from fedemb.training.client_loader import ClientLoader
+from fedemb.training.trainer import Attempt, Trainer
+
+
+def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
+    """Trains a classifier; arguments, result and errors are those of `run_attempt`.
+
+    Raises:
+      ConfigError: besides, the configuration asks for embeddings.
+    """
+    if context.config.task != "classification":
+        raise ConfigError(
+            f"task={context.config.task} is trained by train_dp_fedemb and not by this step; "
+            "submit the pipeline dp-fedemb"
+        )
+    return run_attempt(context, _train, root_key)
+
+
+def _train(attempt: Attempt) -> ServerState:
+    config, training = attempt.config, attempt.config.training
+    unit = training.unit_gradient
+    classifier = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
+    store = UserStore(attempt.users)
+    loader = ClientLoader(store, config.model, max_examples=unit.images_per_unit)
+    if config.model.trainable == "head":
+        cache = FeatureCache(without_head(classifier))
+        head = HeadGradientFunction(classifier, attempt.mechanism, unit)
+
+        def features(client: VirtualClient) -> UnitFeatures:
+            return cache.of(client.users.tobytes(), lambda: loader.load(client))
+
+        return Trainer(attempt, head, features).train()
+    function = UnitGradientFunction(
+        classifier,
+        attempt.mechanism,
+        unit,
+        variables=trainable_variables(classifier, config.model.trainable),
+        seed=training.seed,
+        workers=attempt.workers,
+        devices=attempt.devices,
+    )
+    return Trainer(attempt, function, loader.load).train()

@@ -1,0 +1,98 @@
+"""Figures of a classifier against counting by hand."""
+
+import numpy as np
+import pytest
+
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.errors import ArtifactError
+from fedemb.evaluation.classification import measure_classifiers
+from fedemb.evaluation.held_out import Subjects
+from fedemb.reports.utility_words import utility_sentence
+
+CLASSES = tuple("abcdefg")
+
+
+def _measured(users=40, images=3, grouped=True):
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 6, users * images)  # nobody has the last class
+    good = random.dirichlet(np.ones(len(CLASSES)), len(labels)).astype(np.float32)
+    good[np.arange(len(labels)), labels] += random.random(len(labels)) < 0.5
+    good /= good.sum(1, keepdims=True)
+    flat = np.full_like(good, 1 / len(CLASSES))
+    groups = np.repeat(random.choice(["x", "y", ""], users, p=[0.6, 0.3, 0.1]), images)
+    owners = np.repeat(np.arange(users, dtype=np.uint64), images)
+    tables = {"model": good, "public_backbone": flat}
+    subjects = Subjects(labels, owners, groups)
+    return measure_classifiers(tables, subjects, CLASSES, samples=50, grouped=grouped), good, labels
+
+
+def _report(**changes):
+    fields = {
+        "run_id": "run-1",
+        "config_sha": "0" * 64,
+        "model_sha": "1" * 64,
+        "simulation": False,
+        "public_kind": "none",
+        "bootstrap_samples": 50,
+        "unit": "user",
+        "classes": len(CLASSES),
+        **dict.fromkeys(("untrained", "centralized", "previous_release")),
+        **_measured()[0],
+        **changes,
+    }
+    return ClassifierReport.of_fields(fields)
+
+
+def test_top_1_and_top_5_are_what_counting_gives_and_ties_are_chance():
+    found, table, labels = _measured()
+    model, start = found["model"], found["public_backbone"]
+    order = np.argsort(-table, axis=1)
+    assert model["top_1"]["value"] == pytest.approx(np.mean(order[:, 0] == labels), abs=1e-6)
+    top_5 = np.mean((order[:, :5] == labels[:, None]).any(1))
+    assert model["top_5"]["value"] == pytest.approx(top_5, abs=1e-6)
+    assert start["top_1"]["value"] == pytest.approx(1 / 7, abs=1e-6)
+    assert start["top_5"]["value"] == pytest.approx(5 / 7, abs=1e-6)
+    assert start["difference"]["value"] == pytest.approx(model["top_1"]["value"] - 1 / 7, abs=1e-5)
+    assert model["top_1"]["low"] < model["top_1"]["value"] < model["top_1"]["high"]
+
+
+def test_a_constant_guess_is_as_sure_as_it_is_right():
+    found, _, labels = _measured()
+    gap = abs(1 / len(CLASSES) - np.mean(labels == 0))
+    assert found["public_backbone"]["calibration_error"] == pytest.approx(gap, abs=1e-6)
+
+
+def test_small_classes_and_groups_are_counted_and_not_shown():
+    found, table, labels = _measured()
+    assert {item["name"] for item in found["by_class"]["shown"]} == set("abcdef")
+    assert found["by_class"]["too_small"] == 1
+    assert {"x", "y"} <= {item["name"] for item in found["by_group"]["shown"]}
+    assert found["by_group"]["too_small"] == 1
+    worst = found["by_class"]["shown"][0]
+    use = labels == CLASSES.index(worst["name"])
+    assert worst["top_1"]["value"] == pytest.approx(np.mean(table[use].argmax(1) == labels[use]))
+    assert _measured(grouped=False)[0]["by_group"] is None
+
+
+def test_the_report_takes_what_was_measured_and_nothing_else():
+    report = _report()
+    assert report.measured
+    assert report.headline("public_backbone").value == pytest.approx(1 / 7, abs=1e-6)
+    assert report.difference("untrained") is None
+    with pytest.raises(ArtifactError):
+        _report(batch=12)
+    of_others = {"difference": {"value": 0.1, "low": 0.0, "high": 1.0}}
+    with pytest.raises(ArtifactError):
+        _report(public_backbone={**_measured()[0]["public_backbone"], **of_others})
+    with pytest.raises(ArtifactError):
+        _report(model=None)
+
+
+def test_the_sentence_names_images_users_classes_and_the_start():
+    sentence = utility_sentence(_report())
+    assert sentence.startswith("On 120 images of 40 users who never trained, the model names the")
+    assert "of 7 classes" in sentence
+    assert "more than an untrained classifier" in sentence
+    assert "On 120 images that never trained" in utility_sentence(_report(unit="image"))
+    nothing = dict.fromkeys(("model", "public_backbone", "by_class", "by_group"))
+    assert "could not be measured" in utility_sentence(_report(**nothing, images=0, units=0))

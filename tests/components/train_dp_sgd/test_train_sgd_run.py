@@ -1,0 +1,120 @@
+"""The step that trains classifiers: one run, killed at every act of a round, resumed, replayed."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fedemb.documents.artifacts import file_digest
+from fedemb.embedding import load_backbone
+from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.steps.train_dp_fedemb import train as train_dp_fedemb
+from fedemb.steps.train_dp_sgd import train as train_dp_sgd
+from fedemb.training import checkpoint
+from fedemb.training.round_log import RoundLog
+from tests.training_run import ReadyRun, classifier_config, config, prepare
+
+ROUNDS = 3
+SETTINGS = {
+    "all layers": classifier_config(),
+    "head": classifier_config(
+        **{
+            "model.trainable": "head",
+            "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
+        }
+    ),
+}
+
+
+class Killed(BaseException):
+    """What a test raises where a kill would strike."""
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def prepared(request, tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("prepared"), SETTINGS[request.param], users=101)
+
+
+@pytest.fixture(scope="module")
+def finished(prepared, tmp_path_factory):
+    run = _copy(prepared, tmp_path_factory.mktemp("finished") / "run")
+    run.train()
+    return run
+
+
+def _copy(run, root):
+    shutil.copytree(run.root, root)
+    return ReadyRun(root, run.config)
+
+
+def _same_model(one, other):
+    for name in ("backbone.keras", "rounds.jsonl", "model.json"):
+        assert file_digest(one.root / "model" / name) == file_digest(other.root / "model" / name)
+
+
+def test_model_is_backbone_and_head_and_only_the_group_that_trains_has_moved(finished):
+    model, start = (
+        load_backbone(finished.root / folder / "backbone.keras", finished.config.model)
+        for folder in ("model", "pretrained")
+    )
+    assert model.output_shape == (None, 3)
+    moved = {
+        after.path
+        for after, before in zip(model.weights, start.weights, strict=True)
+        if not np.array_equal(after.numpy(), before.numpy())
+    }
+    head = {"logits/kernel", "logits/bias"}
+    assert moved == head if finished.config.model.trainable == "head" else moved > head
+    card = json.loads((finished.root / "model" / "model.json").read_text())
+    assert card["rounds_run"] == ROUNDS
+
+
+def test_round_log_prices_each_round_and_holds_public_fields_only(finished):
+    lines = (finished.root / "model" / "rounds.jsonl").read_text().splitlines()
+    rounds = [json.loads(line) for line in lines]
+    assert [entry["round"] for entry in rounds] == list(range(ROUNDS))
+    for entry in rounds:
+        assert set(entry) == {"round", "clients_planned", "output_sha", "event"}
+        assert entry["clients_planned"] == 12.0
+        assert entry["event"]["sampling_probability"] == 0.3
+
+
+ACTS = ((RoundLog, "commit", True), (RoundLog, "commit", False), (checkpoint, "save", False))
+"""Where a kill strikes: before and after a round comes on record, and after its checkpoint."""
+
+
+def test_killed_around_every_round_resumes_to_the_same_bits(
+    prepared, finished, tmp_path, monkeypatch
+):
+    ready = _copy(prepared, tmp_path / "run")
+    for _ in range(2):  # each time the last act comes a round later: all rounds are met
+        for place, name, before in ACTS:
+            original = getattr(place, name)
+
+            def killing(*arguments, act=original, first=before):
+                if not first:
+                    act(*arguments)
+                raise Killed
+
+            monkeypatch.setattr(place, name, killing)
+            with pytest.raises(Killed):
+                ready.train()
+            monkeypatch.undo()
+    ready.train()
+    _same_model(ready, finished)
+
+
+def test_another_microbatch_is_another_run(prepared, tmp_path):
+    ready = _copy(prepared, tmp_path / "run")
+    changed = ready.config.updated({"training.unit_gradient.microbatch": 8})
+    with pytest.raises(PlanMismatch, match="another configuration"):
+        ready.train(changed)
+    assert not (ready.private / "train").exists()
+
+
+def test_each_step_refuses_the_task_of_the_other(prepared):
+    with pytest.raises(ConfigError, match="submit the pipeline dp-sgd"):
+        train_dp_fedemb.run(prepared.context())
+    with pytest.raises(ConfigError, match="submit the pipeline dp-fedemb"):
+        train_dp_sgd.run(prepared.context(config()))
