@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Literal
 
 from fedemb.documents.artifacts import Artifact
@@ -65,6 +66,8 @@ class Step:
     """A declared step."""
 
     name: str
+    task: Literal["embedding", "classification"] | None
+    """The `RunConfig.task` whose pipeline it belongs to; None: it belongs to all."""
     summary: str
     """One sentence: the docstring of the component."""
     image: Image
@@ -103,6 +106,7 @@ class Step:
 def step(
     *,
     image: Image,
+    task: Literal["embedding", "classification"] | None = None,
     outputs: Mapping[str, type[Artifact]],
     rights: Rights | None = None,
     private: bool = True,
@@ -136,6 +140,7 @@ def step(
             )
         return Step(
             name=function.__name__,
+            task=task,
             summary=(function.__doc__ or "").partition("\n")[0],
             image=image,
             private=private,
@@ -160,6 +165,30 @@ def declared(name: str) -> Step:
       ModuleNotFoundError: there is no such step.
     """
     return getattr(import_module(f"fedemb.steps.{name}.component"), name)
+
+
+def leading_to(name: str, task: str) -> tuple[Step, ...]:
+    """The declarations of a step and of all that what it takes rests on, givers first.
+
+    Args:
+      name: of the step.
+      task: `RunConfig.task`; steps of another give nothing.
+    """
+    every = [
+        declared(module.name) for module in iter_modules(import_module("fedemb.steps").__path__)
+    ]
+    givers = {
+        output: step for step in every if step.task in (None, task) for output in step.outputs
+    }
+    found: dict[str, Step] = {}
+
+    def find(step: Step) -> None:
+        for artifact in step.inputs:
+            find(givers[artifact])
+        found.setdefault(step.name, step)
+
+    find(declared(name))
+    return tuple(found.values())
 
 
 def log_event(kind: str, **fields: Any) -> None:
