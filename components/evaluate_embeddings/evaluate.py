@@ -40,8 +40,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Args:
       context: reads `users`, `pretrained`, `model` and the evaluation users in the private root;
-        writes `utility_report` and `utility_page`. With Beam options images are embedded by a
-        Beam pipeline over tfx-bsl RunInference instead of in this process.
+        writes `utility_report` and `utility_page`.
 
     Returns:
       The report. If too few identities were held out, `evaluated` is None and the figures are
@@ -67,12 +66,7 @@ def run(context: StepContext) -> dict[str, Any]:
                 backbones["centralized"] = train_without_privacy(
                     config, artifacts.pretrained, users
                 )
-        if context.beam_options:
-            from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
-
-            subjects, embeddings = embed_users_beam(store, backbones, config, context.beam_options)
-        else:
-            subjects, embeddings = apply_models(store, backbones, config, embed)
+        subjects, embeddings = apply_models(store, backbones, config, embed)
         fields: dict[str, Any] = {
             "run_id": run_id,
             "config_sha": config_digest(config, "evaluation"),

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 from evaluation_run import FinishedRun, config, write_users
 
@@ -188,24 +187,6 @@ def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_pa
     assert report["untrained"] is None
     assert "an untrained backbone" in said(tmp_path / "report.json")
     assert "public backbone" not in said(tmp_path / "report.json")
-
-
-@pytest.mark.slow
-def test_beam_and_this_process_embed_alike(finished):
-    from fedemb.data.client_data import UserStore
-    from fedemb.embedding import embed
-    from fedemb.embedding.loading import load_backbone
-    from fedemb.evaluation.held_out import apply_models
-    from fedemb.steps.evaluate_embeddings.beam import embed_users_beam
-
-    settings = config(**{"evaluation.max_images": 101})
-    store = UserStore(finished.private / "evaluation")
-    model = load_backbone(finished.root / "model" / "backbone.keras", settings.model)
-    here, one = apply_models(store, {"model": model}, settings, embed)
-    there, two = embed_users_beam(store, {"model": model}, settings, ["--runner=DirectRunner"])
-    assert np.abs(one["model"] - two["model"]).max() < 1e-5
-    for name in ("labels", "users", "subgroups"):
-        assert (getattr(here, name) == getattr(there, name)).all()
 
 
 def test_a_simulation_prints_the_utility_drop(finished, tmp_path):
