@@ -15,12 +15,11 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """
     rows = [("run", "verdict", "epsilon", "users", "gain over the public start")]
     for run in runs:
-        plan, utility = run.document("privacy_plan"), run.document("utility_report") or {}
+        plan, utility = run.document("privacy_plan"), run.utility()
         users, epsilon = price(run.config().purpose, plan) if plan else ("-", "-")
-        public, points = utility.get("public_backbone"), "-"
-        if public is not None:
-            gain = public["difference"][utility["headline_rate"]]
-            value, low, high = (f"{100 * gain[name]:+.1f}" for name in ("value", "low", "high"))
+        gain, points = utility and utility.difference("public_backbone"), "-"
+        if gain is not None:
+            value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
             points = f"{value} [{low}, {high}]"
         rows.append((run.run_id, _verdict(run), epsilon, users, points))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
