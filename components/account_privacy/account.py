@@ -21,6 +21,7 @@ from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.step import leading_to
 from fedemb.step_context import StepContext
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ def run(context: StepContext) -> dict[str, Any]:
     steps = write_run(
         artifacts.lineage,
         evidence,
-        report_sha=signed.sha,
+        leading_to("account_privacy", config.task),
+        digests={"privacy_report": signed.sha},
         commitments=report.provenance.commitments.model_dump(),
         time=datetime.fromisoformat(report.time),
     )

@@ -8,6 +8,7 @@ from fedemb.step import Rights, step
 
 @step(
     image="trainer",
+    task="classification",
     resources="embed",
     outputs={"utility_report": Public, "utility_page": Public, "metrics": Public},
     rights=Rights(

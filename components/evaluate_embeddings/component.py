@@ -8,6 +8,7 @@ from fedemb.step import Rights, step
 
 @step(
     image="trainer",
+    task="embedding",
     resources="embed",
     outputs={
         "utility_report": Public,

@@ -23,8 +23,8 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,8 @@ from fedemb.storage import Store, open_store
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
+    from fedemb.step import Step
+
 PRODUCER = "urn:fedemb"
 NAMESPACE = "fedemb"
 FILE_NAME = "lineage.jsonl"
@@ -48,11 +50,14 @@ SEND_SECONDS_IN_ALL = 15.0
 _log = logging.getLogger(__name__)
 _NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
 
-OF_TASK = {
-    "embedding": ("dp-fedemb", "train_dp_fedemb", "evaluate_embeddings"),
-    "classification": ("dp-sgd", "train_dp_sgd", "evaluate_classifier"),
-}
-"""`RunConfig.task` -> the pipeline that runs it, and its steps that train and evaluate."""
+PIPELINES = {"embedding": "dp-fedemb", "classification": "dp-sgd"}
+"""`RunConfig.task` -> the pipeline that runs it, parent of the steps in OpenLineage's words."""
+SOURCES = {"private": "raw_images", "public": "public_images"}
+"""`Rights.input` -> what the images are called here."""
+FOLDERS = {"users": "users", "evaluation": "evaluation_identities"}
+"""Folders of the private root that one step writes and others read, and their names here."""
+ARTIFACTS = {"users": ("users_manifest",), "model": ("model", "rounds")}
+"""Artifacts of steps that have another name here, or two parts; the others keep theirs."""
 
 Artifacts = Mapping[str, str | None]
 """Artifact name to digest or keyed commitment; None where it has neither."""
@@ -200,112 +205,87 @@ def _uuid(*parts: str) -> str:
 
 def steps_of(
     evidence: Evidence,
+    steps: Sequence[Step],
     *,
-    report_sha: str,
+    digests: Artifacts,
     commitments: Artifacts,
-    verdict_sha: str | None = None,
     denied: bool = False,
-    released: bool = False,
 ) -> list[StepLineage]:
-    """The steps of a run, from its documents, as far as it came.
+    """What the steps of a run took and gave: edges by their declarations, digests by its documents.
+
+    Private data is drawn as far as a step's rights reach: what it may read, it took.
 
     Args:
       evidence: documents of the run.
-      report_sha: of the privacy report.
+      steps: declarations of the steps that ran, see `step.leading_to`.
+      digests: of `privacy_report` and, once there is one, of `verdict`. A release has none here:
+        it contains the lineage.
       commitments: keyed, to `users` and `evaluation`, as the ledger holds them; what was not
         compared with it is left out.
-      verdict_sha: of the verdict, once there is one.
       denied: whether the verdict ended the run. Then only report and verdict have a digest.
-      released: whether a release follows. It has no digest here: it contains the lineage.
     """
-    files = evidence.model_files
-    _, train, evaluate = OF_TASK[evidence.config.task]
-    plan = {"privacy_plan": evidence.plan.sha}
-    reservation = {"reservation": evidence.reservation.sha}
-    private = {
+    known = {name: digests.get(name) for name in ("privacy_report", "verdict", "release")}
+    found = {
+        "privacy_plan": evidence.plan.sha,
+        "reservation": evidence.reservation.sha,
         "users": commitments.get("users"),
         "evaluation_identities": commitments.get("evaluation"),
+        "users_manifest": evidence.users.sha,
+        "pretrained": evidence.model.body.initial_weights_sha,
+        "model": evidence.model_files.get("backbone.keras"),
+        "rounds": evidence.model_files.get("rounds.jsonl"),
+        "audit_report": evidence.audit.sha,
+        "utility_report": evidence.utility.sha,
+        "raw_images": None,
+        "public_images": None,
     }
-    manifest = {"users_manifest": evidence.users.sha}
-    pretrained = {"pretrained": evidence.model.body.initial_weights_sha}
-    model = {"model": files.get("backbone.keras"), "rounds": files.get("rounds.jsonl")}
-    audit, utility = {"audit_report": evidence.audit.sha}, {"utility_report": evidence.utility.sha}
-    report, verdict = {"privacy_report": report_sha}, {"verdict": verdict_sha}
-    taken = {**plan, **reservation, **manifest, **model, **audit, **utility}
-    steps = [
-        StepLineage("plan_privacy", {}, plan),
-        StepLineage("reserve_budget", plan, reservation),
-        StepLineage("pretrain_public", {"public_images": None}, pretrained),
-        StepLineage(
-            "partition_users", {"raw_images": None, **reservation}, {**private, **manifest}
-        ),
-        StepLineage(
-            train,
-            {"users": private["users"], **plan, **reservation, **pretrained},
-            model,
-        ),
-        StepLineage(
-            evaluate,
-            {"evaluation_identities": private["evaluation_identities"], **model, **pretrained},
-            utility,
-        ),
-        StepLineage("audit_privacy", {**private, **model, **pretrained}, audit),
-        StepLineage("account_privacy", taken, report),
-    ]
-    if verdict_sha is not None:
-        steps.append(StepLineage("gate_release", {**taken, **report}, verdict, denied))
-    if released:
-        steps.append(
-            StepLineage("release_model", {**verdict, **report, **model}, {"release": None})
-        )
-    if denied:
-        known = {*report, *verdict}
-        steps = [
-            replace(step, inputs=_only(known, step.inputs), outputs=_only(known, step.outputs))
-            for step in steps
+    known |= dict.fromkeys(found) if denied else found
+
+    def told(step: Step, right: str, artifacts: Iterable[str]) -> Artifacts:
+        names = [SOURCES[kind] for kind in step.rights.input if kind in SOURCES and right == "read"]
+        names += [
+            name for folder, name in FOLDERS.items() if step.rights.private.get(folder) == right
         ]
-    return steps
+        names += [part for name in artifacts for part in ARTIFACTS.get(name, (name,))]
+        return {name: known[name] for name in names if name in known}
 
-
-def _only(known: set[str], artifacts: Artifacts) -> Artifacts:
-    return {name: sha if name in known else None for name, sha in artifacts.items()}
+    return [
+        StepLineage(
+            step.name,
+            told(step, "read", step.inputs),
+            told(step, "write", step.outputs),
+            failed=denied and step is steps[-1],
+        )
+        for step in steps
+    ]
 
 
 def write_run(
     path: Path,
     evidence: Evidence,
+    steps: Sequence[Step],
     *,
-    report_sha: str,
+    digests: Artifacts,
     commitments: Artifacts,
-    verdict_sha: str | None = None,
     denied: bool = False,
-    released: bool = False,
     time: datetime | None = None,
 ) -> list[StepLineage]:
     """Writes the lineage of a run as far as it came, and returns its steps.
 
     Arguments are those of `steps_of` and `write`, errors those of `write`.
     """
-    steps = steps_of(
-        evidence,
-        report_sha=report_sha,
-        commitments=commitments,
-        verdict_sha=verdict_sha,
-        denied=denied,
-        released=released,
-    )
+    told = steps_of(evidence, steps, digests=digests, commitments=commitments, denied=denied)
     reserved = evidence.reservation.body
-    code_sha = None if denied else reserved.code_sha
     write(
         path,
         reserved.run_id,
-        steps,
-        pipeline=OF_TASK[evidence.config.task][0],
+        told,
+        pipeline=PIPELINES[evidence.config.task],
         config_sha=evidence.config_sha,
-        code_sha=code_sha,
+        code_sha=None if denied else reserved.code_sha,
         time=time,
     )
-    return steps
+    return told
 
 
 def read_steps(uri: str | Path) -> list[StepLineage]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import signature
+from pkgutil import iter_modules
 from typing import Any, Literal
 
 from fedemb.documents.artifacts import Artifact
@@ -61,6 +63,8 @@ class Step:
     """A declared step."""
 
     name: str
+    task: Literal["embedding", "classification"] | None
+    """The `RunConfig.task` whose pipeline it belongs to; None: it belongs to all."""
     summary: str
     """One sentence: the docstring of the component."""
     image: Image
@@ -102,6 +106,7 @@ class Step:
 def step(
     *,
     image: Image,
+    task: Literal["embedding", "classification"] | None = None,
     outputs: Mapping[str, type[Artifact]],
     rights: Rights | None = None,
     private: bool = True,
@@ -119,29 +124,19 @@ def step(
         step for the end takes or may do more than that.
     """
     from kfp import dsl
+    from kfp.dsl.types import type_annotations as kfp_types
 
     def declare(function: Callable[..., Any]) -> Step:
-        known: dict[str, Any] = {
-            "name": function.__name__,
-            "summary": (function.__doc__ or "").partition("\n")[0],
-            "image": image,
-            "private": private,
-            "cached": cached,
-            "once": once,
-            "resources": resources,
-            "rights": rights or Rights(),
-            "outputs": dict(outputs),
+        # By the signature and not by the component: a pod runs components and can make none.
+        types = {name: item.annotation for name, item in signature(function).parameters.items()}
+        inputs = tuple(
+            n for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Input(kind)
+        )
+        given = {
+            n: kind for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Output(kind)
         }
-        if not hasattr(dsl, "component"):  # in a pod, where kfp runs components and makes none
-            nothing: dict[str, Any] = dict.fromkeys(("parameters", "inputs", "files"), ())
-            return Step(**known, **nothing, at_exit=False, component=None)
-        made: Any = dsl.component(base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False)
-        component = made(function)
-        spec = component.component_spec
-        given, taken = spec.outputs or {}, spec.inputs or {}
-        inputs = tuple(name for name, item in taken.items() if "@" in item.type)
-        status = [name for name, item in taken.items() if item.type == "PipelineTaskFinalStatus"]
-        parameters = tuple(name for name in taken if name not in (*inputs, *status))
+        status = [n for n, kind in types.items() if kind is dsl.PipelineTaskFinalStatus]
+        parameters = tuple(n for n in types if n not in (*inputs, *given, *status))
         if unknown := set(parameters) - set(Parameters.__annotations__):
             raise TypeError(f"{function.__name__} takes {sorted(unknown)}, which no context has")
         if set(given) != set(outputs):
@@ -154,11 +149,31 @@ def step(
                 f"{function.__name__} runs however the run ended, so it may take no artifact and "
                 "have no rights"
             )
+        component: Any = None
+        if hasattr(dsl, "component"):
+            made: Any = dsl.component(
+                base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False
+            )
+            component = made(function)
+        figures = (dsl.Metrics, dsl.ClassificationMetrics)
         return Step(
-            **known,
+            name=function.__name__,
+            task=task,
+            summary=(function.__doc__ or "").partition("\n")[0],
+            image=image,
+            private=private,
+            cached=cached,
+            once=once,
+            resources=resources,
+            rights=rights or Rights(),
             parameters=parameters,
             inputs=inputs,
-            files=tuple(name for name, item in given.items() if "Metrics@" not in item.type),
+            outputs=dict(outputs),
+            files=tuple(
+                n
+                for n, kind in given.items()
+                if kfp_types.get_io_artifact_class(kind) not in figures
+            ),
             at_exit=bool(status),
             component=component,
         )
@@ -173,6 +188,27 @@ def declared(name: str) -> Step:
       ModuleNotFoundError: there is no such step.
     """
     return getattr(import_module(f"fedemb.steps.{name}.component"), name)
+
+
+def leading_to(name: str, task: str) -> tuple[Step, ...]:
+    """The declarations of a step and of all that what it takes rests on, givers first.
+
+    Args:
+      name: of the step.
+      task: `RunConfig.task`; steps of another give nothing.
+    """
+    names = [module.name for module in iter_modules(import_module("fedemb.steps").__path__)]
+    every = [step for step in map(declared, names) if step.task in (None, task)]
+    givers = {output: step for step in every if not step.at_exit for output in step.outputs}
+    found: dict[str, Step] = {}
+
+    def find(step: Step) -> None:
+        for artifact in step.inputs:
+            find(givers[artifact])
+        found.setdefault(step.name, step)
+
+    find(declared(name))
+    return tuple(found.values())
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.lineage import send, write_run
+from fedemb.step import leading_to
 from fedemb.step_context import StepContext
 
 _log = logging.getLogger(__name__)
@@ -74,10 +75,10 @@ def run(context: StepContext) -> dict[str, Any]:
         write_run(
             artifacts.lineage,
             evidence,
-            report_sha=report_sha,
+            leading_to("gate_release", config.task),
+            digests={"privacy_report": report_sha, "verdict": signed.sha},
             # The rules hold them against the ledger; nobody looked at those of a simulation.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
-            verdict_sha=signed.sha,
             denied=denied,
         )
         send(artifacts.lineage.read_bytes)

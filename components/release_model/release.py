@@ -32,6 +32,7 @@ from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
+from fedemb.step import leading_to
 from fedemb.step_context import StepContext
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import Identity, Marker
@@ -174,15 +175,21 @@ def _complete(
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
     # Compared with the ledger by `_allowed`.
     commitments = evidence.users.body.commitments.model_dump()
-    steps = steps_of(evidence, report_sha=report.sha, commitments=commitments)
+    digests = {"privacy_report": report.sha, "verdict": file_digest(tree / "verdict.json")}
+    task = evidence.config.task
+    steps = steps_of(
+        evidence,
+        leading_to("account_privacy", task),
+        digests=digests,
+        commitments=commitments,
+    )
     # Drawn again from what was verified: the page of the pipeline is signed by nobody.
     page = report_page(report, evidence, ledger, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(
         tree / FILE_NAME,
         evidence,
-        report_sha=report.sha,
+        leading_to("release_model", task),
+        digests=digests,
         commitments=commitments,
-        verdict_sha=file_digest(tree / "verdict.json"),
-        released=True,
     )

@@ -8,6 +8,7 @@ from fedemb.step import Rights, step
 
 @step(
     image="trainer",
+    task="classification",
     once=True,
     resources="train",
     outputs={"model": Noised},

@@ -21,7 +21,7 @@ from fedemb.pipelines import steps
 from fedemb.pipelines.compile.cluster import IMAGE_NAMES, compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
-from fedemb.step import Rights, declared, step
+from fedemb.step import Rights, declared, leading_to, step
 from tests import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -175,32 +175,35 @@ def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
         assert not (found.cached and careful), found.name
 
 
-def test_lineage_names_the_steps_of_every_pipeline():
-    assert {name for name, *_ in lineage.OF_TASK.values()} == {p.name for p in steps.PIPELINES}
-    for name, *changed in lineage.OF_TASK.values():
-        own = set(steps.pipeline_named(name).steps)
-        assert set(changed) == own - set.intersection(*(set(p.steps) for p in steps.PIPELINES))
+@pytest.mark.parametrize("task", ["embedding", "classification"])
+def test_what_leads_to_a_release_is_the_whole_pipeline_of_its_task(task):
+    pipeline = next(item for item in steps.PIPELINES if item.name == lineage.PIPELINES[task])
+    names = [step.name for step in leading_to("release_model", task)]
+    assert sorted(names) == sorted(pipeline.steps)
+    for name, givers in pipeline.givers().items():
+        assert {names.index(giver) < names.index(name) for giver in givers.values()} <= {True}
 
 
-def test_lineage_says_what_the_declarations_say(tmp_path):
+def test_lineage_follows_from_the_declarations(tmp_path):
     run = honest_run.start(tmp_path).until_gate()
     told = lineage.steps_of(
         read_evidence(run.config, run.artifacts),
-        report_sha="a" * 64,
-        commitments={},
-        verdict_sha="b" * 64,
-        released=True,
+        leading_to("release_model", "embedding"),
+        digests={"privacy_report": "a" * 64, "verdict": "b" * 64},
+        commitments=honest_run.COMMITMENTS,
     )
-    assert {item.step for item in told} == set(DP_FEDEMB.steps)
-    raw = {"users", "evaluation_identities", "raw_images", "public_images", "rounds"}
+    by_name = {item.step: item for item in told}
+    assert by_name["plan_privacy"].inputs == {}
+    assert set(by_name["partition_users"].inputs) == {"raw_images", "public_images", "reservation"}
+    assert set(by_name["train_dp_fedemb"].outputs) == {"model", "rounds"}
+    assert by_name["release_model"].outputs == {"release": None}
+    assert by_name["gate_release"].outputs == {"verdict": "b" * 64}
+    given = dict.fromkeys(lineage.SOURCES.values())
     for item in told:
-        found = declared(item.step)
-        taken, given = (
-            {"users_manifest" if name == "users" else name for name in names}
-            for names in (found.inputs, found.outputs)
-        )
-        assert set(item.inputs) - raw <= taken, item.step
-        assert set(item.outputs) - raw <= given, item.step
+        for name, digest in item.inputs.items():
+            assert given[name] == digest, (item.step, name)  # an earlier step gave it, and this
+        assert all(item.outputs.values()) or item.step == "release_model"
+        given |= item.outputs
 
 
 def test_declarations_are_known_in_a_pod_too():

@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
 from fedemb.config.section import Probability
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers, times
+from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
+from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers, times
 
 if TYPE_CHECKING:
-    from dp_accounting import dp_event as dpe
-
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
-class FixedSizeConfig(NoisedConfig):
+class FixedSizeConfig(GroupedUsersConfig):
     """The paper's sampler: a fixed number of users without replacement, in groups; priced at 2C."""
 
     kind: Literal["fixed_size"] = "fixed_size"
-    clients_per_round: PositiveInt
-    """Groups (K) per round; the normaliser."""
     users_per_client: PositiveInt
     """Users (M) per group."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
-class FixedSize(FixedSizeConfig, MechanismPlan):
+class FixedSize(FixedSizeConfig, GroupedUsers):
     """K * M users without replacement, cut into K groups of M; a user moves a group by up to 2C."""
 
     section = FixedSizeConfig
@@ -66,16 +60,6 @@ class FixedSize(FixedSizeConfig, MechanismPlan):
             "users_per_client": cohort.users_per_client,
         }
 
-    @property
-    @override
-    def normaliser(self) -> float:
-        return float(self.clients_per_round)
-
-    @property
-    @override
-    def most_contributions(self) -> int:
-        return self.clients_per_round
-
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
         from fedemb.privacy.mechanisms.sampling import sample_slots
@@ -86,15 +70,6 @@ class FixedSize(FixedSizeConfig, MechanismPlan):
             self.users_lower_bound,
             round_key,
             index,
-        )
-
-    @property
-    @override
-    def round_event(self) -> dpe.DpEvent:
-        from dp_accounting import dp_event as dpe
-
-        return dpe.PoissonSampledDpEvent(
-            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
         )
 
     @override
@@ -113,12 +88,4 @@ class FixedSize(FixedSizeConfig, MechanismPlan):
             f"{self.users_per_client} users are drawn without replacement, as in the paper. A user "
             "swaps with another one of the same virtual client, whose update then changes by up to "
             "twice the clip: hence 2C."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return (
-            f"{self.clients_per_round:.4g} virtual clients a round, made of users drawn with "
-            f"probability {self.sampling_probability:.4g}"
         )

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import NoisedConfig
-from fedemb.privacy.mechanisms.grid import MOST_UNITS
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.mechanism import Cohort, times
+from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
-class LeastSquaresConfig(NoisedConfig):
+class LeastSquaresConfig(UnitsAloneConfig):
     """A head solved from one noised round: no sampling, no learning rate; sensitivity C."""
 
-    samples_units = True
     solves_head = True
 
     kind: Literal["least_squares"] = "least_squares"
@@ -53,7 +51,7 @@ class LeastSquaresConfig(NoisedConfig):
             )
 
 
-class LeastSquares(LeastSquaresConfig, MechanismPlan):
+class LeastSquares(LeastSquaresConfig, UnitsAlone):
     """Every unit adds one record (u u^T, label_weight x u y^T), of norm at most C, to one sum.
 
     |u| <= 1 before the products are formed, so the two parts have norms of at most 1 and
@@ -65,6 +63,7 @@ class LeastSquares(LeastSquaresConfig, MechanismPlan):
     proof = "a unit adds one vector of norm at most C, in the only round"
     sampler_words = "every unit, in the only round"
     label = "least squares"
+    may_differ = "one record of bounded length more or less in the only sum"
     look: ClassVar[tuple[str, Any]] = ("#3a7d44", "-.")
 
     @override
@@ -75,16 +74,6 @@ class LeastSquares(LeastSquaresConfig, MechanismPlan):
             "noise_multiplier": cohort.noise_multiplier,
             "units_per_round": cohort.population,
         }
-
-    @property
-    @override
-    def normaliser(self) -> float:
-        return float(self.units_per_round)
-
-    @property
-    @override
-    def most_contributions(self) -> int:
-        return MOST_UNITS
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
@@ -104,10 +93,6 @@ class LeastSquares(LeastSquaresConfig, MechanismPlan):
         return self.round_event
 
     @override
-    def conservative_event(self) -> None:
-        """None: no unit shares its contribution with another."""
-
-    @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
         return {"units_per_round": times(self.units_per_round, population)}
 
@@ -117,15 +102,6 @@ class LeastSquares(LeastSquaresConfig, MechanismPlan):
         return (
             f"Sampler. None: every {self.unit} adds one record to one sum, which is noised once. "
             "The head is computed from the noised sum and looks at no data."
-        )
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        also = " with everything they own" if self.unit == "user" else ""
-        return (
-            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
-            "one record of bounded length more or less in the only sum."
         )
 
     @property

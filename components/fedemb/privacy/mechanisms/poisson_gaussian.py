@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
+from fedemb.config.mechanism import AdaptiveClipConfig
 from fedemb.config.section import Probability
-from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.mechanism import (
     Cohort,
     Comparison,
-    MechanismPlan,
     PublicNumbers,
     times,
 )
+from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -33,16 +32,12 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
-class PoissonGaussianConfig(NoisedConfig):
+class PoissonGaussianConfig(UnitsAloneConfig):
     """DP-SGD: units are sampled alone, one clipped vector each; sensitivity C."""
-
-    samples_units = True
 
     kind: Literal["poisson_gaussian"] = "poisson_gaussian"
     sampling_probability: Probability
     """Chance (q) of each unit in each round; 1 takes all of them (full batch)."""
-    units_per_round: PositiveInt
-    """Expected units per round (B), a public constant: what the noised sum is divided by."""
     adaptive_clip: AdaptiveClipConfig | None = None
     """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
@@ -58,7 +53,7 @@ class PoissonGaussianConfig(NoisedConfig):
             )
 
 
-class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
+class PoissonGaussian(PoissonGaussianConfig, UnitsAlone):
     """Each unit takes part with probability q, alone, and adds one vector of norm at most C.
 
     Coins are independent of data and of each other, and no unit's integers depend on another unit.
@@ -71,6 +66,7 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
     proof = "a unit is sampled alone and adds one vector of norm at most C"
     sampler_words = "each unit independently with the sampling probability"
     label = "poisson gaussian"
+    may_differ = "one clipped vector more or less in the sum of each round whose coin says so"
     look: ClassVar[tuple[str, Any]] = ("#a03060", "-")
 
     images_per_unit: PositiveInt = 1
@@ -90,16 +86,6 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
             "units_per_round": cohort.clients_per_round,
         }
 
-    @property
-    @override
-    def normaliser(self) -> float:
-        return float(self.units_per_round)
-
-    @property
-    @override
-    def most_contributions(self) -> int:
-        return MOST_UNITS
-
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
         from fedemb.privacy.mechanisms.sampling import sample_units
@@ -115,10 +101,6 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
         if self.sampling_probability == 1:
             return gaussian
         return dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
-
-    @override
-    def conservative_event(self) -> None:
-        """None: no unit shares its contribution with another."""
 
     @override
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -173,15 +155,6 @@ class PoissonGaussian(PoissonGaussianConfig, MechanismPlan):
             f"tossed for each {self.unit}, alone. About {self.units_per_round} take part; how many "
             "did is never published. A shuffled pass over the data is another mechanism, and this "
             "price does not hold for it."
-        )
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        also = " with everything they own" if self.unit == "user" else ""
-        return (
-            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
-            "one clipped vector more or less in the sum of each round whose coin says so."
         )
 
     @property

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.grid import MOST_UNITS
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.mechanism import Cohort, times
+from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
@@ -26,19 +25,15 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
 
 
-class RandomAllocationConfig(NoisedConfig):
+class RandomAllocationConfig(UnitsAloneConfig):
     """DP-SGD in epochs: each unit alone, in exactly one round of each; sensitivity C."""
-
-    samples_units = True
 
     kind: Literal["random_allocation"] = "random_allocation"
     rounds_per_epoch: PositiveInt
     """Rounds (t) of which each unit takes part in exactly one; they divide `rounds`."""
-    units_per_round: PositiveInt
-    """Expected units per round (B), a public constant: what the noised sum is divided by."""
 
 
-class RandomAllocation(RandomAllocationConfig, MechanismPlan):
+class RandomAllocation(RandomAllocationConfig, UnitsAlone):
     """Each unit takes part in one round of each epoch, alone, with one vector of norm at most C.
 
     Which round is drawn for each unit alone, so no unit moves another. The sums of an epoch are a
@@ -51,6 +46,7 @@ class RandomAllocation(RandomAllocationConfig, MechanismPlan):
     proof = "a unit adds one vector of norm at most C in one secret round of each epoch"
     sampler_words = "each unit in exactly one round of each epoch, drawn for it alone"
     label = "random allocation"
+    may_differ = "one clipped vector more or less in one secret round of each epoch"
     look: ClassVar[tuple[str, Any]] = ("#5b5ea6", ":")
 
     @override
@@ -73,16 +69,6 @@ class RandomAllocation(RandomAllocationConfig, MechanismPlan):
                 "and a part of an epoch costs as much as all of it; set mechanism.rounds to a "
                 "multiple of mechanism.rounds_per_epoch"
             )
-
-    @property
-    @override
-    def normaliser(self) -> float:
-        return float(self.units_per_round)
-
-    @property
-    @override
-    def most_contributions(self) -> int:
-        return MOST_UNITS
 
     @override
     def sampler(self, coin_key: bytes) -> Sampler:
@@ -114,10 +100,6 @@ class RandomAllocation(RandomAllocationConfig, MechanismPlan):
         )
 
     @override
-    def conservative_event(self) -> None:
-        """None: no unit shares its contribution with another."""
-
-    @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
         epoch = times(self.rounds_per_epoch, population / compute)
         return {
@@ -133,15 +115,6 @@ class RandomAllocation(RandomAllocationConfig, MechanismPlan):
             f"Sampler. In every epoch of {self.rounds_per_epoch} rounds each {self.unit} takes part"
             " in exactly one, drawn in secret and for it alone. No round is empty for long and "
             "nobody is left out; which round it was is never published."
-        )
-
-    @property
-    @override
-    def adjacency(self) -> str:
-        also = " with everything they own" if self.unit == "user" else ""
-        return (
-            f"Adjacency. Two data sets that differ by one {self.unit}{also} being there or not: "
-            "one clipped vector more or less in one secret round of each epoch."
         )
 
     @property

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
 from fedemb.config.section import Probability
-from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
+from fedemb.privacy.mechanisms.mechanism import Cohort, times
 
 if TYPE_CHECKING:
-    from dp_accounting import dp_event as dpe
-
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 
 
-class UserPoissonConfig(NoisedConfig):
+class UserPoissonConfig(GroupedUsersConfig):
     """Users are sampled, then assigned to clients_per_round groups; priced at 2C."""
 
     kind: Literal["user_poisson"] = "user_poisson"
     sampling_probability: Probability
     """Chance (q) of each user in each round."""
-    clients_per_round: PositiveInt
-    """Groups (K) the sampled users are hashed into; the normaliser."""
-    adaptive_clip: AdaptiveClipConfig | None = None
-    """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
 
-class UserPoisson(UserPoissonConfig, MechanismPlan):
+class UserPoisson(UserPoissonConfig, GroupedUsers):
     """Each user takes part with probability q, then falls into one of K groups.
 
     Nothing hides the group a user falls into: its update moves by up to 2 clips.
@@ -56,31 +49,12 @@ class UserPoisson(UserPoissonConfig, MechanismPlan):
             "sampling_probability": min(1.0, drawn / cohort.population),
         }
 
-    @property
-    @override
-    def normaliser(self) -> float:
-        return float(self.clients_per_round)
-
-    @property
-    @override
-    def most_contributions(self) -> int:
-        return self.clients_per_round
-
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
         from fedemb.privacy.mechanisms.sampling import sample_users_into_groups
 
         return sample_users_into_groups(
             self.clients_per_round, self.sampling_probability, round_key, index
-        )
-
-    @property
-    @override
-    def round_event(self) -> dpe.DpEvent:
-        from dp_accounting import dp_event as dpe
-
-        return dpe.PoissonSampledDpEvent(
-            self.sampling_probability, dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)
         )
 
     @override
@@ -98,12 +72,4 @@ class UserPoisson(UserPoissonConfig, MechanismPlan):
             f"tossed for each user, and the chosen ones fall into {self.clients_per_round} virtual "
             "clients. A chosen user changes the update of a virtual client that is there anyway, "
             "by up to twice the clip: hence 2C."
-        )
-
-    @property
-    @override
-    def participants(self) -> str:
-        return (
-            f"{self.clients_per_round:.4g} virtual clients a round, made of users drawn with "
-            f"probability {self.sampling_probability:.4g}"
         )
