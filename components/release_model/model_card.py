@@ -6,6 +6,7 @@ import json
 import math
 
 from fedemb.config import RunConfig
+from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.ledger import Ledger
@@ -20,19 +21,21 @@ from fedemb.reports.utility_words import utility_sentence
 
 
 def model_card(
-    evidence: Evidence, report: PrivacyReport, ledger: Ledger, name: str, version: str
+    evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger, name: str, version: str
 ) -> str:
     """Writes the card of a release.
 
     Args:
       evidence: documents of the run.
-      report: signed privacy report.
-      ledger: of its policy; it has the reasons of waivers.
+      signed: privacy report.
+      ledger: of its policy; it has the reasons of waivers, and the approvals.
       name: name of the release.
       version: version of the release.
     """
+    report = signed.body
     config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
     waivers = [ledger.chain.records[item.sequence] for item in report.approvals]
+    approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
     classes = config.model.classes
     outputs = "probabilities" if classes else "embeddings"
     header = {
@@ -83,6 +86,11 @@ def model_card(
             for item in waivers
             for why in (f"`{item.body['code']}`, {item.body['reason']}",)
             for line in ("", f"Waived by {item.actor}: {why}")
+        ),
+        *(
+            line
+            for item in approvals
+            for line in ("", f"Release approved by {item.actor} at {item.time}")
         ),
         "",
         "## Utility",

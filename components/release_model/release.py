@@ -168,7 +168,7 @@ def _complete(
     write_bytes(tree / "config.json", canonical_json(public))
     save_preprocessing(backbone, config, tree)
     version = config.release.version or report.body.run_id
-    card = model_card(evidence, report.body, ledger, config.release.name, version)
+    card = model_card(evidence, report, ledger, config.release.name, version)
     write_bytes(tree / "MODEL_CARD.md", card.encode())
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]

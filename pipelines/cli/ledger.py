@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import InputError
+from fedemb.pipelines.cli.approve import approvers
 from fedemb.pipelines.cli.ledger_write import (
     LedgerOption,
     PolicyOption,
@@ -150,6 +151,13 @@ def show(
             f"\nwaived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
             f"{row['reason']}"
         )
+    if found["approvers"]:
+        typer.echo(f"\nwho may approve releases: {', '.join(found['approvers'])}")
+    for row in found["approvals"]:
+        typer.echo(
+            f"\napproved by {row['actor']} at {row['time']}: model {row['model_sha'][:12]} with "
+            f"report {row['report_sha'][:12]}"
+        )
     for row in found["rotations"]:
         typer.echo(
             f"\nrecord {row['sequence']}, by {row['actor']}: new signing keys of "
@@ -256,5 +264,10 @@ def explain(
         raise InputError("name a run, or a configuration with --config")
 
 
-for act, name in ((void, "void"), (waive, "waive"), (rotate, "rotate-keys")):
+for act, name in (
+    (void, "void"),
+    (waive, "waive"),
+    (approvers, "approvers"),
+    (rotate, "rotate-keys"),
+):
     app.command(name=name)(act)

@@ -86,6 +86,11 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         "runs": runs,
         "looks": len(state.looks),
         "waivers": [{**record.body, "actor": record.actor} for record in state.waivers],
+        "approvers": sorted(state.approvers.values()),
+        "approvals": [
+            {**record.body, "actor": record.actor, "time": record.time}
+            for record in state.approvals
+        ],
         "rotations": [
             {
                 "sequence": record.sequence,

@@ -36,7 +36,7 @@ def void(
     """Give back the reservation of a run that will not train; refused once training was bound."""
     from fedemb.ledger.reservation import Reservation
 
-    opened, key_store = _open(ledger, keys, policy)
+    opened, key_store = open_for_people(ledger, keys, policy)
     opened.unlock(key_store)
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
@@ -44,7 +44,7 @@ def void(
             f"the ledger of policy {opened.policy_id!r} has no run {run_id!r}; `fedemb ledger show`"
             " lists them"
         )
-    record = opened.void(Reservation.of(found.reserve), _text(reason))
+    record = opened.void(Reservation.of(found.reserve), reason_text(reason))
     typer.echo(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"
@@ -71,13 +71,13 @@ def waive(
             f"{', '.join(WAIVABLE)} can"
         )
     weights = _weights_sha(model)
-    opened, key_store = _open(ledger, keys, policy)
+    opened, key_store = open_for_people(ledger, keys, policy)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
         if (record.body["code"], record.body["model_sha"]) == (code, weights):
             typer.echo(f"{code} is waived for this model already, by record {record.sequence}")
             return
-    record = opened.waive(code=code, model_sha=weights, reason=_text(reason), signer=owner)
+    record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
     typer.echo(f"{code} is waived for model {weights[:12]} as record {record.sequence}")
 
 
@@ -102,7 +102,7 @@ def rotate(
     if unknown:
         raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
     written = rotate_keys(
-        ledger, open_key_store(keys), _text(reason), role or ROLES, witness_uri=witness
+        ledger, open_key_store(keys), reason_text(reason), role or ROLES, witness_uri=witness
     )
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])
@@ -113,7 +113,7 @@ def rotate(
     typer.echo("a step that was running meanwhile ends with exit code 4; resume its run")
 
 
-def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
+def open_for_people(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
     """The ledger with all signatures verified, not older than its marks in the key store."""
     from fedemb.keys import open_key_store
     from fedemb.ledger import check_high_water
@@ -124,7 +124,8 @@ def _open(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]
     return opened, key_store
 
 
-def _text(reason: str) -> str:
+def reason_text(reason: str) -> str:
+    """A reason that says something, for a record that stays."""
     if not reason.strip():
         raise InputError("--reason is empty; say why, in a sentence without user ids")
     return reason.strip()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.pipelines.cli.approve import approve
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
@@ -44,6 +45,7 @@ app.command()(submit)
 app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
+app.command()(approve)
 app.command(name="verify")(verify_release)
 app.command()(lineage)
 app.command()(embed)

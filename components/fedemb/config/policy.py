@@ -37,6 +37,9 @@ class PolicyConfig(Section):
     prices each way at half of delta, as which way is taken may depend on earlier models."""
     audit_level: Literal["monitoring", "full"] = "monitoring"
     """What the audit must have shown before a release."""
+    approvals: Annotated[int, Field(ge=0, le=100)] = 0
+    """How many people must approve a privacy report, each with a key of their own (`fedemb
+    approve`), before its model is released; for the policy's life."""
 
 
 class TuningConfig(Section):

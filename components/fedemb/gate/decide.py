@@ -40,6 +40,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("mechanism_invalid", privacy.mechanism),
     ("epsilon_invalid", privacy.epsilon),
     ("tuning_invalid", privacy.tuning),
+    ("approvals_invalid", privacy.approvals),
     ("audit_invalid", artifacts.audit),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),

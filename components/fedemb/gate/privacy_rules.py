@@ -142,6 +142,21 @@ def epsilon(case: Case) -> Iterator[Reason]:
         )
 
 
+def approvals(case: Case) -> Iterator[Reason]:
+    """As many people as the policy asks for approved this model with this very report."""
+    needed = case.ledger.terms.approvals
+    model = case.evidence.model.body.weights_sha
+    given = case.ledger.state.approvals_of(model, case.signed.sha)
+    if not len(given) >= needed:
+        yield Reason(
+            "not_approved",
+            f"the policy wants {needed} approvals of report {case.signed.sha[:12]}, and the ledger "
+            f"holds {len(given)}{''.join(f', by {record.actor}' for record in given)}",
+            "let them look at it and run `fedemb approve`, then go on with `fedemb run --resume "
+            "RUN --from gate_release`",
+        )
+
+
 def tuning(case: Case) -> Iterator[Reason]:
     """Private runs that were looked at to choose hyperparameters stand in the ledger."""
     trials, found = case.evidence.config.tuning.trials, case.report.tuning.other_runs_before

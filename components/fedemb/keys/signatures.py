@@ -21,7 +21,15 @@ from fedemb.documents.document import D, Written, write
 from fedemb.errors import LedgerError
 from fedemb.keys.base import KeyStore, generation_name
 from fedemb.keys.derived import derive
-from fedemb.keys.trust import ALGORITHM, ROLES, TrustedKey, TrustStore, key_id_of, message
+from fedemb.keys.trust import (
+    ALGORITHM,
+    APPROVER,
+    ROLES,
+    TrustedKey,
+    TrustStore,
+    key_id_of,
+    message,
+)
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
@@ -37,9 +45,20 @@ class Signer:
         """
         if role not in ROLES:
             raise ValueError(f"role={role!r} is not one of {', '.join(ROLES)}")
+        private = Ed25519PrivateKey.from_private_bytes(derive(seed, "ed25519", role))
+        self._take(role, private, generation)
+
+    @classmethod
+    def of_approver(cls, private: Ed25519PrivateKey) -> Signer:
+        """The signer of a person, who keeps the key."""
+        signer = cls.__new__(cls)
+        signer._take(APPROVER, private, 1)
+        return signer
+
+    def _take(self, role: str, private: Ed25519PrivateKey, generation: int) -> None:
         self.role = role
         self.generation = generation
-        self._private = Ed25519PrivateKey.from_private_bytes(derive(seed, "ed25519", role))
+        self._private = private
         self.public_key = self._private.public_key().public_bytes_raw().hex()
         self.key_id = key_id_of(self.public_key)
 

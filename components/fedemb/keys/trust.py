@@ -32,6 +32,8 @@ ROLES = (
     *("release", "bundle"),
 )
 """Policies and waivers; records and reservations; what each step writes; bundles."""
+APPROVER = "approver"
+"""The role of people who approve releases, each with a key of their own that no key store holds."""
 ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
@@ -77,7 +79,7 @@ class TrustStore:
         self.keys = tuple(sorted(keys, key=lambda key: (key.role, key.generation, key.key_id)))
         self._retired = dict(retired or {})
         for key in self.keys:
-            fits = key.role in ROLES and key.key_id == key_id_of(key.public_key)
+            fits = key.role in (*ROLES, APPROVER) and key.key_id == key_id_of(key.public_key)
             if not fits or type(key.generation) is not int or key.generation < 1:
                 raise SignatureInvalid(
                     f"trust store entry {key.key_id!r} has an unknown role or does not fit its "
@@ -153,7 +155,8 @@ class TrustStore:
                 f"key {key.key_id!r} is not trusted in the role {key.role!r}, so no reader "
                 "would trust what it signs; name the key store this ledger was made with"
             )
-        if key != self.current(key.role):
+        retired = self._retired_by(key.role, key.key_id, None) is not None
+        if retired or (key.role in ROLES and key != self.current(key.role)):
             raise StorageError(
                 f"the signing key of the role {key.role!r} was rotated since this step took it; "
                 "nothing was written, run the step again"
@@ -175,7 +178,8 @@ class TrustStore:
             later = all(
                 new.generation > old.generation for new, old in zip(fresh, before, strict=True)
             )
-            if not fresh or not later or len({key.role for key in fresh}) != len(fresh):
+            roles = {key.role for key in fresh}
+            if not fresh or not later or len(roles) != len(fresh) or not roles <= set(ROLES):
                 raise ValueError("not one later key for each role")
             retired = {(key.role, key.key_id): sequence for key in before}
             return TrustStore([*self.keys, *fresh], {**self._retired, **retired})
@@ -183,6 +187,34 @@ class TrustStore:
             raise LedgerError(
                 f"ledger record {sequence} names new keys and cannot be trusted ({error}); "
                 "restore the ledger from its backup"
+            ) from error
+
+    def with_approvers(self, public_keys: Iterable[str], sequence: int) -> TrustStore:
+        """The store after a ledger record named all who may approve from then on.
+
+        Whoever approved before and is not among them is retired, for good: they return under
+        another key.
+
+        Args:
+          public_keys: raw Ed25519 in hexadecimal digits.
+          sequence: number of the record.
+
+        Raises:
+          LedgerError: an entry is no key, stands twice, or was retired before.
+        """
+        try:
+            named = [TrustedKey(key_id_of(key), APPROVER, key) for key in public_keys]
+            before = {key for key in self.keys if key.role == APPROVER}
+            ids = {key.key_id for key in named}
+            if len(ids) != len(named) or any((APPROVER, key) in self._retired for key in ids):
+                raise ValueError("a key stands there twice or was retired before")
+            leaving = {(APPROVER, key.key_id): sequence for key in before - set(named)}
+            fresh = [key for key in named if key not in before]
+            return TrustStore([*self.keys, *fresh], {**leaving, **self._retired})
+        except (TypeError, ValueError, SignatureInvalid) as error:
+            raise LedgerError(
+                f"ledger record {sequence} names approvers and cannot be trusted ({error}); "
+                "name each once, with a key that was never taken away"
             ) from error
 
     def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:

@@ -51,7 +51,7 @@ class Chain:
         self.store = store
         self.policy_id = policy_id
         self.trust = trust
-        """Keys trusted; with every `keys` record that is read, those it names as well."""
+        """Keys trusted; with every record that names further keys, those as well."""
         self.records: list[Record] = []
 
     @property
@@ -110,7 +110,7 @@ class Chain:
             added.append(record)
         trust = self.trust
         for record in added:
-            if signatures or record.sequence == last or record.kind == "keys":
+            if signatures or record.sequence == last or record.kind in ("keys", "approvers"):
                 record.verify(trust)
             trust = _trust_after(record, trust)
         self.records += added
@@ -261,6 +261,10 @@ class Chain:
 
 def _trust_after(record: Record, trust: TrustStore) -> TrustStore:
     """The keys trusted for the records after this one."""
-    if record.kind != "keys":
-        return trust
-    return trust.rotated(record.body["keys"], record.sequence)
+    match record.kind:
+        case "keys":
+            return trust.rotated(record.body["keys"], record.sequence)
+        case "approvers":
+            return trust.with_approvers(record.body["approvers"].values(), record.sequence)
+        case _:
+            return trust

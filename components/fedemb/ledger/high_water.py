@@ -25,7 +25,7 @@ from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
 from fedemb.storage import open_store
 
-MARKED_KINDS = ("policy", "reserve", "keys")
+MARKED_KINDS = ("policy", "reserve", "keys", "approvers")
 
 
 def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | None = None) -> int:

@@ -204,6 +204,66 @@ class Ledger:
 
         return self._append("keys", decide, signer=signer)
 
+    def name_approvers(self, approvers: Mapping[str, str], reason: str, signer: Signer) -> Record:
+        """Names all who may approve releases from now on, in the place of those before.
+
+        Args:
+          approvers: name -> public key, raw Ed25519 in hexadecimal digits.
+          reason: why; stays in the ledger for ever.
+          signer: the policy owner's key, role `policy`.
+
+        Raises:
+          LedgerError: a key stands there twice, or was taken away before.
+        """
+        body = {"approvers": dict(approvers), "reason": reason}
+
+        def decide() -> dict[str, Any]:
+            self.chain.trust.with_approvers(approvers.values(), self.head.sequence + 1)
+            return body
+
+        return self._append("approvers", decide, signer=signer)
+
+    def approve(
+        self, reservation: Reservation, *, model_sha: str, report_sha: str, signer: Signer
+    ) -> Record:
+        """Writes down that a person approves the release of one model with one privacy report.
+
+        Args:
+          reservation: of the run.
+          model_sha: digest of the weights.
+          report_sha: digest of the signed report, which names everything it rests on.
+          signer: the person's key, role `approver`.
+
+        Raises:
+          Refused: the key is of nobody who may approve, or the run is not committed for release.
+        """
+        body = {
+            "reservation": reservation.sequence,
+            "model_sha": model_sha,
+            "report_sha": report_sha,
+        }
+
+        def decide() -> dict[str, Any] | Record:
+            attempt = self.attempt(reservation)
+            if not attempt.commit or reservation.purpose != "release":
+                raise Refused(
+                    f"run {reservation.run_id!r} is {attempt.status}, for {reservation.purpose}; "
+                    "only a committed run with purpose release can be approved"
+                )
+            for record in self.state.approvals_of(model_sha, report_sha):
+                if record.signature["key_id"] == signer.key_id:
+                    return record
+            return body
+
+        self.refresh()
+        name = self.state.approvers.get(signer.public_key)
+        if name is None:
+            raise Refused(
+                f"key {signer.key_id} is of nobody who may approve under policy "
+                f"{self.policy_id!r}; the policy owner names them with `fedemb ledger approvers`"
+            )
+        return self._append("approval", decide, reservation=reservation, signer=signer, actor=name)
+
     def reserve(
         self,
         *,
@@ -459,6 +519,7 @@ class Ledger:
         run_id: str = "",
         attempt: Callable[[], int] = lambda: 0,
         signer: Signer | None = None,
+        actor: str | None = None,
     ) -> Record:
         signer = signer or self._signer
         if signer is None:
@@ -467,7 +528,12 @@ class Ledger:
             run_id, number = reservation.run_id, reservation.attempt
             attempt = lambda: number  # noqa: E731
         return self.chain.append(
-            decide, kind=kind, run_id=run_id, attempt=attempt, actor=_actor(), signer=signer
+            decide,
+            kind=kind,
+            run_id=run_id,
+            attempt=attempt,
+            actor=actor or _actor(),
+            signer=signer,
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from fedemb.documents.artifacts import canonical_json, parse_json, sha256_hex
 from fedemb.errors import ArtifactError, LedgerError
 from fedemb.keys.signatures import Signer
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import APPROVER, TrustStore
 
 SCHEMA = "fedemb/ledger_record/1"
 GENESIS = "0" * 64
@@ -81,10 +81,19 @@ def _is_keys(value: object) -> bool:
     return bool(keys) and all(map(_is_dict, keys))
 
 
+def _is_approvers(value: object) -> bool:
+    """Name -> public key; `TrustStore.with_approvers` looks closer."""
+    if not isinstance(value, dict):
+        return False
+    entries = cast("dict[str, object]", value)
+    return all(name.strip() == name != "" and _is_digest(key) for name, key in entries.items())
+
+
 _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
     "policy": {"terms": _is_dict},
     "waiver": {"code": _is_str, "model_sha": _is_digest, "reason": _is_str},
     "keys": {"keys": _is_keys, "reason": _is_str},
+    "approvers": {"approvers": _is_approvers, "reason": _is_str},
     "reserve": {
         "purpose": lambda value: value in ("release", "simulation"),
         "blocks": _is_names,
@@ -106,6 +115,7 @@ _BODIES: dict[str, dict[str, Callable[[object], bool]]] = {
     },
     "commit": {"reservation": _is_count, "rounds_started": _is_count, "round_log": _is_dict},
     "look": {"reservation": _is_count, "model_sha": _is_digest},
+    "approval": {"reservation": _is_count, "model_sha": _is_digest, "report_sha": _is_digest},
     "void": {"reservation": _is_count, "reason": _is_str},
     "release": {
         "reservation": _is_count,
@@ -183,7 +193,9 @@ def signing_role(kind: str) -> str:
     """The role whose key signs a kind of record."""
     if kind == "look":
         return "evaluate"
-    return "policy" if kind in ("policy", "waiver", "keys") else "ledger"
+    if kind == "approval":
+        return APPROVER
+    return "policy" if kind in ("policy", "waiver", "keys", "approvers") else "ledger"
 
 
 def encode_record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
@@ -174,9 +174,38 @@ def _rotate(
 ) -> Record:
     fresh = [key for key in newest if key.generation > _current(ledger, key.role).generation]
     record = ledger.rotate(fresh, reason, Signer.current(keys, "policy", ledger.chain.trust))
-    # So that the record cannot be cut off again before the next step writes its own head.
+    _keep(ledger, record, keys, witness_uri)
+    return record
+
+
+def _keep(ledger: Ledger, record: Record, keys: KeyStore, witness_uri: str | None) -> None:
+    """Sees to it that a record cannot be cut off again before the next step writes its own head."""
     ledger.chain.write_head(record, Signer.current(keys, "ledger", ledger.chain.trust))
     mark_high_water(ledger, keys, witness_uri)
+
+
+def name_approvers(
+    ledger: Ledger,
+    approvers: Mapping[str, str],
+    reason: str,
+    keys: KeyStore,
+    witness_uri: str | None = None,
+) -> Record:
+    """Names all who may approve releases of a policy, in the place of those before.
+
+    Args:
+      ledger: of the policy, not older than its marks.
+      approvers: name -> public key, raw Ed25519 in hexadecimal digits.
+      reason: why; stays in the ledger for ever.
+      keys: key store of the ledger, with the owner's key in it.
+      witness_uri: store of the witness, if the configuration names one.
+
+    Raises:
+      LedgerError: a key stands there twice or was taken away before.
+    """
+    trust = ledger.chain.trust
+    record = ledger.name_approvers(approvers, reason, Signer.current(keys, "policy", trust))
+    _keep(ledger, record, keys, witness_uri)
     return record
 
 

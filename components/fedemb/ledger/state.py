@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fedemb.errors import LedgerError, SignatureInvalid
-from fedemb.keys.trust import TrustStore
+from fedemb.keys.trust import TrustStore, key_id_of
 from fedemb.ledger.budget import Charge, Spent, spent
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
@@ -100,6 +100,9 @@ class LedgerState:
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict[tuple[str, int], Attempt])
     waivers: list[Record] = field(default_factory=list[Record])
     rotations: list[Record] = field(default_factory=list[Record])
+    approvers: dict[str, str] = field(default_factory=dict[str, str])
+    """Public key -> name of who may approve now."""
+    approvals: list[Record] = field(default_factory=list[Record])
     looks: list[Record] = field(default_factory=list[Record])
     """One for each time that evaluation people were measured."""
     by_block: dict[str, list[Attempt]] = field(default_factory=dict[str, list[Attempt]])
@@ -135,6 +138,16 @@ class LedgerState:
             for attempt in self.attempts.values()
             if attempt.charged and attempt.commit and attempt.commit.sequence < before
         }
+
+    def approvals_of(self, model_sha: str, report_sha: str) -> list[Record]:
+        """The approvals of one model with one report: one of each person, their first."""
+        given = [
+            record
+            for record in self.approvals
+            if (record.body["model_sha"], record.body["report_sha"]) == (model_sha, report_sha)
+        ]
+        first = {record.signature["key_id"]: record for record in reversed(given)}
+        return sorted(first.values(), key=lambda record: record.sequence)
 
     def charges(self, block: str) -> list[Charge]:
         """What weighs on a block, in order."""
@@ -189,6 +202,18 @@ class LedgerState:
 
     def _on_keys(self, record: Record, trust: TrustStore | None) -> None:
         self.rotations.append(record)  # what they mean for the records after them: ledger_chain
+
+    def _on_approvers(self, record: Record, trust: TrustStore | None) -> None:
+        self.approvers = {key: name for name, key in record.body["approvers"].items()}
+
+    def _on_approval(self, record: Record, trust: TrustStore | None) -> None:
+        attempt = self._attempt_of(record)
+        if not attempt.commit or attempt.reserve.body["purpose"] != "release":
+            _broken(record, "only a committed run with purpose release is approved")
+        names = {key_id_of(key): name for key, name in self.approvers.items()}
+        if names.get(record.signature.get("key_id", "")) != record.actor:
+            _broken(record, "it does not bear the name its key was given")
+        self.approvals.append(record)
 
     def _on_reserve(self, record: Record, trust: TrustStore | None) -> None:
         body, key = record.body, (record.run_id, record.attempt)

@@ -78,6 +78,8 @@ class PolicyTerms:
     """Whose presence every guarantee of the policy hides."""
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
     """What happens to a run that is not of the planned series."""
+    approvals: int = 0
+    """How many people must approve a release."""
     series: PlannedSeries | None = None
     identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
     """Version of id canonicalisation, user hash and block rule: another one is another policy."""
@@ -117,6 +119,7 @@ class PolicyTerms:
             and terms.unplanned_runs in ("refuse", "renyi")
             and terms.audit_level in ("monitoring", "full")
             and terms.unit in ("user", "image")
+            and terms.approvals >= 0
             and (terms.composition == "planned") == (terms.series is not None)
             and terms.users.blocks_per_cohort >= 1
         )
@@ -199,6 +202,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         ),
         unit=policy.unit,
         unplanned_runs=policy.unplanned_runs,
+        approvals=policy.approvals,
         series=series,
     )
 

@@ -1,0 +1,159 @@
+"""`fedemb approve`, and `fedemb ledger approvers`: people who must agree before a model goes out.
+
+An approver's key is an Ed25519 key of OpenSSH (`ssh-keygen -t ed25519`), which they keep: no key
+store and no step holds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import InputError, Refused
+from fedemb.pipelines.cli.ledger_write import (
+    KeysOption,
+    LedgerOption,
+    PolicyOption,
+    ReasonOption,
+    WitnessOption,
+    open_for_people,
+    reason_text,
+)
+
+if TYPE_CHECKING:
+    from fedemb.documents.document import Written
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.keys.signatures import Signer
+
+
+def approve(
+    run: Annotated[Path, typer.Argument(help="Run directory, or its privacy report (JSON).")],
+    key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Approve the release of a run: a signed ledger record of who, when and which report.
+
+    A report that is made again has another digest and needs its approvals again.
+    """
+    from fedemb.ledger import Reservation, open_ledger, read_trust
+    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.storage import open_store
+
+    report, own_ledger = _report(run)
+    root = ledger or own_ledger
+    if root is None:
+        raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
+    body, trust = report.body, read_trust(open_store(root))
+    opened = open_ledger(root, body.cumulative.policy_id, trust=trust)
+    opened.chain.trust.check(report, at=body.cumulative.ledger_sequence)
+    attempt = opened.state.attempts.get((body.run_id, body.attempt))
+    if attempt is None:
+        raise Refused(
+            f"the ledger of policy {opened.policy_id!r} has no run {body.run_id!r} attempt "
+            f"{body.attempt}; name the ledger the run was reserved in"
+        )
+    typer.echo(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
+    typer.echo(f"guarantee: {guarantee_sentence(body.guarantee)}")
+    if words := all_runs(body):
+        typer.echo(f"  {words}")
+    if not yes and not typer.confirm("You have read its pages, and approve the release?"):
+        raise Refused("not approved; nothing was written")
+    record = opened.approve(
+        Reservation.of(attempt.reserve),
+        model_sha=body.model_sha,
+        report_sha=report.sha,
+        signer=_signer(key),
+    )
+    given = opened.state.approvals_of(body.model_sha, report.sha)
+    typer.echo(
+        f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
+        f"{opened.terms.approvals} that the policy wants"
+    )
+
+
+def approvers(
+    named: Annotated[
+        list[str] | None, typer.Argument(help="NAME=PUBLIC_KEY_FILE each; none shows them.")
+    ] = None,
+    *,
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption = "",
+    policy: PolicyOption = None,
+    witness: WitnessOption = None,
+) -> None:
+    """Name all who may approve releases, in the place of those before. Done by the policy owner."""
+    from fedemb.ledger import name_approvers
+
+    opened, key_store = open_for_people(ledger, keys, policy)
+    if not named:
+        for public, name in opened.state.approvers.items():
+            typer.echo(f"{name}  {public}")
+        return
+    people: dict[str, str] = {}
+    for entry in named:
+        name, _, path = entry.partition("=")
+        if not path or name.strip() != name or not name or name in people:
+            raise InputError(
+                f"{entry!r} is not NAME=PUBLIC_KEY_FILE with a name of its own; say it as in "
+                "ada=ada.pub"
+            )
+        people[name] = _public_key(Path(path).expanduser())
+    record = name_approvers(opened, people, reason_text(reason), key_store, witness)
+    typer.echo(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
+
+
+def _report(run: Path) -> tuple[Written[PrivacyReport], str | None]:
+    """The privacy report of a run, and the root of its ledger where the run says it."""
+    from fedemb.documents.document import read
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    if run.is_file():
+        return read(run, PrivacyReport), None
+    directory = RunDirectory.open(run)
+    path = directory.output("privacy_report")
+    if path is None:
+        raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
+    return read(path, PrivacyReport), directory.stores()["ledger"]
+
+
+def _signer(path: Path) -> Signer:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    from fedemb.keys.signatures import Signer
+
+    wrong = f"{path} is no private key of OpenSSH of the kind Ed25519 that can be read"
+    try:
+        data = path.expanduser().read_bytes()
+        try:
+            private = load_ssh_private_key(data, None)
+        except TypeError:  # it is encrypted
+            word = typer.prompt(f"Passphrase of {path}", hide_input=True)
+            private = load_ssh_private_key(data, word.encode())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{wrong} ({error}); make one with ssh-keygen -t ed25519") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InputError(f"{wrong}; make one with ssh-keygen -t ed25519")
+    return Signer.of_approver(private)
+
+
+def _public_key(path: Path) -> str:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        public = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{path} is no public key of OpenSSH ({error}); name the .pub") from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise InputError(f"{path} is no Ed25519 key; make one with ssh-keygen -t ed25519")
+    return public.public_bytes_raw().hex()

@@ -1,0 +1,290 @@
+"""A release waits for the people its policy names: real keys, forged and replayed approvals."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import honest_run
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedemb.documents.document import read
+from fedemb.documents.evidence import read_evidence
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import GateDenied, InputError, LedgerError, Refused, SignatureInvalid
+from fedemb.gate.decide import decide
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import key_id_of
+from fedemb.ledger import name_approvers, read_reservation
+from fedemb.ledger.records import encode_record, record_name
+from fedemb.pipelines.cli.main import app
+
+POLICY = {"approvals": 2}
+
+
+def person() -> Signer:
+    return Signer.of_approver(Ed25519PrivateKey.generate())
+
+
+def name(run, reason="the release board", **people: Signer):
+    keys = {who: signer.public_key for who, signer in people.items()}
+    return name_approvers(run.ledger(), keys, reason, run.keys)
+
+
+def approve(run, signer):
+    report = read(run.report, PrivacyReport)
+    return run.ledger().approve(
+        read_reservation(run.reservation),
+        model_sha=report.body.model_sha,
+        report_sha=report.sha,
+        signer=signer,
+    )
+
+
+def verdict_of(run):
+    evidence = read_evidence(run.config, run.artifacts)
+    return decide(evidence, read(run.report, PrivacyReport), run.ledger())
+
+
+def codes(run):
+    return [reason.code for reason in verdict_of(run).reasons]
+
+
+def started(root, run_id="monday", policy_root=None, **changes):
+    policy = {**honest_run.config().policy.model_dump(), **POLICY}
+    return honest_run.start(root, run_id, policy_root, policy=policy, **changes).until_gate()
+
+
+@pytest.fixture(scope="module")
+def accounted(tmp_path_factory):
+    return started(tmp_path_factory.mktemp("accounted") / "run")
+
+
+@pytest.fixture
+def run(accounted, tmp_path):
+    copy = honest_run.copy_of(accounted, tmp_path / "run")
+    copy.config = accounted.config
+    return copy
+
+
+@pytest.fixture
+def ada():
+    return person()
+
+
+@pytest.fixture
+def bob():
+    return person()
+
+
+def put(run, signer, actor, body):
+    """Adds a well-linked record around `Ledger`, as whoever may write to the store could."""
+    head = run.ledger().head
+    data = encode_record(
+        policy_id="weekly",
+        sequence=head.sequence + 1,
+        previous=head.sha,
+        kind="approval",
+        run_id="monday",
+        attempt=1,
+        time="2026-01-05T00:00:00+00:00",
+        actor=actor,
+        body=body,
+        signer=signer,
+    )
+    Path(run.ledger_uri, record_name("weekly", head.sequence + 1)).write_bytes(data)
+
+
+def body_of(run, **changes):
+    report = read(run.report, PrivacyReport)
+    return {
+        "reservation": read_reservation(run.reservation).sequence,
+        "model_sha": report.body.model_sha,
+        "report_sha": report.sha,
+        **changes,
+    }
+
+
+def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run, ada, bob):
+    assert codes(run) == ["not_approved"]
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    (reason,) = verdict_of(run).reasons
+    assert "wants 2 approvals" in reason.sentence
+    assert "holds 1, by ada" in reason.sentence
+    approve(run, bob)
+    assert verdict_of(run).allow
+    run.do_gate()
+    run.do_release()
+    assert run.problems() == []
+    card = (run.root / "releases/glyphs/1.0/MODEL_CARD.md").read_text()
+    assert "Release approved by ada" in card
+    assert "Release approved by bob" in card
+
+
+def test_one_person_counts_once_however_often_they_approve(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    first = approve(run, ada)
+    assert approve(run, ada) == first
+    put(run, ada, "ada", body_of(run))
+    assert codes(run) == ["not_approved"]
+
+
+def test_one_key_under_two_names_is_refused(run, ada):
+    with pytest.raises(LedgerError, match="stands there twice"):
+        name(run, ada=ada, bob=ada)
+
+
+def test_approval_of_an_earlier_report_does_not_count_for_a_later_one(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    approve(run, bob)
+    before = read(run.report, PrivacyReport).sha
+    run.do_account()  # takes the newer head of the ledger into account
+    assert read(run.report, PrivacyReport).sha != before
+    assert codes(run) == ["not_approved"]
+
+
+def test_approval_of_another_model_does_not_count(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    put(run, bob, "bob", body_of(run, model_sha="7" * 64))
+    assert codes(run) == ["not_approved"]
+
+
+def test_approval_for_another_run_under_the_same_policy_is_not_taken(run, ada, bob, tmp_path):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    release = {"name": "glyphs", "version": "2.0"}
+    other = started(tmp_path / "other", "tuesday", run.policy_root, release=release)
+    approve(other, ada)
+    approve(other, bob)
+    assert verdict_of(other).allow
+    assert codes(run) == ["not_approved"]
+
+
+@pytest.mark.parametrize("who", ["stranger", "ledger", "policy", "report"])
+def test_approval_by_a_key_that_may_not_approve_is_refused_or_breaks_the_ledger(run, ada, bob, who):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    if who == "stranger":
+        with pytest.raises(Refused, match="of nobody who may approve"):
+            approve(run, person())
+        put(run, person(), "bob", body_of(run))
+    else:  # a step's key, dressed up in the role
+        signer = Signer.load_or_create(run.keys, who)
+        signer.role = "approver"
+        put(run, signer, "bob", body_of(run))
+    with pytest.raises(SignatureInvalid, match="does not hold in the role 'approver'"):
+        verdict_of(run)
+    with pytest.raises(GateDenied):
+        run.do_gate()
+
+
+def test_approval_in_the_name_of_somebody_else_breaks_the_ledger(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    put(run, ada, "bob", body_of(run))
+    with pytest.raises(LedgerError, match="does not bear the name its key was given"):
+        run.ledger().state  # noqa: B018
+
+
+def test_who_was_taken_away_approves_no_more_and_never_returns_under_that_key(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    name(run, "ada left", bob=bob)
+    with pytest.raises(Refused, match="of nobody who may approve"):
+        approve(run, ada)
+    put(run, ada, "ada", body_of(run, report_sha="8" * 64))
+    with pytest.raises(SignatureInvalid, match="had retired"):
+        run.ledger()
+
+
+def test_retired_key_is_not_named_again(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    name(run, "ada left", bob=bob)
+    with pytest.raises(LedgerError, match="was retired before"):
+        name(run, "ada is back", ada=ada, bob=bob)
+
+
+def test_only_the_policy_owner_names_approvers(run, ada):
+    thief = Signer.load_or_create(run.keys, "ledger")
+    with pytest.raises(LedgerError, match="signed in the role 'policy'"):
+        run.ledger().name_approvers({"ada": ada.public_key}, "me", thief)
+    owner = Signer("policy", b"9" * 32)
+    with pytest.raises(SignatureInvalid, match="not trusted in the role"):
+        run.ledger().name_approvers({"ada": ada.public_key}, "me", owner)
+
+
+def test_ledger_without_the_record_that_took_somebody_away_is_refused(run, ada, bob):
+    from fedemb.ledger import check_high_water
+
+    name(run, ada=ada, bob=bob)
+    record = name(run, "ada left", bob=bob)
+    Path(run.ledger_uri, record.name).unlink()
+    heads = Path(run.ledger_uri, "weekly", "heads", f"{record.sequence:08d}.json")
+    heads.unlink()
+    with pytest.raises(LedgerError, match="an older ledger was put in its place"):
+        check_high_water(run.ledger(), run.keys)
+
+
+def test_keys_record_makes_no_approver(run, ada):
+    trust = run.ledger().chain.trust.with_approvers([ada.public_key], 3)
+    later = replace(trust.current("approver"), generation=2)
+    later = replace(later, public_key=person().public_key)
+    later = replace(later, key_id=key_id_of(later.public_key))
+    with pytest.raises(LedgerError, match="not one later key"):
+        trust.rotated([vars(later)], 4)
+
+
+def test_policy_that_wants_approvals_wants_them_for_life(run):
+    policy = {**run.config.policy.model_dump(), "approvals": 0}
+    run.config = run.config.updated({"policy": policy})
+    assert "policy_differs" in codes(run)
+
+
+# ---- the command ------------------------------------------------------------------------------
+
+
+def ssh_key(folder: Path, who: str, passphrase: str = "") -> Path:
+    path = folder / who
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", who, "-f", str(path)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def call(*words):
+    app(args=[str(word) for word in words], standalone_mode=False)
+
+
+def test_two_people_approve_by_their_ssh_keys(run, tmp_path, capsys):
+    ada, bob = (ssh_key(tmp_path, who) for who in ("ada", "bob"))
+    stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
+    people = (f"ada={ada}.pub", f"bob={bob}.pub")
+    call("ledger", "approvers", *people, *stores, "--reason", "the release board")
+    assert "ada, bob may approve, and nobody else" in capsys.readouterr().out
+    for key, given in ((ada, 1), (bob, 2), (bob, 2)):
+        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+        out = capsys.readouterr().out
+        assert "differential privacy for one user" in out
+        assert f"{given} of 2 that the policy wants" in out
+    assert verdict_of(run).allow
+    call("ledger", "show", "--ledger", run.ledger_uri)
+    assert "approved by bob at" in capsys.readouterr().out
+
+
+def test_report_that_was_changed_is_not_approved(run, tmp_path, capsys):
+    key = ssh_key(tmp_path, "ada")
+    stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
+    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
+    text = run.report.read_text()
+    run.report.write_text(text.replace('"epsilon":', '"epsilon":0', 1))
+    with pytest.raises(Exception, match=r"changed|JSON"):
+        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+
+
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
+def test_file_that_is_no_key_is_said_so(run, tmp_path, content):
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="no private key of OpenSSH"):
+        call("approve", run.report, "--key", path, "--ledger", run.ledger_uri, "--yes")
