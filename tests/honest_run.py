@@ -387,7 +387,11 @@ class HonestRun:
             "embedding_space_id": embedding_space_id(model["weights_sha"], self.config.model),
             "simulation": False,
             "public_kind": self.config.pretraining.kind,
-            "bootstrap": {"samples": self.config.evaluation.bootstrap_samples, "unit": "user"},
+            "bootstrap": {
+                "samples": self.config.evaluation.bootstrap_samples,
+                "unit": "user",
+                "groups": None,
+            },
             "headline_rate": "0.001",
             "evaluated": {
                 "images": 3600,
@@ -405,6 +409,7 @@ class HonestRun:
                 "difference": dict.fromkeys(recall, gain),
             },
             "untrained": None,
+            "raw_pixels": None,
             "centralized": None,
             "utility_drop": None,
             "subgroups": {

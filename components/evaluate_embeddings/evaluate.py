@@ -1,8 +1,9 @@
 """evaluate_embeddings: how useful is the model on identities that never trained?
 
-Measures the trained model, the public backbone it started from and an untrained one on the same
-held-out users, and, in simulations, a backbone trained centrally without privacy: the utility drop.
-All figures are exact over evaluation users, whom the guarantee does not cover; the report says so.
+Measures the trained model, the public backbone it started from, an untrained one and the pixels
+themselves on the same held-out users, and, in simulations, a backbone trained centrally without
+privacy: the utility drop. All figures are exact over evaluation users, whom the guarantee does not
+cover; the report says so.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def run(context: StepContext) -> dict[str, Any]:
             "bootstrap": {
                 "samples": config.evaluation.bootstrap_samples,
                 "unit": subjects.identity_kind,
+                "groups": _groups(subjects, config),
             },
         }
         fields |= _measure_all(config, subjects, embeddings)
@@ -92,11 +94,16 @@ def run(context: StepContext) -> dict[str, Any]:
     return write_signed(artifacts.utility_report, report, signer).json
 
 
+def _groups(subjects: Subjects, config: RunConfig) -> int | None:
+    groups = subjects.groups if config.evaluation.resample_subgroups else None
+    return None if groups is None else len(np.unique(groups))
+
+
 def _measure_all(
     config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """The measured part of the report."""
-    names = ("public_backbone", "untrained", "centralized")
+    names = ("public_backbone", "untrained", "raw_pixels", "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
         figures = ("evaluated", "headline_rate", "retrieval", "utility_drop", "subgroups")

@@ -74,7 +74,8 @@ def measure(
     Raises:
       InputError: the subjects are not measurable, or an embedding is not finite.
     """
-    data = arrange(embeddings, subjects.labels, subjects.clusters, gallery)
+    groups = subjects.groups if config.resample_subgroups else None
+    data = arrange(embeddings, subjects.labels, subjects.clusters, gallery, groups)
     draws = {"samples": config.bootstrap_samples, "seed": _SEED}
     return Measured(
         verify(data, config.false_accept_rates, **draws),

@@ -13,6 +13,7 @@ NAMES = {
     "model": "this model",
     "public_backbone": "public backbone",
     "untrained": "untrained backbone",
+    "raw_pixels": "raw pixels",
     "centralized": "central, not private",
 }
 

@@ -181,7 +181,8 @@ def test_utility_whose_gain_is_not_that_of_its_figures_is_not_read_whoever_signs
     [
         {"embedding_space_id": "es-" + "0" * 20},
         {"public_kind": "supervised"},
-        {"bootstrap": {"samples": 1, "unit": "user"}},
+        {"bootstrap": {"samples": 1, "unit": "user", "groups": None}},
+        {"bootstrap": {"samples": 200, "unit": "user", "groups": 5}},
         {"headline_rate": "0.1"},
     ],
     ids=str,

@@ -80,6 +80,9 @@ class EvaluationConfig(Section):
     """Retrieval recall@k."""
     bootstrap_samples: Annotated[int, Field(ge=20, le=10_000)] = 200
     """Resamples over identities for 95 % intervals."""
+    resample_subgroups: bool = False
+    """Draw whole subgroups (`data.source.columns.subgroup`: alphabets, stores, tracks) before the
+    identities inside them: intervals then say what to expect of subgroups that are not here."""
     batch_size: PositiveInt = 256
     """Images embedded at once."""
     max_images: PositiveInt = 100_000

@@ -83,6 +83,13 @@ class RunConfig(Section):
                 "no column names its owner; set user_id: null with unit: image, and neither else"
             )
         self.mechanism.check_run(self)
+        if self.evaluation.resample_subgroups and (
+            self.data.source.columns.subgroup is None or self.task == "classification"
+        ):
+            raise ValueError(
+                "evaluation.resample_subgroups draws the subgroups of an embedding's evaluation "
+                "people; name data.source.columns.subgroup, or set it to false"
+            )
         if self.pretraining.source is not None and _overlap(
             self.data.source, self.pretraining.source
         ):

@@ -115,6 +115,8 @@ class Bootstrap(Part):
 
     samples: Count
     unit: Literal["user", "class"]
+    groups: Count | None
+    """Subgroups that were drawn before the units inside them; None: units alone were."""
 
 
 class UtilityReport(Document):
@@ -139,6 +141,8 @@ class UtilityReport(Document):
     roc: Roc
     public_backbone: Compared | None
     untrained: Compared | None
+    raw_pixels: Compared | None
+    """The images themselves, compared as if they were embeddings."""
     centralized: Compared | None
     utility_drop: dict[Rate, Interval] | None
     """The centralized model minus this one."""
@@ -172,7 +176,7 @@ class UtilityReport(Document):
     def _of_one_measurement(self) -> UtilityReport:
         if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
             raise ValueError("it is measured in one place and not in another")
-        for other in (self.public_backbone, self.untrained, self.centralized):
+        for other in (self.public_backbone, self.untrained, self.raw_pixels, self.centralized):
             if other is not None:
                 _paired(self.recall_at_far, other.recall_at_far, other.difference)
                 self._same_depths(other)

@@ -1,7 +1,9 @@
 """Bootstrap over identities: an estimate keeps its draws, so that differences can be paired.
 
 Each draw takes as many identities as there are, with replacement; the same seed and the same number
-of identities give the same draws, whatever was measured on them.
+of identities give the same draws, whatever was measured on them. Where identities come in groups
+(alphabets, tracks, stores) and the next group may be unlike these, a draw takes groups first and
+identities inside them second: a one-level interval is then too short.
 """
 
 from __future__ import annotations
@@ -63,10 +65,29 @@ class Estimate:
         }
 
 
-def draw_weights(units: int, samples: int, seed: int) -> Float32[np.ndarray, "samples units"]:
-    """How often each unit is drawn, float32 [samples, units]; each row sums to `units`."""
+def draw_weights(
+    units: int, samples: int, seed: int, groups: Int[np.ndarray, " units"] | None = None
+) -> Float32[np.ndarray, "samples units"]:
+    """How often each unit is drawn, float32 [samples, units].
+
+    Args:
+      units: how many there are.
+      samples: draws.
+      seed: of the draws.
+      groups: dense ids; whole groups are drawn with replacement, and of each as many of its units
+        as it has. None: units alone are, and each row sums to `units`.
+    """
     random = np.random.default_rng(np.random.SeedSequence([seed, units, samples]))
-    return random.multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float32)
+    if groups is None:
+        return random.multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float32)
+    sizes = np.bincount(groups)
+    taken = random.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=samples)
+    weights = np.zeros((samples, units), np.float32)
+    for group, size in enumerate(sizes):
+        weights[:, groups == group] = random.multinomial(
+            taken[:, group] * size, np.full(size, 1 / size)
+        )
+    return weights
 
 
 def weighted_mean(

@@ -15,6 +15,7 @@ from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError
+from fedemb.evaluation.pairs import MAX_UNITS
 
 PIECE = 512
 """Users read at once: memory does not grow with the set."""
@@ -49,6 +50,18 @@ class Subjects:
         return "user" if self.clusters is self.users else "class"
 
     @property
+    def groups(self) -> np.ndarray | None:
+        """Subgroups as the bootstrap can draw them.
+
+        None: there is one alone, an identity is in several, or there are more identities than the
+        bootstrap takes apart.
+        """
+        names, dense = np.unique(self.subgroups, return_inverse=True)
+        identities = len(np.unique(self.clusters))
+        nested = len({*zip(dense.tolist(), self.clusters.tolist(), strict=True)}) == identities
+        return self.subgroups if len(names) > 1 and nested and identities <= MAX_UNITS else None
+
+    @property
     def measurable(self) -> bool:
         """Two classes, one of them with two images: less has no pair of each kind."""
         sizes = np.unique(self.labels, return_counts=True)[1]
@@ -60,9 +73,13 @@ class Subjects:
 
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
-    """The trained model, its public start and, where that is pretrained, an untrained one."""
+    """The trained model, its public start and what that must be better than.
+
+    An untrained backbone, where the start is pretrained, and for embeddings the pixels themselves.
+    """
     from fedemb.embedding import build_backbone
     from fedemb.embedding.loading import load_backbone
+    from fedemb.embedding.raw_pixels import raw_pixels
 
     models = {
         "model": load_backbone(artifacts.model / "backbone.keras", config.model),
@@ -70,6 +87,8 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     }
     if config.pretraining.kind != "none":
         models["untrained"] = build_backbone(config.model, config.training.seed + UNTRAINED_SEED)
+    if config.task == "embedding":
+        models["raw_pixels"] = raw_pixels(config.model)
     return models
 
 
@@ -168,8 +187,11 @@ def apply_models(
         if len(waiting) >= 8 * config.evaluation.batch_size:
             flush()
     flush()
-    empty = np.zeros((0, len(config.model.classes) or config.model.embedding_dim), np.float32)
     subjects = Subjects(
         np.array(labels, np.int64), np.array(users, np.uint64), np.array(subgroups, str)
     )
-    return subjects, {name: np.concatenate([empty, *parts]) for name, parts in pieces.items()}
+    widths = {name: model.output_shape[-1] for name, model in models.items()}
+    return subjects, {
+        name: np.concatenate([np.zeros((0, widths[name]), np.float32), *parts])
+        for name, parts in pieces.items()
+    }

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Num
 
 from fedemb.errors import InputError
-from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.bootstrap import Estimate, weighted_mean
 from fedemb.evaluation.pairs import (
     GRID,
     MAX_UNITS,
@@ -71,6 +71,7 @@ def arrange(
     labels: np.ndarray,
     clusters: np.ndarray | None = None,
     gallery: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> Labelled:
     """Normalises and sorts embeddings for the functions of this module.
 
@@ -79,9 +80,12 @@ def arrange(
       labels: class ids [n].
       clusters: what the bootstrap resamples, ids [n]; None: the classes. A class must lie in one.
       gallery: [n, dim] embeddings of the same images by another model, for `previous_release`.
+      groups: names [n] of what the bootstrap draws before clusters; None: nothing. A cluster must
+        lie in one.
 
     Raises:
-      InputError: lengths differ, values are not finite, or a class lies in two clusters.
+      InputError: lengths differ, values are not finite, or a class lies in two clusters or a
+        cluster in two groups.
     """
     labels = np.asarray(labels)
     clusters = labels if clusters is None else np.asarray(clusters)
@@ -91,6 +95,17 @@ def arrange(
             " give one of each per image"
         )
     dense_clusters = np.unique(clusters, return_inverse=True)[1]
+    group_of = None
+    if groups is not None:
+        group_of = np.unique(groups, return_inverse=True)[1]
+        pairs = np.unique(np.stack([group_of, dense_clusters]), axis=1)
+        if pairs.shape[1] != len(np.unique(dense_clusters)):
+            raise InputError("an identity lies in more than one group; resample identities alone")
+        if pairs.shape[1] > MAX_UNITS:
+            raise InputError(
+                f"intervals over groups take {MAX_UNITS:,} identities at most, got "
+                f"{pairs.shape[1]:,}; lower evaluation.max_images"
+            )
     order = np.lexsort((labels, dense_clusters))
     units = dense_clusters[order]
     begins = np.diff(labels[order], prepend=0) != 0
@@ -106,6 +121,7 @@ def arrange(
         labels=np.cumsum(begins) - 1,
         units=units,
         order=order,
+        groups=None if group_of is None else group_of[order][np.diff(units, prepend=-1) != 0],
     )
 
 
@@ -133,7 +149,7 @@ def verify(
             f"classes with at most {sizes.max(initial=0)} images; hold out more users"
         )
     counts = count_pairs(data, false_accept_rates)
-    weights = draw_weights(int(data.units[-1]) + 1, samples, seed)
+    weights = data.weights(samples, seed)
     values = counts.accepted / counts.positives
     if data.symmetric and counts.negatives + counts.positives <= EXACT_PAIRS:
         draws = _exact_draws(data, counts, false_accept_rates, weights)
@@ -255,7 +271,7 @@ def rates_at(
     """
     key = round(threshold * GRID)
     units = int(data.units[-1]) + 1
-    weights = draw_weights(units, samples, seed)
+    weights = data.weights(samples, seed)
     touching, above = np.zeros(units), np.zeros(units)
     for rows, columns, tile in negative_tiles(data):
         for span, axis in ((rows, 1), (columns, 0)):

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
+
+from fedemb.evaluation.bootstrap import draw_weights
 
 GRID = 2**26
 """Grid values per unit of cosine."""
@@ -34,6 +36,7 @@ class Labelled:
       labels: dense label ids [n], not decreasing.
       units: dense ids [n] of what the bootstrap resamples, not decreasing; a label is in one unit.
       order: [n] positions of the rows in the caller's arrays.
+      groups: dense ids [units] of the groups that the bootstrap draws first; None: units alone.
     """
 
     queries: np.ndarray
@@ -41,6 +44,11 @@ class Labelled:
     labels: np.ndarray
     units: np.ndarray
     order: np.ndarray
+    groups: np.ndarray | None = None
+
+    def weights(self, samples: int, seed: int) -> Float32[np.ndarray, "samples units"]:
+        """How often the bootstrap draws each unit; see `draw_weights`."""
+        return draw_weights(int(self.units[-1]) + 1, samples, seed, self.groups)
 
     @property
     def symmetric(self) -> bool:

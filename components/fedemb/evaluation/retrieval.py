@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
+from fedemb.evaluation.bootstrap import Estimate, weighted_mean
 from fedemb.evaluation.pairs import Labelled
 
 
@@ -93,7 +93,7 @@ def retrieve(
                 first[i] = ranks[0]
                 precision[i] = (np.arange(1, match.size + 1) / ranks).mean()
     units = data.units[asked]
-    weights = draw_weights(int(data.units[-1]) + 1, samples, seed)
+    weights = data.weights(samples, seed)
     has_match = data.label_sizes[data.labels[asked]] > 1
 
     def share(values: np.ndarray, use: np.ndarray | None = has_match) -> Estimate:

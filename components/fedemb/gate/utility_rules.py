@@ -69,6 +69,8 @@ def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[An
         ),
         "bootstrap.samples": (utility.bootstrap.samples, config.evaluation.bootstrap_samples),
     }
+    if not config.evaluation.resample_subgroups:
+        wanted["bootstrap.groups"] = (utility.bootstrap.groups, None)
     if utility.retrieval is not None:
         wanted["headline_rate"] = (utility.headline_rate, rates[0])
         wanted["recall_at_far"] = (set(utility.recall_at_far), set(rates))

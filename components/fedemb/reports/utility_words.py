@@ -54,7 +54,25 @@ def _embeddings(report: UtilityReport) -> str:
         f"{_percent(recall)} of "
         f"the pairs that belong together while it accepts {_rate(rate)} of the others"
     )
-    return text + _against(report, "backbone")
+    return text + _against(report, "backbone") + weak_start(report)
+
+
+def weak_start(report: UtilityReport) -> str:
+    """Says that a pretrained start is worse than no training at all; empty where it is not."""
+    start = report.headline("public_backbone")
+    if report.public_kind == "none" or start is None:
+        return ""
+    others = {"an untrained backbone": "untrained", "raw pixels": "raw_pixels"}
+    found = ((words, report.headline(name)) for words, name in others.items())
+    better = [
+        f"{words} {_percent(part)}" for words, part in found if part and part.value > start.value
+    ]
+    if not better:
+        return ""
+    return (
+        f" The public start is weak: it recognises {_percent(start)}, {' and '.join(better)}; part "
+        "of the gain is what a better start gives without private data."
+    )
 
 
 def _classifier(report: ClassifierReport) -> str:

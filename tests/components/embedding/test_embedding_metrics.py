@@ -229,6 +229,56 @@ def test_intervals_cover_the_truth():
     assert sum(estimate.low <= truth <= estimate.high for estimate in estimates) >= 48
 
 
+def groups_of_unlike_spread(groups, seed, people=12, images=3):
+    """Alphabets: what is hard in one need not be in the next."""
+    random = np.random.default_rng(seed)
+    spread = np.exp(random.normal(np.log(0.9), 0.35, groups))[:, None, None, None]
+    centres = random.normal(size=(groups, people, 1, 16))
+    centres /= np.linalg.norm(centres, axis=-1, keepdims=True)
+    points = centres + spread * random.normal(size=(groups, people, images, 16)) / 4
+    labels = np.arange(groups * people).repeat(images)
+    return points.reshape(-1, 16), labels, np.arange(groups).repeat(people * images)
+
+
+@pytest.mark.statistical
+def test_intervals_over_groups_cover_what_the_next_groups_bring():
+    """Of 30 intervals 27 and 15 hold it; below 22, or 22 and more, has chance < 1e-3."""
+    embeddings, labels, _ = groups_of_unlike_spread(300, 0)
+    truth = verify(arrange(embeddings, labels), (0.01,), samples=20).recall[0].value
+    held = {"groups": 0, "identities": 0}
+    for seed in range(1, 31):
+        embeddings, labels, groups = groups_of_unlike_spread(10, seed)
+        for name, drawn in (("groups", groups), ("identities", None)):
+            data = arrange(embeddings, labels, groups=drawn)
+            estimate = verify(data, (0.01,), samples=80).recall[0]
+            held[name] += estimate.low <= truth <= estimate.high
+    assert held["groups"] >= 22 > held["identities"]
+
+
+def test_intervals_over_groups_are_the_same_from_bins(monkeypatch):
+    embeddings, labels, groups = groups_of_unlike_spread(10, 3)
+    data = arrange(embeddings, labels, groups=groups)
+    exact = verify(data, (0.01, 0.1), samples=100)
+    monkeypatch.setattr(metrics, "EXACT_PAIRS", 0)
+    binned = verify(data, (0.01, 0.1), samples=100)
+    for a, b in zip(exact.recall, binned.recall, strict=True):
+        assert np.corrcoef(a.draws, b.draws)[0, 1] > 0.9
+        assert (b.high - b.low) / (a.high - a.low) == pytest.approx(1, abs=0.25)
+
+
+def test_whole_groups_are_drawn():
+    groups = np.array([0, 0, 0, 1, 2, 2])
+    weights = draw_weights(6, 50, 0, groups)
+    taken = np.stack([weights[:, groups == g].sum(1) for g in range(3)], 1) / [3, 1, 2]
+    assert (taken == taken.round()).all()
+    assert (taken.sum(1) == 3).all()
+
+
+def test_identity_in_two_groups_is_refused():
+    with pytest.raises(InputError, match="more than one group"):
+        arrange(np.ones((4, 2)), np.array([0, 0, 1, 1]), groups=np.array(["a", "b", "b", "b"]))
+
+
 # ---- bad input ----------------------------------------------------------------------------------
 
 

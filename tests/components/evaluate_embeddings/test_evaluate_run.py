@@ -48,6 +48,7 @@ def test_trained_model_beats_public_and_untrained_backbones(report):
     _, document, _ = report
     for name in ("public_backbone", "untrained"):
         assert document[name]["difference"]["0.001"]["low"] > 0
+    for name in ("public_backbone", "untrained", "raw_pixels"):
         assert document[name]["recall_at_far"].keys() == document["recall_at_far"].keys()
     assert document["centralized"] is None
     assert document["utility_drop"] is None

@@ -35,14 +35,56 @@ def test_utility_drop_is_a_printed_number():
         recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
         evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
         public_kind="supervised",
-        public_backbone=Compared.model_construct(difference={"0.001": estimate(0.2, 0.1, 0.3)}),
+        public_backbone=Compared.model_construct(
+            recall_at_far={"0.001": Recall(value=0.2, low=0.1, high=0.3, threshold=0.7)},
+            difference={"0.001": estimate(0.2, 0.1, 0.3)},
+        ),
         untrained=None,
+        raw_pixels=None,
         centralized=Compared.model_construct(difference={"0.001": estimate(-0.05, -0.08, -0.02)}),
         utility_drop={"0.001": estimate(0.05, 0.02, 0.08)},
     )
     sentence = utility_sentence(report)
     assert "On 1,200 identities" in sentence
     assert "5.0 points [2.0, 8.0] less than central training without privacy" in sentence
+
+
+def test_a_start_below_raw_pixels_is_called_weak():
+    def at(value):
+        return Compared.model_construct(
+            recall_at_far={"0.001": Recall(value=value, low=0, high=1, threshold=0)},
+            difference={"0.001": estimate(0.2, 0.1, 0.3)},
+        )
+
+    def sentence(start, untrained, pixels):
+        return utility_sentence(
+            UtilityReport.model_construct(
+                headline_rate="0.001",
+                recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
+                evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
+                public_kind="supervised",
+                public_backbone=at(start),
+                untrained=at(untrained),
+                raw_pixels=at(pixels),
+                centralized=None,
+            )
+        )
+
+    assert "start is weak" not in sentence(0.2, 0.05, 0.1)
+    said = sentence(0.04, 0.03, 0.1)
+    assert "start is weak: it recognises 4.0 %" in said
+    assert "raw pixels 10.0 %" in said
+    assert "untrained backbone 3.0 %" not in said
+
+
+def test_subgroups_are_drawn_where_each_holds_whole_identities():
+    def groups(*names):
+        labels = np.array([1, 1, 2, 3], np.int64)
+        return Subjects(labels, labels.astype(np.uint64), np.array(names)).groups
+
+    assert list(groups("a", "a", "b", "b")) == ["a", "a", "b", "b"]
+    assert groups("a", "b", "b", "b") is None
+    assert groups("a", "a", "a", "a") is None
 
 
 def subjects(labels, users):

@@ -1,0 +1,23 @@
+"""The image itself as its embedding: what a backbone must be better than."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedemb.config import ModelConfig
+
+MOST_VALUES = 1024
+"""Of one image; larger ones are averaged over squares first."""
+
+
+def raw_pixels(model: ModelConfig) -> Any:
+    """A `keras.Model` without weights: float32 `[n, size, size, channels]` to `[n, values]`."""
+    import keras
+
+    size, channels = model.image_size, model.channels
+    square = 1
+    while (-(-size // square)) ** 2 * channels > MOST_VALUES:
+        square += 1
+    pixels = keras.Input((size, size, channels))
+    small = keras.layers.AveragePooling2D(square, padding="same")(pixels)
+    return keras.Model(pixels, keras.layers.Flatten()(small), name="raw_pixels")
