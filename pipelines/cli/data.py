@@ -69,7 +69,7 @@ def make_data(
     output: Annotated[Path, typer.Argument(help="Folder for private.parquet and public.parquet.")],
     users: Annotated[int, typer.Option(help="Private identities.")] = 32_000,
     images_per_user: Annotated[int, typer.Option(help="Images of each identity.")] = 4,
-    public_classes: Annotated[int, typer.Option(help="Classes of the public set.")] = 64,
+    public_classes: Annotated[int, typer.Option(help="Classes of the public set.")] = 2000,
     public_images_per_class: Annotated[int, typer.Option(help="Images of each.")] = 8,
     image_size: Annotated[
         int, typer.Option(min=8, max=512, help="Height and width in pixels.")
