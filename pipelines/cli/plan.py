@@ -123,9 +123,9 @@ def plan(
         Path | None,
         typer.Option(help="Configuration file to put the planned mechanism into, e.g. its noise."),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("privacy_plan.json"),
+    output: Annotated[Path | None, typer.Option(help="Write the plan here, as JSON.")] = None,
 ) -> None:
-    """Price a run before it starts, and write its privacy plan.
+    """Price a run before it starts.
 
     Give --config, or the numbers: --population, --clients-per-round, --rounds and one of
     --noise-multiplier and --target-epsilon.
@@ -198,7 +198,7 @@ def plan(
 
 def _report(
     config: RunConfig,
-    output: Path,
+    output: Path | None,
     json_: bool,
     words: bool,
     trials: float | None,
@@ -210,7 +210,8 @@ def _report(
     target_epsilon: float | None,
     users_per_client: int | None,
 ) -> None:
-    from fedemb.documents.document import write
+    from fedemb.documents.artifacts import write_bytes
+    from fedemb.documents.document import written
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
@@ -220,7 +221,10 @@ def _report(
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
     from fedemb.steps.plan_privacy.plan import document, warnings
 
-    plan = write(output, document(config)).json  # for people: no step takes what nobody signed
+    made = written(document(config))
+    if output is not None:
+        write_bytes(output, made.data)  # for people: no step takes what nobody signed
+    plan = made.json
     mechanism = plan_from_json(plan["plan"])
     guarantee = PrivacyGuarantee.from_json(plan["guarantee"])
     fields: dict[str, Any] = {
@@ -246,7 +250,7 @@ def _report(
         "sentence": str(guarantee),
         "projections": plan["projections"],
         "warnings": list(warnings(config).values()),
-        "plan": str(output),
+        "plan": output and str(output),
         "plan_sha": mechanism.digest,
     }
     if trials is not None:

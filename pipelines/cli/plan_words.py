@@ -46,7 +46,7 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
         out += ["", f"simulation at {found['share']}: {', '.join(found['settings'])}"]
         out.append(f"  {found['sentence']}")
     out += [f"warning: {text}" for text in [*fields["warnings"], *_useless(fields, plan)]]
-    return [*out, "", f"wrote {fields['plan']}"]
+    return out if fields["plan"] is None else [*out, "", f"wrote {fields['plan']}"]
 
 
 def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
