@@ -71,7 +71,7 @@ def run(context: StepContext) -> dict[str, Any]:
         "config_sha": config_digest(config, "audit"),
         "model_sha": model.weights_sha,
         "code_sha": code_digest(config),
-        "level": "monitoring",
+        "level": "monitoring" if model.mechanism_audit is None else "full",
         "attack": "verification_score",
         "self_test": self_test(),
         "planted_bug_suite": read_record(),
@@ -79,6 +79,7 @@ def run(context: StepContext) -> dict[str, Any]:
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,
+        "mechanism": model.model_dump(mode="json")["mechanism_audit"],
     }
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})

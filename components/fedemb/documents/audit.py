@@ -5,10 +5,11 @@ Whether a test was passed, or something was found, is computed from figures, nev
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
+from fedemb.documents.mechanism_audit import MechanismAudit
 
 MOST_ALARMS = 7
 """95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""
@@ -77,6 +78,7 @@ class AuditReport(Document):
     """Written by audit_privacy."""
 
     kind: ClassVar[str] = "audit_report"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "audit"
 
     run_id: Name
@@ -97,3 +99,5 @@ class AuditReport(Document):
     bootstrap_samples: Count
     measured: AttackFigures | None
     """None: private, or too few users on one of the sides."""
+    mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
+    """What the trainer found of its mechanism; None at level `monitoring`."""

@@ -126,6 +126,7 @@ def found(plain, calibrated, **more):
         "users_at_most": 60,
         "bootstrap_samples": 40,
         "measured": measured,
+        "mechanism": None,
     }
     return AuditReport.of_fields({**fields, **more})
 

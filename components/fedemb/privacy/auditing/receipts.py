@@ -1,0 +1,101 @@
+"""Noise receipts: a round's output, regressed on its noise drawn again from key and tag.
+
+An output S + N, with N drawn independently of S with standard deviation s in each of d coordinates,
+has slope 1 on N, give or take |S| / (s d). Noise that was discarded, scaled, drawn under another
+key or shrunk with the sum gives another slope, and no data set can hide it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedemb.documents.mechanism_audit import SIGMAS, Receipts
+from fedemb.privacy.mechanisms.noise import Floats, gaussian, tensor_key
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+SHARED = 0.05
+"""Further room where rounds share noise, which training follows: its sums may lean on it."""
+SHARP = 0.25
+"""Widest tolerance of the slope over all rounds that still says something."""
+
+
+class NoiseReceipts:
+    """Receipts of the rounds so far.
+
+    Args:
+      plan: what was priced; its `noise_multiplier` is taken as it stands there.
+      noise_key: `noise.run_key(root, "noise", ...)`.
+      tags: of the rounds before, where rounds share their noise.
+    """
+
+    def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
+        self._plan, self._key = plan, noise_key
+        self._slack = SHARED if plan.tracks_participation else 1e-5  # means are float32
+        self._stream: Any = None
+        self._before = list(tags)
+        self._rounds = self._failed = 0
+        self._noise = self._both = self._rest = 0.0
+
+    def add(self, mean: np.ndarray, l2_norm_clip: float, tag: bytes) -> float:
+        """Looks at a round and returns its slope. Raw.
+
+        Args:
+          mean: `[dim]`, as committed.
+          l2_norm_clip: of the round.
+          tag: of its noise.
+        """
+        output = mean.astype(np.float64) * (self._plan.normaliser / l2_norm_clip)
+        noise = self._drawn(tag, output.size)
+        energy, both = float(noise @ noise), float(output @ noise)
+        slope = both / energy
+        rest = float(np.sum(np.square(output - slope * noise)))
+        self._rounds += 1
+        # Written so that NaN fails.
+        self._failed += not abs(slope - 1) <= self._tolerance(energy, rest, output.size)
+        self._noise, self._both, self._rest = (
+            self._noise + energy,
+            self._both + both,
+            self._rest + rest * energy / output.size,
+        )
+        return slope
+
+    def _drawn(self, tag: bytes, size: int) -> Floats:
+        """The noise of a round on the sum / clip."""
+        if not self._plan.tracks_participation:
+            key = tensor_key(self._key, tag, "update")
+            return gaussian(key, size) * self._plan.noise_multiplier
+        if self._stream is None:
+            self._stream = self._plan.noise_stream(size)
+            for earlier in self._before:
+                self._stream.next(tensor_key(self._key, earlier, "update"))
+        row = self._stream.next(tensor_key(self._key, tag, "update"))
+        return row / 2.0**self._plan.grid_bits
+
+    def _tolerance(self, energy: float, rest: float, size: int) -> float:
+        return SIGMAS * math.sqrt(rest / size / energy) + self._slack
+
+    @property
+    def found(self) -> Receipts:
+        """What the rounds so far say."""
+        if not self._noise > 0:
+            return Receipts(rounds=self._rounds, failed=self._failed, together=False)
+        tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + self._slack
+        slope = self._both / self._noise
+        sharp = tolerance <= SHARP and abs(slope - 1) <= tolerance
+        return Receipts(rounds=self._rounds, failed=self._failed, together=sharp)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures so far. Raw."""
+        names = ("_rounds", "_failed", "_noise", "_both", "_rest")
+        return {name.strip("_"): getattr(self, name) for name in names}
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Goes on after the rounds that `to_json` was called after."""
+        for name, value in figures.items():
+            setattr(self, f"_{name}", value)
