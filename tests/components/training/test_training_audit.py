@@ -38,6 +38,7 @@ def mechanism(**fields):
 TRAINERS = {"train_dp_fedemb": config(), "train_dp_sgd": classifier_config()}
 SOUND = {
     **TRAINERS,
+    "averaged": config(**{"training.server": {"ema_decay": 0.8, "momentum": 0.9}}),
     "adaptive clip": config(**{"mechanism.adaptive_clip": {"count_noise_multiplier": 2.0}}),
     "users in groups": config(
         **mechanism(kind="user_poisson", sampling_probability=0.3, clients_per_round=4)
