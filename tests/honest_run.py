@@ -390,6 +390,7 @@ class HonestRun:
             "code_sha": model["code_sha"],
             "level": "full",
             "attack": "verification_score",
+            "unit": self.config.policy.unit,
             "self_test": SELF_TEST,
             "planted_bug_suite": planted_bug_suite.read_record(),
             "figures": "private",

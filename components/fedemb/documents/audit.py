@@ -13,6 +13,8 @@ from fedemb.documents.mechanism_audit import MechanismAudit
 
 MOST_ALARMS = 7
 """95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""
+Attack = Literal["verification_score", "confidence_score"]
+"""By what users are told apart: of embeddings, and of a classifier."""
 Finding = Literal["leak", "reversed", "nothing"]
 
 
@@ -21,6 +23,11 @@ def finding(auroc: Interval) -> Finding:
     if auroc.low > 0.5:
         return "leak"
     return "reversed" if auroc.high < 0.5 else "nothing"
+
+
+def attack_on(task: Literal["embedding", "classification"]) -> Attack:
+    """The attack that suits what was trained."""
+    return "confidence_score" if task == "classification" else "verification_score"
 
 
 class NoLeak(Part):
@@ -86,7 +93,7 @@ class AuditReport(Document):
     model_sha: Sha
     code_sha: Sha
     level: Name
-    attack: Literal["verification_score"]
+    attack: Attack
     self_test: SelfTest
     planted_bug_suite: PlantedBugs
     figures: Literal["open", "private"]
@@ -95,6 +102,8 @@ class AuditReport(Document):
     """On epsilon; None: this level measures none."""
     split_by_value: bool
     """Held-out users are of another population."""
+    unit: Annotated[Literal["user", "image"], Since(2, before="user")]
+    """Who is told from others."""
     users_at_most: Count
     bootstrap_samples: Count
     measured: AttackFigures | None

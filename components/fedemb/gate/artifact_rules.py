@@ -171,6 +171,8 @@ def audit(case: Case) -> Iterator[Reason]:
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
+        ("attack", audit.attack, attack_on(config.task)),
+        ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),
         ("code_sha", audit.code_sha, model.code_sha),
         ("run_id", audit.run_id, case.reservation.run_id),
