@@ -12,8 +12,8 @@ LIMITATIONS = (
     "refute with a stated confidence.",
     "It looks at many on average. A single unusual one may be exposed and not be seen here.",
     "It sees the final model only, not the rounds.",
-    "Those who trained and those held out may differ for reasons other than training; the comparison with "
-    "the public start takes most of that out, not all.",
+    "Those who trained and those held out may differ for reasons other than training; the "
+    "comparison with the public start takes most of that out, not all.",
 )
 
 _WHERE = (

@@ -23,7 +23,6 @@ from fedemb.steps.train_dp_fedemb import train as embeddings
 from fedemb.steps.train_dp_sgd import train as classifier
 from fedemb.training import trainer
 
-
 HEAD = {
     "model.trainable": "head",
     "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
@@ -46,7 +45,13 @@ SOUND = {
     "fixed size": config(**mechanism(kind="fixed_size", clients_per_round=4, users_per_client=3)),
     "tree": config(**mechanism(kind="tree_aggregation", **TURNS)),
     "blt": config(**mechanism(kind="blt", **TURNS)),
-    "images": classifier_config(**{"policy.unit": "image", "data.source.columns.user_id": None}),
+    "images": classifier_config(
+        **{
+            "policy.unit": "image",
+            "data.source.columns.user_id": None,
+            "training.unit_gradient.images_per_unit": 1,
+        }
+    ),
     "allocation": classifier_config(
         **mechanism(kind="random_allocation", rounds_per_epoch=3, units_per_round=12)
     ),
