@@ -226,15 +226,14 @@ def floor(case: Case) -> Iterator[Reason]:
     shas = file_digest(start), evidence.model_files["backbone.keras"]
     if shas[0] != evidence.model.body.initial_weights_sha:
         raise ArtifactError("the public start is not the one that the model was trained from")
-    server = evidence.config.training.server
-    every = noise_floor(server, plan, sum(math.prod(t.shape) for t in evidence.tensors))
+    every = noise_floor(evidence.config, plan, sum(math.prod(t.shape) for t in evidence.tensors))
     if every is None:
         return
     moved = stored_move(*evidence.backbones, every.start_share, shas)
     if moved is None:
         return
     distance, changed = moved
-    wanted = noise_floor(server, plan, changed)
+    wanted = noise_floor(evidence.config, plan, changed)
     if wanted is not None and not distance >= wanted.length(changed):
         yield Reason(
             "below_noise_floor",

@@ -2,9 +2,8 @@
 
 Released weights are start plus the committed means, each with a weight that follows from the
 server's rule. The noise in them has length s * sqrt(d), give or take six standard deviations, and
-what trained adds to it: data can lean against that much noise only where the clip is larger than
-the noise of a round, and there the floor says nothing. The server's rule is written again here,
-apart from the one that trains.
+what trained comes on top of it: embeddings hardly lean against noise of earlier rounds, which is
+experience and no proof. The server's rule is written again here, apart from the one that trains.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedemb.config import ServerConfig
+from fedemb.config import RunConfig, ServerConfig
 from fedemb.documents.mechanism_audit import SIGMAS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
@@ -36,14 +35,16 @@ class NoiseFloor:
         return self.deviation * math.sqrt(coordinates) * sure
 
 
-def noise_floor(server: ServerConfig, plan: MechanismPlan, coordinates: int) -> NoiseFloor | None:
+def noise_floor(config: RunConfig, plan: MechanismPlan, coordinates: int) -> NoiseFloor | None:
     """The floor of a run; None where none can be told from the plan.
 
-    That is so where the rule is not linear in the means, the clip moves, rounds share noise, or a
-    round's noise is no longer than its clipped mean can be.
+    That is so where the rule is not linear in the means, the clip moves, rounds share noise, a
+    round's noise is no longer than its clipped mean can be, or a classifier is trained: its loss
+    pulls weights back that noise has moved (docs/privacy/audit.md#evidence-of-the-run).
     """
+    server = config.training.server
     told = server.optimizer == "sgd" and plan.adaptive_clip is None
-    if not told or plan.tracks_participation:
+    if not told or plan.tracks_participation or config.task == "classification":
         return None
     if plan.noise_multiplier * math.sqrt(coordinates) < plan.normaliser:
         return None

@@ -9,6 +9,8 @@ import math
 import numpy as np
 import pytest
 from privacy_worlds import adaptive, make_plan
+from training_run import classifier_config
+from training_run import config as embeddings
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Witness
@@ -237,8 +239,8 @@ def test_noise_floor_of_the_quickstart_is_the_published_one():
     plan = make_plan(
         rounds=30, noise_multiplier=0.83, sampling_probability=0.1, virtual_clients=900
     )
-    server = ServerConfig(learning_rate=0.7, momentum=0.9, ema_decay=0.8)
-    floor = noise_floor(server, plan, 22_710)
+    server = {"learning_rate": 0.7, "momentum": 0.9, "ema_decay": 0.8}
+    floor = noise_floor(embeddings(**{"training.server": server}), plan, 22_710)
     assert floor.start_share == pytest.approx(1.0)
     assert floor.length(22_710) == pytest.approx(33.98, abs=0.01)
 
@@ -263,8 +265,33 @@ def test_noise_floor_is_told_by_the_rule_that_trains():
     )
 
 
-@pytest.mark.parametrize("changes", [{"optimizer": "adam"}, {"optimizer": "lamb"}])
-def test_where_no_floor_can_be_told_there_is_none(changes):
+@pytest.mark.parametrize(
+    "config",
+    [
+        embeddings(**{"training.server.optimizer": "adam"}),
+        embeddings(**{"training.server.optimizer": "lamb"}),
+        classifier_config(),
+    ],
+)
+def test_where_no_floor_can_be_told_there_is_none(config):
     plan = make_plan(rounds=30, **PLAN)
-    assert noise_floor(ServerConfig(**changes), plan, 22_710) is None
-    assert noise_floor(ServerConfig(), plan, 9) is None
+    assert noise_floor(embeddings(), plan, 22_710) is not None
+    assert noise_floor(config, plan, 22_710) is None
+    assert noise_floor(embeddings(), plan, 9) is None
+
+
+def test_noise_of_a_classifier_is_pulled_back_by_its_loss():
+    """Why a classifier has no floor: sound training, and nearer its start than its noise."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, 400)
+    features = 0.5 * random.normal(size=(10, 64))[labels] + random.normal(size=(400, 64))
+    features = np.c_[features / np.linalg.norm(features, axis=1, keepdims=True), np.ones(400)]
+    head, noise, rate = np.zeros((65, 10)), 2 / np.sqrt(650), 8.0
+    for _ in range(150):
+        logits = features @ head
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        errors = np.eye(10)[labels] - shares / shares.sum(1, keepdims=True)
+        norms = np.linalg.norm(features, axis=1) * np.linalg.norm(errors, axis=1)
+        clipped = features.T @ (errors / np.maximum(1.0, norms)[:, None]) / 400
+        head = head + rate * (clipped + noise * random.normal(size=head.shape))
+    assert np.linalg.norm(head) < 0.98 * rate * noise * np.sqrt(150 * 650)

@@ -262,7 +262,9 @@ def coins_that_know_how_many_users_there_are(patch):
         (coins_that_know_how_many_users_there_are, "replay_differs"),
     ],
 )
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize(
+    "name", ["train_dp_fedemb", pytest.param("train_dp_sgd", marks=pytest.mark.slow)]
+)
 def test_training_that_is_not_what_was_priced_fails_its_audit(
     fresh, monkeypatch, damage, code, name
 ):
