@@ -304,7 +304,7 @@ MUTANTS = (
         15,
         "sampled_then_grouped_priced_at_one_clip",
         (
-            f"{PRIVACY}/mechanisms/user_poisson.py",
+            f"{PRIVACY}/mechanisms/grouped_users.py",
             "dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)",
             "dpe.GaussianDpEvent(self.joint_noise_multiplier)",
         ),

@@ -89,7 +89,7 @@ MUTANTS = (
         10,
         "units_divided_by_who_showed_up",
         (
-            f"{PRIVACY}/mechanisms/poisson_gaussian.py",
+            f"{PRIVACY}/mechanisms/units_alone.py",
             "        return float(self.units_per_round)\n",
             "        return float(self.units_per_round) * 1.01\n",
         ),
