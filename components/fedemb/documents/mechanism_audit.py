@@ -28,7 +28,7 @@ class Receipts(Part):
     failed: Count
     """Rounds whose output does not hold its noise with slope 1."""
     together: bool
-    """Whether the slope over all rounds is 1, measured sharply enough to say so."""
+    """Whether the slope over all rounds is 1, as sharply as it can be measured."""
 
 
 class Fold(Part):
@@ -40,7 +40,10 @@ class Fold(Part):
 
 
 class Replay(Part):
-    """Rounds, chosen by key, run again with one real user removed."""
+    """Rounds, chosen by key, run again with one real user removed.
+
+    Their outputs must be sum and noise to the last digit.
+    """
 
     rounds: Count
     failed: list[Code]

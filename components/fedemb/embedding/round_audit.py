@@ -18,14 +18,14 @@ from fedemb.config import ServerConfig
 from fedemb.documents.artifacts import sha256_hex
 from fedemb.documents.mechanism_audit import REPLAYED, Fold, MechanismAudit, Replay
 from fedemb.embedding.round_kind import RoundKind
+from fedemb.embedding.round_replay import OneRound
 from fedemb.embedding.server import ServerRule, ServerState, released_weights
 from fedemb.errors import ArtifactError
 from fedemb.keys import derive
 from fedemb.privacy.auditing.receipts import NoiseReceipts
 from fedemb.privacy.auditing.witness import WitnessMechanism
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.noise import round_tag, run_key
-from fedemb.privacy.mechanisms.sampling import VirtualClient
+from fedemb.privacy.mechanisms.noise import run_key
 from fedemb.storage import Store
 
 _NAME = "audit.npz"
@@ -83,6 +83,7 @@ class RoundAudit:
         """Whether every public digest is that of the committed mean."""
         self._chosen = keys.chosen_rounds(plan.rounds)
         self._began: dict[int, np.ndarray] = {}
+        self._means: dict[int, np.ndarray] = {}
         self._replay = Replay(rounds=0, failed=[])
 
     @property
@@ -98,6 +99,7 @@ class RoundAudit:
         """
         if record.index in self._chosen:
             self._began[record.index] = self._state.weights
+            self._means[record.index] = record.mean
         state = record.mechanism_state
         slope = self._receipts.add(record.mean, self._clip, bytes.fromhex(state["tag"]))
         self._clip = float(state["l2_norm_clip"])
@@ -118,7 +120,8 @@ class RoundAudit:
 
         The sum without the user, plus what their virtual client gave with them and less what it
         gives without, must be the sum whose keyed digest the round's record holds: then the same
-        coins fell, and nothing of anybody else depended on that user.
+        coins fell, and nothing of anybody else depended on that user. And what was committed must
+        be that sum and its noise.
 
         Args:
           function: of the training.
@@ -130,8 +133,18 @@ class RoundAudit:
         chosen = [number for number in self._chosen if number in self._began]
         for number in chosen:
             before = None if number == 0 else read(number - 1).mechanism_state
-            one = _OneRound(function, load, self._began[number], number, before)
-            failed |= one.problems(index, self._keys.noise_key, read(number).mechanism_state["tag"])
+            tags = [bytes.fromhex(tag) for tag in (before or {}).get("tags", ())]
+            one = OneRound(
+                function,
+                load,
+                number=number,
+                weights=self._began[number],
+                before=before,
+                mean=self._means[number],
+                receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
+                noise_key=self._keys.noise_key,
+            )
+            failed |= one.problems(index, read(number).mechanism_state["tag"])
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
     def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
@@ -164,10 +177,13 @@ class RoundAudit:
             "witness": self._witness.to_json() if self._witness else None,
         }
         arrays = {name: getattr(self._state, name) for name in _STATE}
-        began = np.array(list(self._began.values()), np.float32)
+        kept = {
+            "began": np.array(list(self._began.values()), np.float32),
+            "means": np.array(list(self._means.values()), np.float32),
+        }
         packed = io.BytesIO()
         text = np.frombuffer(json.dumps(head).encode(), np.uint8)
-        np.savez(packed, head=text, began=began, **arrays)
+        np.savez(packed, head=text, **kept, **arrays)
         store.write(_NAME, packed.getvalue())
 
     def restore(self, store: Store, tags: list[bytes]) -> None:
@@ -189,6 +205,7 @@ class RoundAudit:
                 head = json.loads(packed["head"].tobytes())
                 arrays = {name: packed[name] for name in _STATE}
                 self._began = dict(zip(head["began"], packed["began"], strict=True))
+                self._means = dict(zip(head["began"], packed["means"], strict=True))
         except (ValueError, KeyError, OSError) as error:
             raise ArtifactError(
                 "the audit's state cannot be read; restore the working state of the run from a "
@@ -202,94 +219,3 @@ class RoundAudit:
         self._receipts.restore(head["receipts"])
         if self._witness is not None:
             self._witness.restore(head["witness"])
-
-
-class _OneRound:
-    """One round again, from the weights and the mechanism's state it began with."""
-
-    def __init__(
-        self,
-        function: RoundKind,
-        load: Callable[[Any], Any],
-        weights: np.ndarray,
-        number: int,
-        before: dict[str, Any] | None,
-    ):
-        self._function, self._load = function, load
-        self._weights, self._number = weights, number
-        function.mechanism.rewind(before)
-
-    def problems(self, index: Any, noise_key: bytes, tag: str) -> set[str]:
-        """What is not as it must be; nothing where nobody took part."""
-        mechanism, number = self._function.mechanism, self._number
-        clients = mechanism.sample_clients(number, index)
-        members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
-        if not len(members):
-            return set() if self._tag(self._sums(clients), noise_key) == tag else {"sum"}
-        removed = int(members[len(members) // 2])
-        there = [client for client in clients if removed in client.users]
-        gone = [_less(client, removed) for client in there]
-        left = wanted = [_less(client, removed) for client in clients]
-        if not mechanism.plan.draws_places:
-            apart = _Without(index, removed)
-            left = [apart.named(c) for c in mechanism.sample_clients(number, apart)]
-        failed: set[str] = set()
-        if len(there) != 1 or _names(left) != _names(wanted):
-            failed.add("coins")
-        whole, without = self._sums(there), self._sums(gone)
-        grid = 2.0**mechanism.plan.grid_bits
-        for sums in (whole, without):
-            if not np.linalg.norm(sums[0].astype(np.float64)) <= grid * len(there):
-                failed.add("clip")
-        parts = zip(self._sums(left), whole, without, strict=True)
-        if self._tag([rest + mine - less for rest, mine, less in parts], noise_key) != tag:
-            failed.add("sum")
-        return failed
-
-    def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
-        slabs = self._function.slabs(map(self._load, clients), self._number)
-        state = self._function.run(self._weights, slabs).sample_state
-        return [np.asarray(part, np.int64).ravel() for part in state]
-
-    def _tag(self, sums: list[np.ndarray], noise_key: bytes) -> str:
-        quantities: dict[str, Any] = dict(zip(("update", "below"), sums, strict=False))
-        return round_tag(noise_key, self._number, quantities).hex()
-
-
-class _Without:
-    """The users without one of them, numbered as if that one had never been there."""
-
-    def __init__(self, index: Any, removed: int):
-        self._index, self._removed = index, removed
-        self.virtual_clients, self.groupings = index.virtual_clients, index.groupings
-        self.user_count = index.user_count - 1
-
-    @property
-    def user_keys(self) -> np.ndarray:
-        """Of those who are left."""
-        return np.delete(self._index.user_keys, self._removed)
-
-    def members(self, grouping: int, group: int) -> np.ndarray:
-        """Rows among those who are left."""
-        rows = self._index.members(grouping, group)
-        rows = rows[rows != self._removed]
-        return rows - (rows > self._removed)
-
-    def named(self, client: VirtualClient) -> VirtualClient:
-        """The client with rows as they are in the store."""
-        rows = client.users + (client.users >= self._removed)
-        return VirtualClient(client.grouping, client.group, rows)
-
-
-def _less(client: VirtualClient, removed: int) -> VirtualClient:
-    rows = client.users[client.users != removed]
-    return VirtualClient(client.grouping, client.group, rows)
-
-
-def _names(clients: list[VirtualClient]) -> dict[tuple[int, int], list[int]]:
-    """Who is where; whoever holds nobody contributes nothing and need not be there."""
-    return {
-        (client.grouping, client.group): np.sort(client.users).tolist()
-        for client in clients
-        if len(client.users)
-    }

@@ -2,7 +2,9 @@
 
 An output S + N, with N drawn independently of S with standard deviation s in each of d coordinates,
 has slope 1 on N, give or take |S| / (s d). Noise that was discarded, scaled, drawn under another
-key or shrunk with the sum gives another slope, and no data set can hide it.
+key or shrunk with the sum gives another slope, and no data set can hide it. Where sums are so long
+that a slope says little (few weights, or one round of everybody), rounds that are run again tell to
+the last digit (`embedding.round_audit`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
 SHARED = 0.05
 """Further room where rounds share noise, which training follows: its sums may lean on it."""
-SHARP = 0.25
-"""Widest tolerance of the slope over all rounds that still says something."""
 
 
 class NoiseReceipts:
@@ -51,7 +51,7 @@ class NoiseReceipts:
           tag: of its noise.
         """
         output = mean.astype(np.float64) * (self._plan.normaliser / l2_norm_clip)
-        noise = self._drawn(tag, output.size)
+        noise = self.drawn(tag, output.size)
         energy, both = float(noise @ noise), float(output @ noise)
         slope = both / energy
         rest = float(np.sum(np.square(output - slope * noise)))
@@ -65,8 +65,8 @@ class NoiseReceipts:
         )
         return slope
 
-    def _drawn(self, tag: bytes, size: int) -> Floats:
-        """The noise of a round on the sum / clip."""
+    def drawn(self, tag: bytes, size: int) -> Floats:
+        """The noise of the next round on the sum / clip, again."""
         if not self._plan.tracks_participation:
             key = tensor_key(self._key, tag, "update")
             return gaussian(key, size) * self._plan.noise_multiplier
@@ -87,8 +87,8 @@ class NoiseReceipts:
             return Receipts(rounds=self._rounds, failed=self._failed, together=False)
         tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + self._slack
         slope = self._both / self._noise
-        sharp = tolerance <= SHARP and abs(slope - 1) <= tolerance
-        return Receipts(rounds=self._rounds, failed=self._failed, together=sharp)
+        together = abs(slope - 1) <= tolerance
+        return Receipts(rounds=self._rounds, failed=self._failed, together=together)
 
     def to_json(self) -> dict[str, Any]:
         """The figures so far. Raw."""

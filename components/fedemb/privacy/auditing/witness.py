@@ -119,7 +119,8 @@ class WitnessMechanism:
     @property
     def found(self) -> Witness:
         """What the canaries saw so far."""
-        counts, sums, chance = self._counts, self._sums, self.plan.chance
+        counts, sums = self._counts, self._sums
+        chance = None if self.plan.draws_places else self.plan.chance
         free = counts["rounds"] * COORDINATES - counts["contributions"]
         taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
         return Witness(
