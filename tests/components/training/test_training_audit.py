@@ -272,6 +272,14 @@ def test_training_that_is_not_what_was_priced_fails_its_audit(
     assert code in failed(fresh(name))
 
 
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize("name", ["head", "least squares"])
+def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name):
+    """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
+    noise_forgotten_in_the_query(monkeypatch)
+    assert "noise" in evidence_of(fresh(name)).replay.failed
+
+
 @pytest.mark.parametrize("name", ["train_dp_fedemb", "blt", "head"])
 def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
     """The figures of the rounds before a kill are kept; none is looked at twice."""
