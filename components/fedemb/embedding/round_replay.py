@@ -52,18 +52,20 @@ class OneRound:
             return set(), self._sums(clients)
         mechanism, failed = self._function.mechanism, set[str]()
         removed = int(members[len(members) // 2])
-        there = [client for client in clients if removed in client.users]
+        # The others hold nobody here and keep their places, which decide where each one trains.
+        there = [c if removed in c.users else _nobody(c) for c in clients]
         gone = [_less(client, removed) for client in there]
+        alone = sum(removed in client.users for client in clients)
         left = wanted = [_less(client, removed) for client in clients]
         if not mechanism.plan.draws_places:
             apart = _Without(index, removed)
             left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
-        if len(there) != 1 or _names(left) != _names(wanted):
+        if alone != 1 or _names(left) != _names(wanted):
             failed.add("coins")
         whole, without = self._sums(there), self._sums(gone)
         grid = 2.0**mechanism.plan.grid_bits
         for sums in (whole, without):
-            if not np.linalg.norm(sums[0].astype(np.float64)) <= grid * len(there):
+            if not np.linalg.norm(sums[0].astype(np.float64)) <= grid * alone:
                 failed.add("clip")
         parts = zip(self._sums(left), whole, without, strict=True)
         return failed, [rest + mine - less for rest, mine, less in parts]
@@ -109,6 +111,10 @@ class _Without:
         """The client with rows as they are in the store."""
         rows = client.users + (client.users >= self._removed)
         return VirtualClient(client.grouping, client.group, rows)
+
+
+def _nobody(client: VirtualClient) -> VirtualClient:
+    return VirtualClient(client.grouping, client.group, client.users[:0])
 
 
 def _less(client: VirtualClient, removed: int) -> VirtualClient:
