@@ -47,7 +47,8 @@ class ClientExamples:
     labels: np.ndarray
     """int64 `[examples]`, any values that agree inside the client."""
     place: int = 0
-    """Among all that were sampled in the round, those without examples included."""
+    """Decides which worker trains it: its number among all that were sampled in the round, those
+    without examples included; of units that are sampled alone their keyed hash."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,12 @@ class ParallelRounds(ABC):
         """Packs the units of a round into slabs of bounded size; empty ones contribute zero."""
         waiting: list[ClientExamples] = []
         size = 0
-        for place, sampled in enumerate(units):
+        alone = self.mechanism.plan.samples_units
+        for number, sampled in enumerate(units):
             if not len(sampled.labels):
                 continue
-            unit = replace(sampled, place=place)
+            # A unit more or less moves the numbers of those after it, and no keyed hash.
+            unit = replace(sampled, place=sampled.group if alone else number)
             full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
             if waiting and full:
                 yield self._pack(waiting, round_index)
