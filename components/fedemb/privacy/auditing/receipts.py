@@ -9,6 +9,7 @@ the last digit (`embedding.round_audit`).
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from fedemb.privacy.mechanisms.noise import Floats, gaussian, tensor_key
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
-SHARED = 0.05
-"""Further room where rounds share noise, which training follows: its sums may lean on it."""
+_DIGITS = 1e-5
+"""Room for committed means, which are float32."""
 
 
 class NoiseReceipts:
@@ -36,7 +37,6 @@ class NoiseReceipts:
 
     def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
         self._plan, self._key = plan, noise_key
-        self._slack = SHARED if plan.tracks_participation else 1e-5  # means are float32
         self._stream: Any = None
         self._before = list(tags)
         self._rounds = self._failed = 0
@@ -51,7 +51,9 @@ class NoiseReceipts:
           tag: of its noise.
         """
         output = mean.astype(np.float64) * (self._plan.normaliser / l2_norm_clip)
-        noise = self.drawn(tag, output.size)
+        known = self._known(tag, output.size)
+        noise = self.drawn(tag, output.size) - known
+        output -= known
         energy, both = float(noise @ noise), float(output @ noise)
         slope = both / energy
         rest = float(np.sum(np.square(output - slope * noise)))
@@ -70,22 +72,40 @@ class NoiseReceipts:
         if not self._plan.tracks_participation:
             key = tensor_key(self._key, tag, "update")
             return gaussian(key, size) * self._plan.noise_multiplier
+        self._begin(size)
+        return self._row(self._stream, tensor_key(self._key, tag, "update"))
+
+    def _known(self, tag: bytes, size: int) -> Floats | float:
+        """What the round might as well have been noised with, where rounds share noise.
+
+        Its sums may follow the noise of earlier rounds, and so not be independent of what is left
+        of it in this one. With another fresh part in its place that is the same in both, and their
+        difference is noise that no sum can follow.
+        """
+        if not self._plan.tracks_participation:
+            return 0.0
+        self._begin(size)
+        key = tensor_key(self._key, tag, "another")
+        return self._row(copy.deepcopy(self._stream), key)
+
+    def _begin(self, size: int) -> None:
         if self._stream is None:
             self._stream = self._plan.noise_stream(size)
             for earlier in self._before:
                 self._stream.next(tensor_key(self._key, earlier, "update"))
-        row = self._stream.next(tensor_key(self._key, tag, "update"))
-        return row / 2.0**self._plan.grid_bits
+
+    def _row(self, stream: Any, key: bytes) -> Floats:
+        return stream.next(key) / 2.0**self._plan.grid_bits
 
     def _tolerance(self, energy: float, rest: float, size: int) -> float:
-        return SIGMAS * math.sqrt(rest / size / energy) + self._slack
+        return SIGMAS * math.sqrt(rest / size / energy) + _DIGITS
 
     @property
     def found(self) -> Receipts:
         """What the rounds so far say."""
         if not self._noise > 0:
             return Receipts(rounds=self._rounds, failed=self._failed, together=False)
-        tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + self._slack
+        tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + _DIGITS
         slope = self._both / self._noise
         together = abs(slope - 1) <= tolerance
         return Receipts(rounds=self._rounds, failed=self._failed, together=together)
