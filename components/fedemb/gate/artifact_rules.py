@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fedemb.documents.artifacts import config_digest, file_digest, json_digest
+from fedemb.documents.audit import attack_on
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import stored_move, tensor_problem
 from fedemb.errors import ArtifactError, SignatureInvalid
