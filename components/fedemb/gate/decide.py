@@ -25,6 +25,7 @@ from fedemb.ledger import Ledger
 WAIVABLE = (
     "delta_above_customary",
     "pretraining_overlap_unchecked",
+    "stopped_early",
     "no_gain_over_public",
     "worse_than_previous_release",
 )
@@ -42,6 +43,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("tuning_invalid", privacy.tuning),
     ("approvals_invalid", privacy.approvals),
     ("audit_invalid", artifacts.audit),
+    ("noise_floor_unknown", artifacts.floor),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),
     ("pretraining_invalid", artifacts.pretraining),
