@@ -27,7 +27,7 @@ from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
-from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, TRUST
+from fedemb.reports.privacy_report_words import TRUST, assumptions, limitations
 
 
 def build_report(
@@ -91,8 +91,8 @@ def build_report(
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
-        "assumptions": list(ASSUMPTIONS),
-        "limitations": list(LIMITATIONS),
+        "assumptions": list(assumptions(plan.unit)),
+        "limitations": list(limitations(plan.unit)),
         "approvals": [
             {
                 "code": record.body["code"],
