@@ -159,6 +159,8 @@ class Chain:
             self.refresh()
             decision = decide()
             if isinstance(decision, Record):
+                if decision is self.head and signer.role == "ledger":
+                    self.write_head(decision, signer)  # a killed writer may have left it without
                 return decision
             sequence = len(self.records)
             self.trust.require(signer.trusted())
@@ -248,6 +250,7 @@ class Chain:
 
     def write_head(self, record: Record, signer: Signer) -> None:
         """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
+        self.trust.require(signer.trusted())
         body = {
             "schema": HEAD_SCHEMA,
             "policy_id": self.policy_id,
