@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
+from fedemb.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.model_files import stored_tensors
-from fedemb.steps.release_model.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 
 
 def load_whitelisted(path, start, model):

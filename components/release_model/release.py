@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fedemb import bundle as parts
 from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import (
     Noised,
@@ -34,7 +35,6 @@ from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.step import leading_to
 from fedemb.step_context import StepContext
-from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import Identity, Marker
 from fedemb.steps.release_model.model_card import model_card
 from fedemb.storage import join, open_store

@@ -48,8 +48,10 @@ PATIENCE = 120.0
 def _cli(*arguments: str, text: str | None = None) -> None:
     result = CliRunner().invoke(app, list(arguments), input=text)
     if result.exit_code:
-        raise result.exception if isinstance(result.exception, FedEmbError) else SystemExit(
-            f"{result.exit_code}: {result.output}"
+        raise (
+            result.exception
+            if isinstance(result.exception, FedEmbError)
+            else SystemExit(f"{result.exit_code}: {result.output}")
         )
 
 
@@ -78,20 +80,35 @@ def _waive(run: honest_run.HonestRun) -> None:
     )
 
 
-ORDER = ("plan", "pretrain", "reserve", "partition", "train", "measure", "account", "gate")
-ACTS: dict[str, tuple[int, Callable[[honest_run.HonestRun], object]]] = {
-    "reserve": (2, lambda run: run.do_reserve()),
-    "void": (3, _void),
-    "bind": (4, lambda run: run.do_bind()),
-    "commit": (4, lambda run: run.do_train()),
-    "account": (6, lambda run: run.do_account()),
-    "gate": (7, lambda run: run.do_gate()),
-    "waive": (7, _waive),
-    "release": (8, lambda run: run.do_release()),
-    "forget": (8, _forget),
-    "rotate": (8, _rotate),
+def _train(run: honest_run.HonestRun) -> None:
+    """Up to the trainer's last act."""
+    run.do_commit = lambda: None
+    run.do_train()
+
+
+Do = Callable[[honest_run.HonestRun], object]
+STEPS: dict[str, Do] = {
+    "plan": lambda run: run.do_plan(),
+    "pretrain": lambda run: run.do_pretrain(),
+    "reserve": lambda run: run.do_reserve(),
+    "partition": lambda run: run.do_partition(),
+    "train": _train,
+    "commit": lambda run: run.do_commit(),
+    "measure": lambda run: run.do_measure(),
+    "account": lambda run: run.do_account(),
+    "gate": lambda run: run.do_gate(),
+    "release": lambda run: run.do_release(),
 }
-"""By name: how many steps of `ORDER` were done before, and what is done."""
+"""A run, in order."""
+ACTS: dict[str, tuple[str, Do]] = {
+    **{name: (name, STEPS[name]) for name in ("reserve", "commit", "account", "gate", "release")},
+    "bind": ("train", lambda run: run.do_bind()),
+    "void": ("partition", _void),
+    "waive": ("release", _waive),
+    "forget": ("release", _forget),
+    "rotate": ("release", _rotate),
+}
+"""What is killed: before which step it is done, and how."""
 
 
 @dataclass(frozen=True)
@@ -159,16 +176,14 @@ def _fix(root: Path) -> None:
 
     chain.datetime = lineage.datetime = Fixed
     create = LocalKeyStore.create
-    LocalKeyStore.create = lambda self, name, key=None: create(
-        self, name, key or _key_bytes(name)
-    )
+    LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
     planted_bug_suite.RECORD = root / "record.json"
     tempfile.tempdir = str(root / "tmp")
 
 
 def in_child(
     root: Path,
-    act: Callable[[honest_run.HonestRun], object],
+    act: Do,
     *,
     kill_at: int | None = None,
     kill_after: float | None = None,
@@ -223,15 +238,12 @@ def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:
         now / "record.json", passed=50, total=50, privacy_code_sha=digest
     )
     places: dict[str, Path] = {}
-    for done in range(len(ORDER) + 1):
+    for step, do in STEPS.items():
         for act in acts:
-            if ACTS[act][0] == done:
-                places[act] = root / act / "run"
-                shutil.copytree(now, places[act])
-        if done < len(ORDER):
-            step = ORDER[done]
-            outcome = in_child(now, lambda run, step=step: getattr(run, f"do_{step}")())
-            assert outcome.status == 0, outcome.text
+            if ACTS[act][0] == step:
+                places[act] = _copy(now, root / act)
+        outcome = in_child(now, do)
+        assert outcome.status == 0, outcome.text
     return places
 
 
