@@ -32,9 +32,10 @@ from typer.testing import CliRunner
 from fedemb import lineage, planted_bug_suite
 from fedemb.errors import FedEmbError
 from fedemb.keys import LocalKeyStore, reservation_key_name
-from fedemb.ledger import chain
+from fedemb.ledger import Ledger, chain
 from fedemb.pipelines.cli.main import app
 from fedemb.provenance import privacy_code_digest
+from fedemb.storage.local import LocalStore
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 EVENTS = {
@@ -162,6 +163,55 @@ class Counter:
         os.fsync = counted
 
 
+def _charge_twice() -> None:
+    reserve = Ledger.reserve
+
+    def again(self: Ledger, *, run_id: str, content: dict, attempt: int | None = None) -> object:
+        return reserve(
+            self, run_id=run_id, content=content, attempt=self.state.last_attempt(run_id) + 1
+        )
+
+    Ledger.reserve = again
+
+
+def _create_in_place() -> None:
+    def create(self: LocalStore, name: str, data: bytes) -> None:
+        path = Path(self.uri, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+
+    LocalStore.create = create
+
+
+def _leave_the_key() -> None:
+    LocalKeyStore.destroy = lambda self, name: Path(f"{self.root / name}.destroyed").touch()
+
+
+def _leave_no_head() -> None:
+    write = chain.Chain.write_head
+    fresh: list[int] = []
+
+    def only_fresh(self: chain.Chain, record: object, signer: object) -> None:
+        if fresh:
+            write(self, record, signer)
+
+    create = LocalStore.create
+    LocalStore.create = lambda self, name, data: (create(self, name, data), fresh.append(1))
+    chain.Chain.write_head = only_fresh
+
+
+PLANTED = {
+    "": lambda: None,
+    "a repeated reservation is another one": _charge_twice,
+    "records are written in place": _create_in_place,
+    "a destroyed key stays": _leave_the_key,
+    "a head is written with its record only": _leave_no_head,
+}
+"""Bugs that a walk must find, chosen by the environment variable `PLANTED`."""
+
+
 def _key_bytes(name: str) -> bytes:
     return sha256(name.encode()).digest()
 
@@ -177,6 +227,7 @@ def _fix(root: Path) -> None:
     chain.datetime = lineage.datetime = Fixed
     create = LocalKeyStore.create
     LocalKeyStore.create = lambda self, name, key=None: create(self, name, key or _key_bytes(name))
+    PLANTED[os.environ.get("PLANTED", "")]()
     planted_bug_suite.RECORD = root / "record.json"
     tempfile.tempdir = str(root / "tmp")
 
@@ -304,24 +355,23 @@ class Killed:
     problems: tuple[str, ...]
 
 
-def walk(act: str, place: Path, scratch: Path, points: range | None = None) -> Iterator[Killed]:
+def walk(act: str, place: Path, scratch: Path, points: range) -> Iterator[Killed]:
     """Kills an act before each of its operations on files, does it again, compares.
 
     Args:
       act: one of `ACTS`.
       place: the run right before it.
-      scratch: empty folder for copies.
-      points: which operations; None: all of them.
+      scratch: folder for copies.
+      points: which operations, from 1.
     """
     do = ACTS[act][1]
     before = charge(place)
+    shutil.rmtree(scratch, ignore_errors=True)
     whole = _copy(place, scratch / "whole")
     unbroken = in_child(whole, do)
     assert unbroken.status == 0, unbroken.text
     wanted, after = visible(whole), charge(whole)
-    for point in points or range(1, unbroken.operations + 1):
-        if point > unbroken.operations:
-            return
+    for point in range(points.start, unbroken.operations + 1, points.step):
         root = _copy(place, scratch / "run")
         problems = []
         killed = in_child(root, do, kill_at=point)
@@ -331,7 +381,10 @@ def walk(act: str, place: Path, scratch: Path, points: range | None = None) -> I
         again = in_child(root, do)
         if again.status:
             problems.append(f"refused when done again: {again.text}")
-        found = charge(root)
+        try:
+            found = charge(root)
+        except FedEmbError as error:
+            found = error
         if found != after:
             problems.append(f"charged {found}, expected {after}")
         problems += differences(act, visible(root), wanted) + secrets_left(root)
@@ -369,14 +422,16 @@ def differences(act: str, found: dict[str, bytes], wanted: dict[str, bytes]) -> 
     ]
 
 
-def main(act: str, folder: str, step: str) -> None:
-    """Walks one act in steps of so many operations; prints a JSON line for each kill."""
-    root = Path(folder)
-    place = prepare(root, (act,))[act]
-    points = range(1, 1_000_000, int(step))
-    for killed in walk(act, place, root / "scratch", points):
-        sys.stdout.write(json.dumps({"point": killed.point, "problems": killed.problems}) + "\n")
-        sys.stdout.flush()
+def main(folder: str, step: str, *acts: str) -> None:
+    """Walks acts in steps of so many operations; prints a JSON line for each kill."""
+    root, chosen = Path(folder), acts or tuple(ACTS)
+    places = prepare(root, chosen)
+    for act in chosen:
+        points = range(1, 1_000_000, int(step))
+        for killed in walk(act, places[act], root / "scratch" / act, points):
+            line = {"act": act, "point": killed.point, "problems": killed.problems}
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run
 from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
+from tests.sealed_bundle import seal
 
 LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
@@ -112,7 +113,8 @@ def simulated(fence, tmp_path_factory):
         plan.run(context())
     with fence.acting("pretrain_public"):
         pretrain.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
-    put_tree(here / "pretrained", PREVIOUS)
+    seal(context(), here / "pretrained" / "backbone.keras", here / "before")
+    put_tree(here / "before", PREVIOUS)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
             reserve.run(context())
