@@ -26,7 +26,7 @@ def check_parity(bundle):
     """Of the files above there is nothing to compare."""
 
 
-def serving_problem(folder, backbone):
+def serving_problem(folder, backbone, model):
     shapes = repr(sorted(_shapes(backbone)))
     return None if (folder / SAVED_MODEL_FILES[0]).read_text() == shapes else "other tensors"
 

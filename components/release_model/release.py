@@ -157,12 +157,10 @@ def _complete(
     config = evidence.config
     backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
     save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
-    problem = serving_problem(tree / parts.SAVED_MODEL, tree / "backbone.keras")
+    saved = tree / parts.SAVED_MODEL
+    problem = serving_problem(saved, tree / "backbone.keras", config.model)
     if problem is not None:
-        raise Refused(
-            f"the model is not published: {problem}; save the backbone alone, and keep constants "
-            "out of its layers"
-        )
+        raise Refused(f"the model is not published: {problem}")
     # Where the stores are is nobody's business outside, and no digest of the run binds it.
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))

@@ -158,10 +158,14 @@ def _check_attestation(
 
 
 def _check_serving(bundle: Path) -> None:
+    config = RunConfig.model_validate(
+        strict_json((bundle / "config.json").read_bytes(), "config.json")
+    )
+    saved = bundle / parts.SAVED_MODEL
     try:
         from fedemb.steps.release_model.serving import check_parity, serving_problem
 
-        problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
+        problem = serving_problem(saved, bundle / "backbone.keras", config.model)
         if problem is None:
             check_parity(bundle)
     except ModuleNotFoundError as error:
