@@ -57,7 +57,7 @@ class Rights:
     """The other keys; `create` and `destroy` include `read`."""
     releases: Literal["none", "read", "create"] = "none"
     witness: Literal["none", "append"] = "none"
-    """Where `storage.witness` names a store: `append` may add a mark, never replace or delete one."""
+    """`append`, where `storage.witness` names a store: may add a mark, never replace one."""
 
 
 @dataclass(frozen=True, kw_only=True)

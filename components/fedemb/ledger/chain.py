@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fedemb.documents.artifacts import canonical_json, parse_json
@@ -30,6 +30,8 @@ from fedemb.storage import Store
 HEAD_SCHEMA = "fedemb/ledger_head/1"
 HEADS = "heads"
 """Folder of the signed heads, one per record."""
+CLOCK_TOLERANCE = timedelta(minutes=10)
+"""Between this machine and the store."""
 _RETRIES = 10_000
 _PARALLEL_READS = 32
 
@@ -164,6 +166,8 @@ class Chain:
                 return decision
             sequence = len(self.records)
             self.trust.require(signer.trusted())
+            now = datetime.now(UTC)
+            self._check_clock(now)
             data = encode_record(
                 policy_id=self.policy_id,
                 sequence=sequence,
@@ -171,7 +175,7 @@ class Chain:
                 kind=kind,
                 run_id=run_id,
                 attempt=attempt(),
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                time=now.isoformat(timespec="seconds"),
                 actor=actor,
                 body=decision,
                 signer=signer,
@@ -192,6 +196,16 @@ class Chain:
             f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
             "was written; run again"
         )
+
+    def _check_clock(self, now: datetime) -> None:
+        """Refuses to date a record by a clock that the store's own does not bear out."""
+        there = self.store.clock()
+        if there is not None and abs(now - there) > CLOCK_TOLERANCE:
+            raise StorageError(
+                f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC and that of "
+                f"{self.store.uri} {there:%Y-%m-%d %H:%M}, so the record would carry a wrong date; "
+                "nothing was written: set the clock right, then run again"
+            )
 
     def _highest(self, folder: str) -> int:
         """Highest numbered object directly in a folder, -1 if none."""
