@@ -122,6 +122,7 @@ def main() -> int:
     if asked.training:
         total += train(asked.training, asked.seed)
     night = {"day": f"{kills.NOW:%Y-%m-%d}", "seed": asked.seed, **total}
+    asked.record.parent.mkdir(parents=True, exist_ok=True)
     with asked.record.open("a") as file:
         file.write(json.dumps(night) + "\n")
     nights = [Counter(json.loads(line)) for line in asked.record.read_text().splitlines()]
