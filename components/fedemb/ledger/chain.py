@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json, parse_json
-from fedemb.errors import LedgerError, StorageError
+from fedemb.documents.document import parse, written
+from fedemb.documents.ledger_record import LedgerHead
+from fedemb.errors import ArtifactError, LedgerError, StorageError
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.records import GENESIS, Record, decode_record, encode_record, record_name
 from fedemb.storage import Store
 
-HEAD_SCHEMA = "fedemb/ledger_head/1"
 HEADS = "heads"
 """Folder of the signed heads, one per record."""
 CLOCK_TOLERANCE = timedelta(minutes=10)
@@ -255,23 +255,20 @@ class Chain:
             raise LedgerError(
                 f"{name} is missing although the store lists it; restore the ledger from its backup"
             ) from error
-        head = parse_json(data, HEAD_SCHEMA, name)
-        body = {key: value for key, value in head.items() if key != "signature"}
-        self.trust.verify(body, head.get("signature"), "ledger", name, at=newest)
-        if body.get("policy_id") != self.policy_id or body.get("sequence") != newest:
+        try:
+            head = parse(data, LedgerHead, name)
+        except ArtifactError as error:
+            raise LedgerError(f"{error}; restore the ledger from its backup") from error
+        self.trust.check(head, at=newest)
+        if (head.body.policy_id, head.body.sequence) != (self.policy_id, newest):
             raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
-        return Anchor(newest, str(body["sha"]), "the signed head")
+        return Anchor(newest, head.body.sha, "the signed head")
 
     def write_head(self, record: Record, signer: Signer) -> None:
         """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
         self.trust.require(signer.trusted())
-        body = {
-            "schema": HEAD_SCHEMA,
-            "policy_id": self.policy_id,
-            "sequence": record.sequence,
-            "sha": record.sha,
-        }
-        data = canonical_json({**body, "signature": signer.sign(body)})
+        head = LedgerHead(policy_id=self.policy_id, sequence=record.sequence, sha=record.sha)
+        data = written(head, signer.sign(head.content())).data
         with suppress(FileExistsError):
             self.store.create(self._head_name(record.sequence), data)
 
