@@ -19,6 +19,8 @@ from fedemb.errors import Refused
 _FINGERPRINT = "fingerprint.pb"
 """Digests and a random number: the one file that is another each time."""
 _FINGERPRINT_BYTES = 128
+_LONGEST_NUMBER = 12
+"""Digits."""
 _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\")")
 """How TensorFlow names a function: numbered by a counter of the process that traced it."""
 
@@ -146,7 +148,12 @@ def _content(path: Path) -> bytes:
     text = _FUNCTION.sub(lambda found: f"{found[1]}_{rank[found[2]]:08d}", text)
     text_format.Parse(text, model := saved_model_pb2.SavedModel())
     for graph in model.meta_graphs:
-        graph.graph_def.library.function.sort(key=lambda function: function.signature.name)
+        functions = graph.graph_def.library.function
+        functions.sort(key=lambda function: function.signature.name)
+        for argument in (item for each in functions for item in each.arg_attr.values()):
+            name = argument.attr["_user_specified_name"]
+            if name.s.isdigit() and len(name.s) <= _LONGEST_NUMBER:  # of a captured weight
+                name.s = b""
     return model.SerializeToString(deterministic=True)
 
 
