@@ -77,7 +77,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
             super().__init__()
             self.weights = [tf.Variable(item, name=item.path) for item in [*trainable, *fixed]]
 
-        @tf.function(input_signature=[pixels])
+        @tf.function(input_signature=[pixels], autograph=False)
         def embed(self, images: Any) -> dict[str, Any]:
             values = [tf.convert_to_tensor(item) for item in self.weights]
             output, _ = backbone.stateless_call(

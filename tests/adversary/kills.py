@@ -30,6 +30,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fedemb import lineage, planted_bug_suite
+from fedemb.documents.artifacts import remove_leftovers
 from fedemb.errors import FedEmbError
 from fedemb.keys import LocalKeyStore, reservation_key_name
 from fedemb.ledger import Ledger, chain
@@ -82,7 +83,8 @@ def _waive(run: honest_run.HonestRun) -> None:
 
 
 def _train(run: honest_run.HonestRun) -> None:
-    """Up to the trainer's last act."""
+    """Up to the trainer's last act; it clears its folder as `run_attempt` does."""
+    remove_leftovers(run.model)
     run.do_commit = lambda: None
     run.do_train()
 
