@@ -23,6 +23,7 @@ from fedemb.documents.artifacts import (
     canonical_json,
     config_digest,
     json_digest,
+    remove_leftovers,
     sha256_hex,
     strict_json,
     tree_digest,
@@ -173,6 +174,7 @@ def run_attempt(
     signer = Signer.current(keys, "trainer", ledger.chain.trust)
     card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
     turn.check()
+    remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,
