@@ -53,6 +53,7 @@ def run(context: StepContext) -> dict[str, Any]:
       SignatureInvalid: model, users, public start or previous release are not signed by the steps
         that write them.
       StorageError: the private root cannot be read.
+      Superseded: the step was started again meanwhile.
     """
     config, artifacts = context.config, context.artifacts
     card = read_model(context)
@@ -64,7 +65,8 @@ def run(context: StepContext) -> dict[str, Any]:
         if config.evaluation.previous_release:
             release = read_release(context, config.evaluation.previous_release)
             models |= _previous(config, stack.enter_context(release))
-        context.ledger.look(context.run_id, card.weights_sha, signer)  # before anybody is looked at
+        # Before anybody is looked at:
+        look = context.ledger.look(context.run_id, card.weights_sha, signer)
         if config.evaluation.centralized_baseline:
             users = stack.enter_context(local_tree(context.private("users")))
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
@@ -93,6 +95,7 @@ def run(context: StepContext) -> dict[str, Any]:
             grouped=config.data.source.columns.subgroup is not None,
         )
     report = ClassifierReport.of_fields(fields)
+    context.ledger.check_last_look(look)
     write_classifier_page(artifacts.utility_page, report)
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -55,6 +55,7 @@ def run(context: StepContext) -> dict[str, Any]:
       SignatureInvalid: model, users, public start or previous release are not signed by the steps
         that write them.
       StorageError: the private root cannot be read.
+      Superseded: the step was started again meanwhile.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     model = read_model(context)
@@ -65,7 +66,8 @@ def run(context: StepContext) -> dict[str, Any]:
     with ExitStack() as stack:
         earlier = config.evaluation.previous_release
         previous = earlier and stack.enter_context(read_release(context, earlier))
-        context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
+        # Before anybody is looked at:
+        look = context.ledger.look(run_id, model.weights_sha, signer)
         folder = stack.enter_context(local_tree(context.private("evaluation")))
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
@@ -94,6 +96,7 @@ def run(context: StepContext) -> dict[str, Any]:
             else None
         )
     report = UtilityReport.of_fields(fields)
+    context.ledger.check_last_look(look)
     write_utility_page(artifacts.utility_page, report)
     logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -348,7 +348,7 @@ def bundle_address(uri: str) -> tuple[str, str | None]:
     marker = read_marker(open_store(parent), f"{version}.json")
     if marker is not None:
         return join(uri, marker.body.tree.rpartition("/")[2]), marker.body.bundle_sha
-    if not store.exists(parts.MANIFEST):
+    if not store.exists(MANIFEST):
         raise InputError(
             f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "
             "address, or release again if the process was killed"

@@ -57,9 +57,11 @@ class ClientLoader:
         while self._room < 0:
             _, (images, _) = self._cache.popitem(last=False)
             self._room += images.nbytes
+        images, labels = found
         if self._one_image:
-            found = tuple(part[client.grouping : client.grouping + 1] for part in found)
-        return ClientExamples(client.grouping, client.group, *found)
+            place = slice(client.grouping, client.grouping + 1)
+            images, labels = images[place], labels[place]
+        return ClientExamples(client.grouping, client.group, images, labels)
 
     def _read(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         images, labels = load_examples(self._store, users, **self._how)
