@@ -63,7 +63,7 @@ golden: setup ## Rewrite golden files; review the diff
 
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
-	cd requirements && for name in cpu dev light gpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
+	cd requirements && for name in cpu dev light gpu serve; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
 	cd requirements && for name in audit bootstrap build docs; do $(COMPILE) $$name.in -o $$name.txt; done
 
@@ -116,10 +116,13 @@ test-containers: setup ## Install podman if needed, build the images, run the pi
 test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it
 	tests/cluster/run.sh
 
+test-registry: setup ## Build Kubeflow's Model Registry from source, once, and register a release there
+	tests/registry/run.sh
+
 test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-flink bench kills golden planted-bugs lock images clean
+.PHONY: help audit docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean

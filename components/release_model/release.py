@@ -1,15 +1,16 @@
 """Verifies again, builds the signed bundle and publishes it by exclusive create.
 
 A release becomes visible with its marker `<name>/<version>.json`, created exclusively after the
-whole bundle is in place; the ledger's release record is the last act, and lineage is sent after it.
-A process killed before the marker leaves nothing that counts; run again, it finishes what it began
-and builds nothing twice.
+whole bundle is in place; the ledger's release record is the last act, and lineage and registries
+are told after it. A process killed before the marker leaves nothing that counts; run again, it
+finishes what it began and builds nothing twice.
 """
 
 from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import GateDenied, Refused, SignatureInvalid
+from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
@@ -37,7 +38,8 @@ from fedemb.step import leading_to
 from fedemb.step_context import StepContext
 from fedemb.steps.release_model.marker import Identity, Marker
 from fedemb.steps.release_model.model_card import model_card
-from fedemb.storage import join, open_store
+from fedemb.steps.release_model.registries import Release, register
+from fedemb.storage import join, local_tree, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +113,28 @@ def run(context: StepContext) -> dict[str, Any]:
     # What is published, whoever built it; run again, it is sent again.
     bundle = open_store(uri)
     send(lambda: bundle.read(FILE_NAME))
-    return write(artifacts.release, result).json
+    document = write(artifacts.release, result).json
+    _tell(uri, config.storage.registries)
+    return document
+
+
+def _tell(uri: str, registries: Sequence[str]) -> None:
+    """Makes what is published known; what goes wrong is a warning, for the release stands."""
+    problems: dict[str, str] = {}
+    try:
+        if registries:
+            with local_tree(uri) as tree:
+                release = Release.of(tree, uri)
+            problems = {address: register(release, address) for address in registries}
+    except FedEmbError as error:
+        problems = dict.fromkeys(registries, str(error))
+    for address, problem in problems.items():
+        if problem:
+            _log.warning(
+                "the release stands and was not made known to %s (%s); say `fedemb register %s "
+                "--to %s` when it answers",
+                *(address, problem, uri, address),
+            )
 
 
 def _allowed(
@@ -167,7 +190,7 @@ def _complete(
     save_preprocessing(backbone, config, tree)
     version = config.release.version or report.body.run_id
     card = model_card(evidence, report, ledger, config.release.name, version)
-    write_bytes(tree / "MODEL_CARD.md", card.encode())
+    write_bytes(tree / "README.md", card.encode())
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))

@@ -31,7 +31,7 @@ def assumptions(unit: Unit) -> dict[str, str]:
         "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
         "same in every run of the policy; another id or cohort would be charged to another "
         "account. Whoever has records of several cohorts takes no part.",
-        "preflight": "The thresholds of `fedemb check-data` are the data owner's preflight and "
+        "preflight": "The thresholds of fedemb check-data are the data owner's preflight and "
         "lie before the guarantee.",
     }
     others = {"user": {"one_row_an_image"}, "image": {"owner_of_record", "one_id_and_cohort"}}
