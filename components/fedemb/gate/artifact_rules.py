@@ -240,7 +240,9 @@ def floor(case: Case) -> Iterator[Reason]:
             "below_noise_floor",
             f"the model lies {distance:.4g} from its public start, and the planned noise alone "
             f"would put it at least {wanted.length(changed):.4g} away",
-            "do not release; the planned noise is not in this model",
+            "do not release: the planned noise seems not to be in this model; where receipts and "
+            "replay hold and training is known to pull noise back, the policy owner may say so with"
+            " `fedemb ledger waive below_noise_floor`",
         )
 
 

@@ -26,6 +26,7 @@ WAIVABLE = (
     "delta_above_customary",
     "pretraining_overlap_unchecked",
     "stopped_early",
+    "below_noise_floor",
     "no_gain_over_public",
     "worse_than_previous_release",
 )
