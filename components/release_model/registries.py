@@ -23,6 +23,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
+from fedemb import bundle as parts
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import read
@@ -31,7 +32,6 @@ from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
 from fedemb.errors import InputError
 from fedemb.reports.privacy_report_words import guarantee_sentence
-from fedemb.steps.release_model import bundle as parts
 
 SECONDS = 30
 """For one registry in all; one that answers byte by byte outlasts the time limits of a socket."""

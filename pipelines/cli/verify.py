@@ -53,8 +53,8 @@ def register(
     ],
 ) -> None:
     """Make a release known to model registries; told again, a registry changes nothing."""
+    from fedemb.bundle import bundle_address
     from fedemb.errors import StorageError
-    from fedemb.steps.release_model.marker import bundle_address
     from fedemb.steps.release_model.registries import Release
     from fedemb.steps.release_model.registries import register as tell
     from fedemb.storage import local_tree
