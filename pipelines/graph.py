@@ -1,12 +1,15 @@
 """A pipeline is a list of steps; what flows between them follows from the names of artifacts."""
-# No `from __future__ import annotations` here: kfp reads the types of a graph's arguments.
 
+from __future__ import annotations
+
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from fedemb.config import RunConfig
+from fedemb.config.parameters import PARAMETERS, parameters_of
 from fedemb.documents.artifacts import Artifact
 from fedemb.step import Step, declared
 
@@ -26,7 +29,7 @@ class Pipeline:
         return tuple(declared(name) for name in self.steps)
 
     def givers(self) -> dict[str, dict[str, str]]:
-        """Step -> input -> the earlier step whose output it is.
+        """Step -> input, or text of an earlier step -> the step whose output it is.
 
         Raises:
           ValueError: nobody gives an input before it is taken, or more than one step does.
@@ -40,7 +43,8 @@ class Pipeline:
                         f"{step.name} of {self.name} takes {name}, which {found.get(name, [])} "
                         "give before it; exactly one step must"
                     )
-            links[step.name] = {name: found[name][0] for name in step.inputs}
+            taken = [*step.inputs, *(name for name in step.parameters if name in found)]
+            links[step.name] = {name: found[name][0] for name in taken}
             for name in step.outputs:
                 found.setdefault(name, []).append(step.name)
         return links
@@ -85,8 +89,8 @@ def build_pipeline(
       pipeline: its steps.
       run_id: idempotency key of the run. None: on a cluster, the job's id. A local run names its
         own, so that a resumed run finds its reservation and its rounds.
-      taken_over: step -> output -> path: what a resumed local run takes over from finished steps,
-        which do not run again.
+      taken_over: step -> output -> path or text: what a resumed local run takes over from finished
+        steps, which do not run again.
       configure: called with every step and its task, for resources and node selection.
       pipeline_config: a `dsl.PipelineConfig`: options of the workflow, such as its time to live.
       with_exit: whether `pipeline.at_exit` runs at the end. On one machine the terminal says how a
@@ -96,31 +100,13 @@ def build_pipeline(
 
     givers, finished = pipeline.givers(), taken_over or {}
 
-    @dsl.pipeline(
-        name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
-    )
-    def graph(  # noqa: PLR0917 - kfp passes them by name
-        config: str,
-        private_root: str,
-        ledger: str,
-        keys: str,
-        releases: str,
-        public_start: str,
-        beam_options: list,
-    ):
-        given = {
-            "config": config,
-            "run_id": run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            "private_root": private_root,
-            "ledger": ledger,
-            "keys": keys,
-            "releases": releases,
-            "public_start": public_start,
-            "beam_options": beam_options,
-        }
+    def graph(*values: Any) -> None:
+        given = dict(zip(PARAMETERS, values, strict=True))
+        given["run_id"] = run_id or dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
         def task_of(step: Step, artifacts: Mapping[str, Any]) -> Any:
             task = step.component(**{name: given[name] for name in step.parameters}, **artifacts)
+            task.set_display_name(step.title)
             task.set_caching_options(step.cached)
             if configure is not None:
                 configure(step, task)
@@ -133,15 +119,35 @@ def build_pipeline(
         with ending:
             for step in pipeline.declared():
                 if step.name in finished:
-                    for name, path in finished[step.name].items():
-                        imported = dsl.importer(path, dsl.Artifact, reimport=True)
+                    for name, value in finished[step.name].items():
+                        if name in step.texts:
+                            given[name] = value
+                            continue
+                        imported = dsl.importer(value, dsl.Artifact, reimport=True)
                         outputs[step.name, name] = imported.output
                     continue
-                taken = {name: outputs[giver, name] for name, giver in givers[step.name].items()}
+                taken = {name: outputs[givers[step.name][name], name] for name in step.inputs}
                 task = task_of(step, taken)
+                given |= {name: task.outputs[name] for name in step.texts}
                 outputs |= {(step.name, name): task.outputs[name] for name in step.outputs}
 
-    return graph
+    # kfp reads names, types, defaults and descriptions of the parameters from the function.
+    lines = [f"    {name}: {item.description}" for name, item in PARAMETERS.items()]
+    graph.__doc__ = "\n".join([pipeline.description, "", "Args:", *lines])
+    shown = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=item.type,
+            default=inspect.Parameter.empty if item.default is None else item.default,
+        )
+        for name, item in PARAMETERS.items()
+    ]
+    vars(graph)["__signature__"] = inspect.Signature(shown)
+    made: Any = dsl.pipeline(
+        name=pipeline.name, description=pipeline.description, pipeline_config=pipeline_config
+    )
+    return made(graph)
 
 
 def pipeline_arguments(
@@ -153,16 +159,12 @@ def pipeline_arguments(
     releases: str,
     beam_options: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Returns the arguments of a pipeline for a configuration and its four stores.
-
-    Sections travel as JSON text: kfp's structs know no null and turn 32 into 32.0.
-    """
+    """Returns the arguments of a pipeline for a configuration and its four stores."""
     return {
-        "config": config.model_dump_json(),
+        **parameters_of(config),
         "private_root": private_root,
         "ledger": ledger,
         "keys": keys,
         "releases": releases,
-        "public_start": config.public_start().model_dump_json(),
         "beam_options": list(beam_options),
     }

@@ -3,7 +3,8 @@
     python -m fedemb.pipelines.steps
 
 rewrites the files that are made of the declarations: `infra/rights.yaml`, the volumes of keys in
-the overlay s3, and the table in `components/README.md`. A test compares them.
+the overlay s3, the table in `components/README.md`, and the page and metadata of each component. A
+test compares them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedemb.errors import InputError
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
+from fedemb.pipelines.pages import generated_pages
 from fedemb.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB, DP_SGD)
@@ -166,7 +168,7 @@ def with_table(text: str) -> str:
 def generated(repository: Path) -> dict[Path, str]:
     """The files of a checkout that are made of the declarations, and what they must hold."""
     page = repository / "components" / "README.md"
-    return {
+    return generated_pages(repository, all_steps(), PIPELINES) | {
         repository / "infra" / "rights.yaml": rights_file(),
         repository / "infra/kustomize/overlays/s3/keys.yaml": keys_file(),
         page: with_table(page.read_text()),

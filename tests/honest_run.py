@@ -180,6 +180,7 @@ class HonestRun:
             "privacy_report": self.report,
             "privacy_page": self.page,
             "verdict": self.verdict,
+            "verdict_page": self.root / "verdict.md",
             "lineage": self.lineage,
             "release": self.root / "release.json",
         }

@@ -85,6 +85,8 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "the scores": (audit, "_scores_table", 1),
         "the figures": (audit, "written", 1),
         "the public report": (audit, "write_signed", 1),
+        "the look": (Ledger, "look", 1),
+        "the figures of the model": (evaluate, "_measure_all", 1),
         "the page": (evaluate, "write_utility_page", 1),
         "the utility report": (evaluate, "write_signed", 1),
     }

@@ -34,12 +34,13 @@ def account_privacy(
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Prices what ran from plan, ledger and round records, and signs the report."""
+    from fedemb.reports.figures import privacy_figures
     from fedemb.step import step_process
     from fedemb.steps.account_privacy.account import run
 
     with step_process("account_privacy", locals()) as context:
         report = run(context)
         accounting = report["accounting"]
-        metrics.log_metric("epsilon", accounting["epsilon"])
-        metrics.log_metric("delta", accounting["delta"])
+        for name, value in privacy_figures(report).items():
+            metrics.log_metric(name, value)
         privacy_report.metadata.update(epsilon=accounting["epsilon"], delta=accounting["delta"])

@@ -32,6 +32,7 @@ def evaluate_classifier(
     metrics: dsl.Output[dsl.Metrics],
 ):
     """Measures how often the classifier is right on people who never trained."""
+    from fedemb.reports.figures import utility_figures
     from fedemb.step import step_process
 
     with step_process("evaluate_classifier", locals()) as context:
@@ -39,7 +40,6 @@ def evaluate_classifier(
         from fedemb.steps.evaluate_classifier.evaluate import run
 
         report = run(context)
-        if report["model"]:
-            for name in ("top_1", "top_5"):
-                metrics.log_metric(name, report["model"][name]["value"])
+        for name, value in utility_figures(report).items():
+            metrics.log_metric(name, value)
         utility_report.metadata["model_sha"] = report["model_sha"]

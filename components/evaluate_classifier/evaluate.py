@@ -52,6 +52,7 @@ def run(context: StepContext) -> dict[str, Any]:
       ArtifactError: an artifact is missing, damaged, or of another run.
       SignatureInvalid: model, users or public start are not signed by the steps that write them.
       StorageError: the private root cannot be read.
+      Superseded: the step was started again meanwhile.
     """
     config, artifacts = context.config, context.artifacts
     card = read_model(context)
@@ -59,7 +60,8 @@ def run(context: StepContext) -> dict[str, Any]:
     read_start(context)
     models = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
-    context.ledger.look(context.run_id, card.weights_sha, signer)  # before anybody is looked at
+    # Before anybody is looked at:
+    look = context.ledger.look(context.run_id, card.weights_sha, signer)
     with ExitStack() as stack:
         if config.evaluation.centralized_baseline:
             users = stack.enter_context(local_tree(context.private("users")))
@@ -91,6 +93,7 @@ def run(context: StepContext) -> dict[str, Any]:
             grouped=config.data.source.columns.subgroup is not None,
         )
     report = ClassifierReport.of_fields(fields)
+    context.ledger.check_last_look(look)
     write_classifier_page(artifacts.utility_page, report)
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -38,6 +38,7 @@ def evaluate_embeddings(
     roc: dsl.Output[dsl.ClassificationMetrics],
 ):
     """Measures verification and retrieval on identities that never trained."""
+    from fedemb.reports.figures import utility_figures
     from fedemb.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
@@ -45,6 +46,8 @@ def evaluate_embeddings(
         report = run(context)
         for rate, recall in report["recall_at_far"].items():
             metrics.log_metric(f"recall_at_far_{rate}", recall["value"])
+        for name, value in utility_figures(report).items():
+            metrics.log_metric(name, value)
         if report["evaluated"]:
             curve = report["roc"]
             roc.log_roc_curve(curve["far"], curve["recall"], curve["threshold"])

@@ -53,6 +53,7 @@ def run(context: StepContext) -> dict[str, Any]:
       Refused: the run is not committed in the ledger, where the look is counted.
       SignatureInvalid: model, users or public start are not signed by the steps that write them.
       StorageError: the private root cannot be read.
+      Superseded: the step was started again meanwhile.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     model = read_model(context)
@@ -60,7 +61,7 @@ def run(context: StepContext) -> dict[str, Any]:
     read_start(context)
     backbones = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
-    context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
+    look = context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
     with local_tree(context.private("evaluation")) as folder:
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
@@ -89,6 +90,7 @@ def run(context: StepContext) -> dict[str, Any]:
             else None
         )
     report = UtilityReport.of_fields(fields)
+    context.ledger.check_last_look(look)
     write_utility_page(artifacts.utility_page, report)
     logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json

@@ -19,11 +19,13 @@ from inspect import signature
 from pkgutil import iter_modules
 from typing import Any, Literal
 
+from fedemb.config.parameters import OF_STEPS
 from fedemb.documents.artifacts import Artifact
+from fedemb.documents.run_artifacts import DESCRIPTIONS
 from fedemb.errors import FedEmbError
 from fedemb.events import log_event, log_places, step_log
 from fedemb.outcome import keep_outcome
-from fedemb.step_context import Parameters, StepContext
+from fedemb.step_context import StepContext
 
 Image = Literal["light", "cpu", "trainer"]
 
@@ -35,6 +37,7 @@ PLACEHOLDER_IMAGES: dict[Image, str] = {
 """Symbolic images. `fedemb.pipelines.compile.cluster` replaces them by references with a digest;
 a local run in subprocesses never looks at them. `trainer` is cpu, gpu or tpu, as the profile
 says."""
+SPELLED = {"dp": "DP", "sgd": "SGD", "fedemb": "FedEmb"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +88,10 @@ class Step:
     outputs: Mapping[str, type[Artifact]]
     """Artifacts it gives, each with its kind."""
     files: tuple[str, ...]
-    """Its outputs that are files or folders; the others are figures for Kubeflow's page."""
+    """Its outputs that are files or folders; the others are texts, and figures for Kubeflow's
+    page."""
+    texts: tuple[str, ...]
+    """Its outputs that are parameters of later steps."""
     at_exit: bool
     """Whether it runs at the end, however the run ended: it takes a `dsl.PipelineTaskFinalStatus`,
     no artifact, and has no rights."""
@@ -96,6 +102,12 @@ class Step:
     def slug(self) -> str:
         """The name as Kubeflow spells it."""
         return self.name.replace("_", "-")
+
+    @property
+    def title(self) -> str:
+        """The name as people read it."""
+        words = [SPELLED.get(word, word) for word in self.name.split("_")]
+        return " ".join([words[0].capitalize(), *words[1:]])
 
     @property
     def group(self) -> str:
@@ -135,11 +147,12 @@ def step(
         given = {
             n: kind for n, kind in types.items() if kfp_types.is_artifact_wrapped_in_Output(kind)
         }
+        texts = tuple(n for n, kind in types.items() if isinstance(kind, kfp_types.OutputPath))
         status = [n for n, kind in types.items() if kind is dsl.PipelineTaskFinalStatus]
-        parameters = tuple(n for n in types if n not in (*inputs, *given, *status))
-        if unknown := set(parameters) - set(Parameters.__annotations__):
+        parameters = tuple(n for n in types if n not in (*inputs, *given, *texts, *status))
+        if unknown := set(parameters) - {*OF_STEPS}:
             raise TypeError(f"{function.__name__} takes {sorted(unknown)}, which no context has")
-        if set(given) != set(outputs):
+        if {*given, *texts} != set(outputs):
             raise TypeError(
                 f"{function.__name__} declares the outputs {sorted(outputs)}, but its signature "
                 f"has {sorted(given)}; say the kind of each"
@@ -155,6 +168,9 @@ def step(
                 base_image=PLACEHOLDER_IMAGES[image], install_kfp_package=False
             )
             component = made(function)
+            spec = component.component_spec
+            for name, item in (*(spec.inputs or {}).items(), *(spec.outputs or {}).items()):
+                item.description = (OF_STEPS if "@" not in item.type else DESCRIPTIONS).get(name)
         figures = (dsl.Metrics, dsl.ClassificationMetrics)
         return Step(
             name=function.__name__,
@@ -174,6 +190,7 @@ def step(
                 for n, kind in given.items()
                 if kfp_types.get_io_artifact_class(kind) not in figures
             ),
+            texts=texts,
             at_exit=bool(status),
             component=component,
         )

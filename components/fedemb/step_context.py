@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from fedemb.config import PublicStart, RunConfig
+from fedemb.config.parameters import public_start, run_config
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ConfigError
 from fedemb.keys import KeyStore, open_key_store
@@ -25,7 +26,7 @@ class Parameters(TypedDict, total=False):
     config: RunConfig
     """Configuration of the run; JSON between the steps of a pipeline."""
     public_start: PublicStart
-    """The part of the configuration that a cached step is given in its place; JSON as well."""
+    """The part of the configuration that a cached step is given in its place."""
     run_id: str
     """Name of the run, the idempotency key."""
     private_root: str
@@ -60,11 +61,17 @@ class StepContext:
         Args:
           values: name -> text, list, or KFP artifact; what is none of them is left out, so that a
             component may pass its `locals()`.
+
+        Raises:
+          ConfigError: parameters of the pipeline are no configuration.
         """
         given: Any = {name: values[name] for name in Parameters.__annotations__ if name in values}
-        for name, model in (("config", RunConfig), ("public_start", PublicStart)):
-            if name in given:
-                given[name] = model.model_validate_json(given[name])
+        if "mechanism" in values:  # the parameters of the pipeline, of which `config` is to be made
+            given["config"] = run_config(values)
+        elif "config" in given:
+            given["config"] = RunConfig.model_validate_json(given["config"])
+        elif "pretraining" in values:
+            given["public_start"] = public_start(values)
         paths = {name: Path(item.path) for name, item in values.items() if hasattr(item, "path")}
         return cls(RunArtifacts(**paths), **given)
 

@@ -9,7 +9,7 @@ from fedemb.step import Rights, step
 @step(
     image="light",
     private=False,
-    outputs={"verdict": Public, "lineage": Public},
+    outputs={"verdict": Public, "verdict_page": Public, "lineage": Public},
     rights=Rights(ledger="read", signing=("gate",)),
 )
 def gate_release(
@@ -24,6 +24,7 @@ def gate_release(
     audit_report: dsl.Input[dsl.Artifact],
     utility_report: dsl.Input[dsl.Artifact],
     verdict: dsl.Output[dsl.Artifact],
+    verdict_page: dsl.Output[dsl.Markdown],
     lineage: dsl.Output[dsl.Artifact],
 ):
     """Recomputes, compares, and allows the release or raises."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.documents.artifacts import config_digest
+from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.document import read
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 def run(context: StepContext) -> dict[str, Any]:
-    """Decides, writes the signed `verdict`, and raises if it denies.
+    """Decides, writes the signed `verdict` and `verdict_page`, and raises if it denies.
 
-    Writes `lineage` too, unless the evidence cannot be read. On a cluster kfp keeps it, like the
-    verdict, only if the gate does not deny.
+    Writes `lineage` too, unless the evidence cannot be read. On a cluster kfp keeps them only if
+    the gate does not deny; see `fedemb.outcome` for what is kept of a denied run.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,
@@ -70,6 +70,7 @@ def run(context: StepContext) -> dict[str, Any]:
     # A denial needs no trust, so it is signed even where the ledger cannot be read.
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
     signed = write_signed(artifacts.verdict, document, signer)
+    write_bytes(artifacts.verdict_page, page(verdict, document).encode())
     denied = not verdict.allow and not verdict.simulation
     if evidence is not None and report_sha is not None:
         write_run(
@@ -104,6 +105,25 @@ def _document(
     return VerdictDocument.of_fields(fields)
 
 
+def page(verdict: Verdict, document: VerdictDocument) -> str:
+    """The verdict in Markdown: what was decided, each reason with its remedy, and of what."""
+    headline = "A simulation, which is never released" if verdict.simulation else "Denied"
+    lines = [f"# {'Allowed' if verdict.allow else headline}", ""]
+    for reason in verdict.reasons:
+        lines += [f"- `{reason.code}`: {_plain(reason.sentence)}; {_plain(reason.remedy)}"]
+    waived = ", ".join(f"`{code}`" for code in verdict.waived)
+    lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
+    lines += [f"| privacy report | `{document.report_sha}` |"]
+    lines += [f"| audit asked for | {document.audit_level} |"]
+    lines += [f"| waived | {waived or 'nothing'} |", ""]
+    return "\n".join([*lines, "The signed `verdict` counts; this page is for reading.", ""])
+
+
+def _plain(text: str) -> str:
+    """A sentence as Markdown shows it: on one line, with no markup of its own."""
+    return " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")
+
+
 def explain(reasons: Sequence[Reason]) -> str:
     """All reasons in one paragraph, the most important first."""
     first, *rest = reasons
@@ -113,4 +133,4 @@ def explain(reasons: Sequence[Reason]) -> str:
     return text
 
 
-__all__ = ["decide", "explain", "run"]
+__all__ = ["decide", "explain", "page", "run"]

@@ -9,16 +9,39 @@ from fedemb.step import Rights, step
 @step(
     image="cpu",
     private=False,
-    outputs={"privacy_plan": Public},
+    outputs={"config": Public, "privacy_plan": Public},
     rights=Rights(signing=("plan",)),
 )
-def plan_privacy(config: str, keys: str, privacy_plan: dsl.Output[dsl.Artifact]):
-    """Prices the mechanism before anything runs."""
+def plan_privacy(
+    purpose: str,
+    task: str,
+    policy: str,
+    mechanism: str,
+    data: str,
+    partition: str,
+    model: str,
+    pretraining: str,
+    training: str,
+    seed: int,
+    tuning: str,
+    evaluation: str,
+    audit: str,
+    release: str,
+    deletion_marks: str,
+    witness: str,
+    keys: str,
+    config: dsl.OutputPath(str),  # pyright: ignore[reportInvalidTypeForm] - kfp's form
+    privacy_plan: dsl.Output[dsl.Artifact],
+):
+    """Checks the parameters, hands them on as one configuration, and prices its mechanism."""
+    from pathlib import Path
+
     from fedemb.step import step_process
     from fedemb.steps.plan_privacy.plan import run
 
     with step_process("plan_privacy", locals()) as context:
         plan = run(context)
+        Path(config).write_text(context.config.model_dump_json())
         guarantee = plan["guarantee"]
         privacy_plan.metadata.update(
             {key: guarantee[key] for key in ("epsilon", "delta", "accountant")}

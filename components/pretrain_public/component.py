@@ -14,7 +14,9 @@ from fedemb.step import Rights, step
     outputs={"pretrained": Public},
     rights=Rights(input=("public",), signing=("pretrain",)),
 )
-def pretrain_public(public_start: str, keys: str, pretrained: dsl.Output[dsl.Model]):
+def pretrain_public(
+    model: str, pretraining: str, seed: int, keys: str, pretrained: dsl.Output[dsl.Model]
+):
     """Trains the backbone on public images, imports one, or draws initial weights."""
     from fedemb.step import step_process
     from fedemb.steps.pretrain_public.pretrain import run

@@ -9,12 +9,12 @@ has no key, so it verifies nothing and nothing follows from it: the gate has dec
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from fedemb.documents.artifacts import write_bytes
 from fedemb.outcome import newest, outcomes, run_folder
+from fedemb.reports.figures import privacy_figures, utility_figures
 from fedemb.step_context import StepContext
 
 DOCUMENTS = ("verdict", "privacy_report", "utility_report", "release")
@@ -62,22 +62,14 @@ def figures(documents: dict[str, dict[str, Any]]) -> dict[str, float]:
     Args:
       documents: name -> content, as far as the run came.
     """
-    values: dict[str, Any] = {}
+    found: dict[str, float] = {}
     if verdict := documents.get("verdict"):
-        values["allowed"] = verdict["allow"]
+        found["allowed"] = float(verdict["allow"])
     if report := documents.get("privacy_report"):
-        values["epsilon"] = report["accounting"]["epsilon"]
-        values["delta"] = report["accounting"]["delta"]
-        values["epsilon_cumulative"] = report["cumulative"]["max_block_epsilon"]
-        values["epsilon_cap"] = report["cumulative"]["cap"]
-    utility = documents.get("utility_report", {})
-    rate, start = utility.get("headline_rate"), utility.get("public_backbone")
-    if rate and start:
-        values["recall"] = utility["recall_at_far"][rate]["value"]
-        values["recall_public_start"] = start["recall_at_far"][rate]["value"]
-        values["gain"] = start["difference"][rate]["value"]
-    numbers = {name: float(value) for name, value in values.items() if value is not None}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+        found |= privacy_figures(report)
+    if utility := documents.get("utility_report"):
+        found |= utility_figures(utility)
+    return found
 
 
 def _page(

@@ -234,7 +234,7 @@ def no_raw_outputs(spec: Spec, _: Spec) -> Iterator[str]:
                 f"{name} puts out {output}, which is not known to be free of Raw; write it below "
                 "the private root, or declare it in `outputs` of its @step after review"
             )
-        for output in outputs.get("parameters", {}):
+        for output in sorted(set(outputs.get("parameters", {})) - allowed):
             yield f"{name} puts out the parameter {output}, which metadata keeps; take it out"
 
 

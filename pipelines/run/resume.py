@@ -47,7 +47,7 @@ def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
 
 
 def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Step -> output -> path of the steps taken over.
+    """Step -> output -> path of the steps taken over, and the configuration as it is now.
 
     Raises:
       InputError: an output is gone.
@@ -55,7 +55,7 @@ def paths_taken_over(run: RunDirectory, steps: Sequence[str]) -> dict[str, dict[
     paths: dict[str, dict[str, str]] = {}
     for step in pipeline_of(run.config()).declared():
         if step.name in steps:
-            paths[step.name] = {}
+            paths[step.name] = dict.fromkeys(step.texts, run.config().model_dump_json())
             for name in step.files:
                 path = run.output(name, step.name)
                 if path is None:

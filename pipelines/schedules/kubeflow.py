@@ -13,12 +13,13 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest
+from fedemb.documents.artifacts import file_digest, json_digest
 from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.package import (
@@ -30,6 +31,7 @@ from fedemb.pipelines.schedules.package import (
 )
 from fedemb.pipelines.schedules.schedule import as_utc
 from fedemb.pipelines.steps import PIPELINES
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 
 class Kubeflow:
@@ -55,7 +57,7 @@ class Kubeflow:
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
-        pipeline_id, version_id = self._version(item.package)
+        pipeline_id, version_id = self._version(item.package, Version.of(item.package, item.config))
         experiment_id = self._experiment(schedule.experiment)
         with self._call():
             made = self._client.create_recurring_run(
@@ -127,7 +129,7 @@ class Kubeflow:
             if resume is not None:
                 package = resumed(package, resume, Path(folder))
                 name = f"{name} (resumes {resume})"
-            pipeline_id, version_id = self._version(package)
+            pipeline_id, version_id = self._version(package, Version.of(package, config))
         experiment_id = self._experiment(experiment)
         with self._call():
             models = self._client.api_models
@@ -164,9 +166,9 @@ class Kubeflow:
             )
         }
 
-    def _version(self, package: Path) -> tuple[str, str]:
-        """Id of the pipeline and of the version with this content, uploaded if need be."""
-        pipeline, name = pipeline_name(package), version_name(package)
+    def _version(self, package: Path, version: Version) -> tuple[str, str]:
+        """Id of the pipeline and of this version of it, uploaded if need be."""
+        pipeline = pipeline_name(package)
         pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():
@@ -175,13 +177,18 @@ class Kubeflow:
                 pipelines = self._client.pipelines
                 pipeline_id = pipelines.pipeline_service_create_pipeline(wanted).pipeline_id
         for version_id, found in self._versions(pipeline_id).items():
-            if found == name:
+            if version.is_named(found):
                 return pipeline_id, version_id
+        now = datetime.now(UTC)
         with self._call():
-            version = self._client.upload_pipeline_version(
-                str(package), pipeline_version_name=name, pipeline_id=pipeline_id
+            # The client's own upload knows no tags.
+            made = self._client._upload_api.upload_pipeline_version(
+                str(package),
+                name=version.name(now),
+                pipelineid=pipeline_id,
+                tags=json.dumps(version.tags(now)),
             )
-        return pipeline_id, version.pipeline_version_id
+        return pipeline_id, made.pipeline_version_id
 
     def _pipeline(self, name: str) -> str | None:
         """Id of a pipeline of ours in this namespace; one that is shared by all is not ours."""
@@ -229,16 +236,48 @@ class Kubeflow:
             ) from error
 
 
-def version_name(package: Path) -> str:
-    """Name of the version that holds this package's content."""
-    return f"{pipeline_name(package)}-{file_digest(package)[:16]}"
+@dataclass(frozen=True)
+class Version:
+    """A version of a pipeline: a compiled package as one policy runs it by one plan."""
+
+    policy: str
+    package: str
+    """Digest of its content."""
+    plan: str
+    """Digest of the plan of privacy, as submissions and privacy plans name it."""
+
+    @classmethod
+    def of(cls, package: Path, config: RunConfig) -> Version:
+        """That of a package and a configuration."""
+        plan = json_digest(plan_mechanism(config).to_json())
+        return cls(config.policy.policy_id, file_digest(package), plan)
+
+    def name(self, when: datetime) -> str:
+        """What a list of versions is read by: policy, week of the upload, package and plan."""
+        return f"{self.policy} {_week(when)} {self._digests()}"
+
+    def is_named(self, name: str) -> bool:
+        """Whether a name is of this version, in whatever week it was uploaded."""
+        policy, _, rest = name.partition(" ")
+        return (policy, rest.rpartition(" ")[2]) == (self.policy, self._digests())
+
+    def tags(self, when: datetime) -> dict[str, str]:
+        """What versions are sought by; Kubeflow takes 63 characters of a value."""
+        digests = {"package": self.package[:32], "plan": self.plan[:32]}
+        return {"policy": self.policy[:63], "week": _week(when), **digests}
+
+    def _digests(self) -> str:
+        return f"{self.package[:16]}-{self.plan[:16]}"
 
 
 def run_name(config: RunConfig, when: datetime) -> str:
     """What a list of runs is read by: policy, week and model, such as `glyphs 2027-W05 letters`."""
+    return f"{config.policy.policy_id} {_week(when)} {config.release.name}"
+
+
+def _week(when: datetime) -> str:
     week = when.isocalendar()
-    policy = config.policy.policy_id
-    return f"{policy} {week.year}-W{week.week:02d} {config.release.name}"
+    return f"{week.year}-W{week.week:02d}"
 
 
 def _rfc3339(moment: datetime) -> str:

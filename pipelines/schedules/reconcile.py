@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from fedemb.errors import StorageError
-from fedemb.pipelines.schedules.kubeflow import Kubeflow, version_name
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.schedule import MARK, as_utc
 
@@ -138,6 +138,8 @@ def _differences(
     cron = run.trigger.cron_schedule if run.trigger else None
     reference = run.pipeline_version_reference
     runtime = run.runtime_config
+    version = Version.of(item.package, item.config)
+    name = versions.get(str(reference.pipeline_version_id) if reference else "", "")
     wanted = {
         "description": item.description,
         "cron": schedule.cron,
@@ -148,7 +150,7 @@ def _differences(
         "service_account": schedule.service_account,
         "pipeline_root": schedule.pipeline_root,
         "arguments": item.arguments,
-        "package": version_name(item.package),
+        "package": True,
     }
     found = {
         "description": run.description,
@@ -160,7 +162,7 @@ def _differences(
         "service_account": run.service_account,
         "pipeline_root": (runtime.pipeline_root or None) if runtime else None,
         "arguments": runtime.parameters if runtime else None,
-        "package": versions.get(str(reference.pipeline_version_id) if reference else ""),
+        "package": version.is_named(name),
     }
     return tuple(field for field in wanted if wanted[field] != found[field])
 

@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,32 +49,43 @@ def plane(tmp_path_factory) -> Iterator[ControlPlane]:
         yield plane
 
 
+@pytest.fixture(scope="session")
+def applied(plane, tmp_path_factory) -> Callable[[str], AbstractContextManager[None]]:
+    """Applies an overlay by the runbook's own lines, and takes it away again."""
+
+    @contextmanager
+    def apply(name: str) -> Iterator[None]:
+        folder = tmp_path_factory.mktemp("deploy")
+        block = runbook_block("cp -r infra/kustomize deploy")
+        block = block.replace("REGISTRY/", "registry.example/")
+        block = block.replace("overlays/gke", f"overlays/{name}")
+        shutil.copytree(INFRA, folder / "infra")
+        environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
+        done = subprocess.run(
+            ["bash", "-c", block],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr
+        _wait_until_in_force(plane)
+        plane.deployed = folder / "deploy" / "overlays" / name
+        yield
+        plane.kubectl("delete", "-k", str(plane.deployed), "--ignore-not-found", "--wait=true")
+        plane.apply(*FRAME)
+        plane.apply(MAY_MAKE_PODS)
+
+    return apply
+
+
 @pytest.fixture(scope="module", params=["gke", "s3"])
-def overlay(request, plane, tmp_path_factory) -> Iterator[str]:
-    """One overlay after the other, applied by the runbook's own lines and taken away again."""
-    folder = tmp_path_factory.mktemp("deploy")
-    block = runbook_block("cp -r infra/kustomize deploy")
-    block = block.replace("REGISTRY/", "registry.example/").replace("overlays/gke", "overlays/OV")
-    block = block.replace("overlays/OV", f"overlays/{request.param}")
-    shutil.copytree(INFRA, folder / "infra")
-    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
-    done = subprocess.run(
-        ["bash", "-c", block],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    _wait_until_in_force(plane)
-    plane.deployed = folder / "deploy" / "overlays" / request.param
-    yield request.param
-    deployed = str(folder / "deploy" / "overlays" / request.param)
-    plane.kubectl("delete", "-k", deployed, "--ignore-not-found", "--wait=true")
-    plane.apply(*FRAME)
-    plane.apply(MAY_MAKE_PODS)
+def overlay(request, applied) -> Iterator[str]:
+    """One overlay after the other."""
+    with applied(request.param):
+        yield request.param
 
 
 def _wait_until_in_force(plane: ControlPlane) -> None:

@@ -145,6 +145,7 @@ def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         "name": "main",
         "image": container["image"],
         "command": container["command"],
+        "args": container["args"],
         "env": variables,
         "volumeMounts": mounts,
         "securityContext": {

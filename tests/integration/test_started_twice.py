@@ -19,6 +19,7 @@ import killed_step
 import pytest
 
 from fedemb.storage import turns
+from tests import evaluation_run
 from tests.partition_run import reserve_for, reserved_config
 
 TESTS = Path(__file__).parents[1]
@@ -146,14 +147,26 @@ def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
     assert ("Superseded: audit_privacy was started again" in said) == superseded
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["the page", "the utility report"])
-def test_two_evaluations_of_one_model_write_the_same_bytes(trained, tmp_path, point):
+@pytest.mark.parametrize(
+    ("point", "superseded"),
+    [
+        # Its look comes after the other's: it goes on, counted, and writes the same bytes.
+        pytest.param("the look", False, marks=pytest.mark.slow),
+        ("the figures of the model", True),
+        pytest.param("the page", False, marks=pytest.mark.slow),  # the same bytes
+        pytest.param("the utility report", False, marks=pytest.mark.slow),
+    ],
+)
+def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     kept = ("private", "keys", "report.json", "report.html")
     code, said = _race_of("evaluate_embeddings", point, folder, *kept)
-    assert code == 0, said
+    assert code == (3 if superseded else 0), said
+    assert ("was started again while this process still ran" in said) == superseded
+    ledger = evaluation_run.FinishedRun(folder).context(evaluation_run.config()).ledger
+    ledger.verify()
+    assert len(ledger.state.looks) == 2, "each start counts"
 
 
 @pytest.fixture(scope="module")

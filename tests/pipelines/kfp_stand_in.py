@@ -9,6 +9,7 @@
 | a run of a version that another namespace holds | 403 |
 | an argument unknown, missing, or of another type (a struct is an object) | 400 |
 | a recurring run | is enabled, disabled, deleted, never edited; 64-bit numbers are strings |
+| a version's tags | 63 characters for a key or a value, else 400 |
 | any list | pages; an empty one has no items at all |
 | `tick`: a recurring run without catch-up that is late | runs the latest missed slot at once |
 | `workflow`: what Argo runs | has the controller's retry and time to live, if silent on them |
@@ -246,7 +247,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._new_version(pipeline["pipeline_id"], query["name"], body)
             return pipeline
         if name == "upload_version":
-            return _visible(self._new_version(query["pipelineid"], query["name"], body))
+            tags = json.loads(query.get("tags", "{}"))
+            if any(len(word) > 63 for pair in tags.items() for word in pair):
+                raise Refused(400, "tags are limited to 63 characters")
+            return _visible(self._new_version(query["pipelineid"], query["name"], body, tags))
         if sub == "versions":
             versions = self.server.versions.values()
             found = [item for item in versions if item["pipeline_id"] == name]
@@ -269,7 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.pipelines[pipeline["pipeline_id"]] = pipeline
         return pipeline
 
-    def _new_version(self, pipeline_id: str, name: str, body: bytes) -> dict:
+    def _new_version(
+        self, pipeline_id: str, name: str, body: bytes, tags: dict | None = None
+    ) -> dict:
         if pipeline_id not in self.server.pipelines:
             raise Refused(404, f"pipeline {pipeline_id} not found")
         self._once(self.server.versions, display_name=name, pipeline_id=pipeline_id)
@@ -279,6 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
             "pipeline_id": pipeline_id,
             "pipeline_version_id": self.server.new_id("version"),
             "display_name": name,
+            "tags": tags or {},
             "_content": parts[0].get_payload(decode=True),
         }
         self.server.versions[version["pipeline_version_id"]] = version

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import yaml
 from kfp_stand_in import Fault, KfpStandIn, time_to_live
 from typer.testing import CliRunner
 
-from fedemb.documents.artifacts import file_digest
+from fedemb.documents.artifacts import file_digest, json_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
 from fedemb.pipelines.schedules import reconcile
-from fedemb.pipelines.schedules.kubeflow import Kubeflow
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
 from fedemb.pipelines.schedules.load import load_schedule, load_schedules
 from fedemb.pipelines.schedules.schedule import json_schema
+from fedemb.steps.plan_privacy.plan import document
 
 SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -472,9 +474,30 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     _change(folder, "weekly")
     assert _actions(_apply(kfp, folder)) == [("replace", "weekly", "package")]
     uploads = len(kfp.versions)
-    _other_policy(folder, "second")
+    _change(folder, "weekly", cron="0 0 4 * * 1")
     _apply(kfp, folder)
     assert len(kfp.versions) == uploads
+    _other_policy(folder, "second")
+    _apply(kfp, folder)
+    assert len(kfp.versions) == uploads + 1, "it would bear the name of the first policy"
+
+
+def test_a_version_says_policy_and_week_and_is_sought_by_its_plan(folder, kfp):
+    loaded = load_schedule(folder / "weekly.yaml")
+    _apply(kfp, folder)
+    (version,) = kfp.versions.values()
+    policy, plan = loaded.config.policy.policy_id, json_digest(document(loaded.config).plan)
+    package = file_digest(loaded.package)
+    assert re.fullmatch(
+        rf"{policy} \d{{4}}-W\d\d {package[:16]}-{plan[:16]}", version["display_name"]
+    )
+    week = version["display_name"].split()[1]
+    tags = {"policy": policy, "week": week, "package": package[:32], "plan": plan[:32]}
+    assert version["tags"] == tags
+    of = Version.of(loaded.package, loaded.config)
+    assert of.is_named(version["display_name"].replace(week, "1999-W01"))
+    for other in ({"policy": "others"}, {"package": "a" * 64}, {"plan": "a" * 64}):
+        assert not replace(of, **other).is_named(version["display_name"])
 
 
 def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):

@@ -9,9 +9,12 @@ import pytest
 import fedemb.outcome
 from fedemb.documents.artifacts import Public
 from fedemb.outcome import keep_outcome, newest, outcomes, run_folder
+from fedemb.reports.figures import privacy_figures, utility_figures
 from fedemb.step import declared
 from fedemb.storage import LocalStore, open_store
 from tests import honest_run
+
+GATE = ("verdict", "verdict_page", "lineage")
 
 
 class _Bucket(LocalStore):
@@ -81,11 +84,14 @@ def _gate(run, pod) -> int:
 def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, bucket, tmp_path):
     folder = tmp_path / "pod"
     folder.mkdir()
-    assert _gate(denied, _pod(folder, "gate-release", "monday", "verdict", "lineage")) == 3
+    assert _gate(denied, _pod(folder, "gate-release", "monday", *GATE)) == 3
     kept = bucket / "runs" / "dp-fedemb" / "monday" / "gate-release" / "0ae1"
     verdict = json.loads((kept / "verdict").read_text())
     assert not verdict["allow"]
     assert verdict["reasons"]
+    shown = (kept / "verdict_page").read_text()
+    assert shown.startswith("# Denied\n")
+    assert all(f"- `{reason}`: " in shown for reason in verdict["reasons"])
     assert (kept / "lineage").read_bytes() == (folder / "lineage").read_bytes()
     outcome = json.loads((kept / "outcome.json").read_text())
     assert (outcome["exit_code"], outcome["error"]) == (3, "GateDenied")
@@ -103,6 +109,44 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     assert figures["epsilon"] == stated["accounting"]["epsilon"]
     assert figures["epsilon_cumulative"] == stated["cumulative"]["max_block_epsilon"]
     assert (folder / "verdict").read_bytes() == (kept / "verdict").read_bytes()
+
+
+def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compared_by(
+    bucket, tmp_path
+):
+    run, folder = honest_run.start(tmp_path / "run").until_gate(), tmp_path / "pod"
+    folder.mkdir()
+    assert _gate(run, _pod(folder, "gate-release", "friday", *GATE)) == 0
+    page = (folder / "verdict_page").read_text()
+    assert page.startswith("# Allowed\n")
+    assert json.loads((folder / "verdict").read_text())["model_sha"] in page
+    stated = json.loads(run.report.read_text())
+    measured = json.loads(run.utility.read_text())
+    figures = {**privacy_figures(stated), **utility_figures(measured)}
+    rate, start = measured["headline_rate"], measured["public_backbone"]
+    assert figures == {
+        "epsilon": stated["accounting"]["epsilon"],
+        "delta": stated["accounting"]["delta"],
+        "epsilon_cumulative": stated["cumulative"]["max_block_epsilon"],
+        "epsilon_cap": run.config.policy.epsilon_cap,
+        "recall": measured["recall_at_far"][rate]["value"],
+        "recall_public_start": start["recall_at_far"][rate]["value"],
+        "gain": start["difference"][rate]["value"],
+    }
+
+
+def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measured():
+    one = {"top_1": {"value": 0.9}, "top_5": {"value": 1.0}}
+    start = {"top_1": {"value": 0.5}, "difference": {"value": 0.4}}
+    report = {"model": one, "public_backbone": start}
+    figures = {"top_1": 0.9, "top_5": 1.0, "top_1_public_start": 0.5, "gain": 0.4}
+    assert utility_figures(report) == figures
+    assert utility_figures({"model": None, "public_backbone": None}) == {}
+    unmeasured = {"headline_rate": None, "recall_at_far": {}, "public_backbone": None}
+    assert utility_figures(unmeasured) == {}
+    infinite = {"accounting": {"epsilon": None, "delta": 1e-6}}
+    infinite["cumulative"] = {"max_block_epsilon": float("inf"), "cap": 8}
+    assert privacy_figures(infinite) == {"delta": 1e-6, "epsilon_cap": 8}
 
 
 def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):

@@ -104,7 +104,8 @@ def test_new_step_compiles_under_every_rule_without_another_file(toy, profile, t
     spec, platform = yaml.safe_load_all(path.read_text())
     task = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]["count-toys"]
     assert not task["cachingOptions"].get("enableCache")
-    assert task["dependentTasks"] == ["train-dp-fedemb"]
+    assert task["dependentTasks"] == ["plan-privacy", "train-dp-fedemb"]
+    assert task["taskInfo"]["name"] == "Count toys"
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = executors["exec-count-toys"]["podMetadata"]["labels"]
     assert labels == {"fedemb.dev/step": "count-toys"}
@@ -136,6 +137,19 @@ def test_input_that_nobody_gives_or_two_give_is_refused():
     twice = replace(DP_FEDEMB, steps=("plan_privacy", "plan_privacy", "reserve_budget"))
     with pytest.raises(ValueError, match="exactly one step must"):
         build_pipeline(twice)
+
+
+def test_what_a_step_takes_and_gives_is_described():
+    for found in steps.all_steps().values():
+        spec = found.component.component_spec
+        for name, item in (*(spec.inputs or {}).items(), *(spec.outputs or {}).items()):
+            assert item.description, f"{found.name}: say what {name} is, in DESCRIPTIONS"
+
+
+def test_titles_read_as_people_write():
+    titles = {found.name: found.title for found in steps.all_steps().values()}
+    assert titles["train_dp_fedemb"] == "Train DP FedEmb"
+    assert titles["reserve_budget"] == "Reserve budget"
 
 
 def test_steps_of_one_service_account_declare_the_same_rights(monkeypatch):

@@ -6,6 +6,28 @@ from pathlib import Path
 
 from fedemb.errors import ArtifactError
 
+DESCRIPTIONS = {
+    "audit_page": "The audit as a page.",
+    "audit_report": "What an attack on the model found; signed.",
+    "lineage": "What was made of what, as OpenLineage events.",
+    "metrics": "Figures that runs are compared by.",
+    "model": "The noised model, its card and its public round log; signed.",
+    "outcome": "How the run ended: verdict, figures and every reason.",
+    "pretrained": "The public start of the backbone; signed.",
+    "privacy_page": "The privacy report as a page.",
+    "privacy_plan": "What the mechanism will do and cost; signed before anything runs.",
+    "privacy_report": "What ran and what it cost, this run and all of its policy; signed.",
+    "release": "Where the signed bundle lies, if there is one.",
+    "reservation": "The record of the ledger that charged this run.",
+    "roc": "Verification on people who never trained, as a curve.",
+    "users": "Manifest of the partition; the users themselves stay below the private root.",
+    "utility_page": "The utility report as a page.",
+    "utility_report": "Exact figures on people who never trained and whom no guarantee covers.",
+    "verdict": "Whether the release is allowed, and by which rules not; signed.",
+    "verdict_page": "The verdict with every reason and its remedy, in Markdown.",
+}
+"""What each artifact is."""
+
 
 class RunArtifacts:
     """Paths of artifacts by the names that the steps give them: `artifacts.privacy_plan`.

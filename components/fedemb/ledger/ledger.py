@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
+from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
 from fedemb.keys import KeyStore, reservation_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
@@ -482,7 +482,8 @@ class Ledger:
     def look(self, run_id: str, model_sha: str, signer: Signer) -> Record:
         """Writes down that the model of a run is about to be measured on evaluation people.
 
-        Every call counts: figures that were looked at before choosing what to do next say less.
+        Every call counts: figures that were looked at before choosing what to do next say less. It
+        is also the turn of a step that a cluster starts twice, see `check_last_look`.
 
         Args:
           run_id: whose model.
@@ -509,6 +510,21 @@ class Ledger:
             attempt=lambda: self.state.last_attempt(run_id),
             signer=signer,
         )
+
+    def check_last_look(self, look: Record) -> None:
+        """Goes on only while no later start of the evaluation has looked at the same run.
+
+        Raises:
+          Superseded: one has.
+        """
+        self.refresh()
+        for later in self.state.looks:
+            if later.run_id == look.run_id and later.sequence > look.sequence:
+                raise Superseded(
+                    f"the evaluation of run {look.run_id!r} was started again while this process "
+                    "still ran, and the later one goes on alone; nothing is to be done here, look "
+                    "at the later pod"
+                )
 
     def _append(
         self,

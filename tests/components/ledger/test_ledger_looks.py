@@ -1,9 +1,11 @@
 """Every measurement on evaluation people is a signed record, counted one by one."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import ledger_kit as kit_
 import pytest
 
-from fedemb.errors import LedgerError, Refused
+from fedemb.errors import LedgerError, Refused, Superseded
 from fedemb.keys.signatures import Signer
 
 MODEL = kit_.sha("model")
@@ -37,6 +39,37 @@ def test_each_look_counts_and_none_changes_what_is_charged(kit):
     again.verify()
     assert [record.body["model_sha"] for record in again.state.looks] == [MODEL, MODEL]
     assert again.spent("all/0") == spent
+
+
+def test_only_the_last_start_of_an_evaluation_goes_on(kit):
+    """Two processes of one step, each with its own view of the ledger."""
+    committed(kit)
+    first, second = kit.reader(), kit.reader()
+    early = first.look("monday", MODEL, evaluator(kit))
+    first.check_last_look(early)
+    late = second.look("monday", MODEL, evaluator(kit))
+    with pytest.raises(Superseded, match="'monday' was started again"):
+        first.check_last_look(early)
+    second.check_last_look(late)
+    assert len(kit.reader().state.looks) == 2, "both looked"
+
+
+def test_two_that_look_at_once_take_one_place_after_the_other(kit):
+    committed(kit)
+    ledgers = [kit.reader() for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        looks = list(pool.map(lambda ledger: ledger.look("monday", MODEL, evaluator(kit)), ledgers))
+    assert len({look.sequence for look in looks}) == 8
+    again = kit.reader()
+    again.verify()
+    assert {record.sequence for record in again.state.looks} == {look.sequence for look in looks}
+    last = max(looks, key=lambda look: look.sequence)
+    for ledger, look in zip(ledgers, looks, strict=True):
+        if look is last:
+            ledger.check_last_look(look)
+        else:
+            with pytest.raises(Superseded):
+                ledger.check_last_look(look)
 
 
 def test_what_was_never_trained_to_its_end_is_not_measured(kit):

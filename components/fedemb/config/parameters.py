@@ -1,0 +1,143 @@
+"""The parameters of a pipeline: a configuration in the pieces that people set and compare.
+
+Each piece stands once. A section travels as JSON text, because kfp's structs turn 32 into 32.0 and
+drop null, which is a value of its own (`release.min_gain_over_public: null` is no floor).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from fedemb.config.policy import StorageConfig
+from fedemb.config.run import PublicStart, RunConfig
+from fedemb.config.section import Section
+from fedemb.config.training import TrainingConfig
+from fedemb.errors import ConfigError
+
+T = TypeVar("T", bound=Section)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a pipeline."""
+
+    type: type
+    description: str
+    default: Any = None
+    """None: it must be given."""
+
+
+PLAIN = ("purpose", "task")
+SECTIONS = (
+    *("policy", "mechanism", "data", "partition", "model", "pretraining", "training"),
+    *("tuning", "evaluation", "audit", "release"),
+)
+STORES = ("private_root", "ledger", "keys", "releases")
+"""Each is given to the steps whose rights name it, and is in the configuration of none."""
+OPTIONAL_STORES = ("deletion_marks", "witness")
+"""What a run can do without: empty is none."""
+
+
+def _parameters() -> dict[str, Parameter]:
+    fields = RunConfig.model_fields
+    found: dict[str, Parameter] = {}
+    for name in (*PLAIN, *SECTIONS):
+        field = fields[name]
+        words = field.description or (getattr(field.annotation, "__doc__", None) or "")
+        if name in SECTIONS:
+            words += " JSON; `fedemb config describe` names its settings."
+        default = None if field.is_required() else _text(field.default, name)
+        found[name] = Parameter(str, " ".join(words.split()), default)
+    seed = TrainingConfig.model_fields["seed"]
+    found["seed"] = Parameter(int, seed.description or "", seed.default)
+    for name in (*STORES, *OPTIONAL_STORES):
+        words = " ".join((StorageConfig.model_fields[name].description or "").split())
+        words = words.replace("; null:", "; empty:")
+        found[name] = Parameter(str, words, "" if name in OPTIONAL_STORES else None)
+    found["ledger"] = Parameter(str, "The lasting privacy ledger: what was spent.")
+    options = "Options of the Beam engine, e.g. --runner=DataflowRunner; none runs in the step."
+    found["beam_options"] = Parameter(list, options, [])
+    return found
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, Section):
+        return value
+    left_out = {"seed"} if name == "training" else None
+    return value.model_dump_json(exclude=left_out)
+
+
+def parameters_of(config: RunConfig) -> dict[str, Any]:
+    """What a pipeline is given to run a configuration, but for the stores every run needs."""
+    return {
+        **{name: _text(getattr(config, name), name) for name in (*PLAIN, *SECTIONS)},
+        "seed": config.training.seed,
+        **{name: getattr(config.storage, name) or "" for name in OPTIONAL_STORES},
+    }
+
+
+def run_config(values: Mapping[str, Any]) -> RunConfig:
+    """The configuration that a pipeline was given; what `parameters_of` was given, but for stores.
+
+    Args:
+      values: name -> value of all parameters.
+
+    Raises:
+      ConfigError: a section is no JSON, or what they say together is no configuration.
+    """
+    sections = {name: _json(values[name], name) for name in SECTIONS}
+    sections["training"] = {**sections["training"], "seed": values["seed"]}
+    sections["storage"] = {name: values[name] or None for name in OPTIONAL_STORES}
+    return _checked(RunConfig, {**{name: values[name] for name in PLAIN}, **sections})
+
+
+def public_start(values: Mapping[str, Any]) -> PublicStart:
+    """The part of it that decides the public start.
+
+    Args:
+      values: with `model`, `pretraining` and `seed`.
+
+    Raises:
+      ConfigError: as `run_config`.
+    """
+    sections = {name: _json(values[name], name) for name in ("model", "pretraining")}
+    return _checked(PublicStart, {**sections, "seed": values["seed"]})
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"the parameter {name} is no JSON ({error}); wanted an object of the settings that "
+            "`fedemb config describe` names"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the parameter {name} is {text[:40]!r}, wanted a JSON object")
+    return value
+
+
+def _checked(kind: type[T], tree: Mapping[str, Any]) -> T:
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        said = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"the parameters are wrong: {where}{': ' * bool(where)}{said}") from error
+
+
+PARAMETERS = _parameters()
+"""Name -> parameter, in the order in which the user interface shows them."""
+OF_STEPS = {
+    **{name: item.description for name, item in PARAMETERS.items()},
+    "config": "The configuration of the run, as the plan was made of it; JSON.",
+    "run_id": "Name of the run, the idempotency key: on a cluster the id of the job.",
+    "status": "How the run ended, from Kubeflow.",
+}
+"""Name -> description of what steps take that is no artifact."""
