@@ -61,7 +61,7 @@ COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
 	cd requirements && $(COMPILE) --override overrides.txt --override overrides-tpu.txt tpu.in -o tpu.txt
-	cd requirements && for name in bootstrap build docs; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd requirements && for name in audit bootstrap build docs; do $(COMPILE) $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
@@ -73,6 +73,19 @@ $(DOCS_STAMP): | setup
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	$(BIN)/uv pip install --quiet --python $(DOCS_VENV)/bin/python --no-deps --require-hashes -r requirements/docs.txt
 	@rm -f $(DOCS_VENV)/.installed-*
+	@touch $@
+
+AUDIT_VENV := .venv-audit
+AUDIT_STAMP := $(AUDIT_VENV)/.installed-$(shell cat requirements/audit.txt 2>/dev/null | cksum | cut -d' ' -f1)
+audit: $(AUDIT_STAMP) ## Ask for known vulnerabilities of every locked package; what was looked into stands in SECURITY.md
+	for lock in requirements/*.txt; do case $$lock in *overrides*) continue;; esac; \
+	  echo "$$lock"; $(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+	  $$(sed -n 's/^| `\([A-Z]*-[0-9A-Za-z-]*\)` .*/--ignore-vuln \1/p' SECURITY.md) -r $$lock; done
+
+$(AUDIT_STAMP): | setup
+	test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
+	$(BIN)/uv pip install --quiet --python $(AUDIT_VENV)/bin/python --no-deps --require-hashes -r requirements/audit.txt
+	@rm -f $(AUDIT_VENV)/.installed-*
 	@touch $@
 
 planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
@@ -100,6 +113,6 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
-	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help audit docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean

@@ -155,7 +155,7 @@ def step(
         if {*given, *texts} != set(outputs):
             raise TypeError(
                 f"{function.__name__} declares the outputs {sorted(outputs)}, but its signature "
-                f"has {sorted(given)}; say the kind of each"
+                f"has {sorted([*given, *texts])}; say the kind of each"
             )
         if status and (inputs or rights):
             raise TypeError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -167,22 +168,123 @@ def test_readme_is_short():
 # ---- the workshop -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ci.yml", "nightly.yml"])
+WORKFLOWS = {
+    path.name: yaml.safe_load(path.read_text())
+    for path in (ROOT / ".github" / "workflows").glob("*.yml")
+}
+MAY_PUBLISH = {"contents": "read", "packages": "write", "id-token": "write"}
+
+
+def _steps(name: str) -> list[dict]:
+    return [step for job in WORKFLOWS[name]["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_read_only_and_take_actions_by_commit(name):
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+    workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
-    for job in workflow["jobs"].values():
+    for title, job in workflow["jobs"].items():
         assert job["timeout-minutes"] <= 360
-        for step in job["steps"]:
-            assert re.search(r"@[0-9a-f]{40}$", step.get("uses", "@" + 40 * "0"))
+        publishes = (name, title) == ("images.yml", "publish")
+        assert job.get("permissions") == (MAY_PUBLISH if publishes else None)
+    text = (ROOT / ".github" / "workflows" / name).read_text()
+    assert len(re.findall(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+\n", text)) == text.count(
+        "uses:"
+    )
+    for step in _steps(name):
+        assert "${{" not in step.get("run", ""), "a name of somebody's could be a command"
+        if "checkout" in step.get("uses", ""):
+            assert step["with"]["persist-credentials"] is False
 
 
 def test_workflows_run_commands_of_the_makefile():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    texts = [(ROOT / ".github" / "workflows" / n).read_text() for n in ("ci.yml", "nightly.yml")]
-    called = re.findall(r"- run: make ([a-z-]+)", "".join(texts))
-    assert called
-    assert set(called) <= set(targets)
+    runs = [step.get("run", "") for name in WORKFLOWS for step in _steps(name)]
+    called = [found for run in runs for found in re.findall(r"^make ([a-z-]+)$", run)]
+    assert {"audit", "docs", "planted-bugs", "test-full"} <= set(called) <= set(targets)
+
+
+def test_an_image_is_scanned_before_it_is_signed_and_both_by_its_digest():
+    steps = _steps("images.yml")
+    does = [f"{step.get('uses')} {step.get('run')}" for step in steps]
+    order = ("planted-bugs", "publish.sh build", "scan-action", "cosign", "publish.sh sign")
+    at = {word: next(i for i, text in enumerate(does) if word in text) for word in order}
+    assert list(at.values()) == sorted(at.values())
+    scan = steps[at["scan-action"]]["with"]
+    assert scan["fail-build"] is True
+    assert scan["severity-cutoff"] == "high"
+    built = "${{ steps.build.outputs.image }}"
+    assert scan["image"] == built == steps[at["publish.sh sign"]]["env"]["IMAGE"]
+    for step in steps:
+        assert "continue-on-error" not in step
+        assert "if" not in step
+    assert set(WORKFLOWS["images.yml"][True]) == {"push"}, "`on` is read as true"
+
+
+STUB = """#!/bin/sh
+echo "$(basename $0) $*" >> "$CALLS"
+case "$*" in
+  *metadata-file*) while [ $# -gt 0 ]; do [ "$1" = --metadata-file ] && said=$2; shift; done
+    echo '{"light": {"containerimage.digest": "sha256:'$DIGEST'"}}' > "$said";;
+  *sbom*) echo '{"bomFormat": "CycloneDX"}';;
+esac
+"""
+
+
+def _publish(folder: Path, *arguments: str) -> tuple[int, list[str], str]:
+    """Runs the script with programs that only say how they were called."""
+    calls, output = folder / "calls", folder / "output"
+    for name in ("docker", "cosign"):
+        (folder / name).write_text(STUB)
+        (folder / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        **{"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(calls), "DIGEST": "a" * 64},
+        **{"GITHUB_REPOSITORY": "Team/FedEmb", "GITHUB_REF_NAME": "v0.1.0", "GITHUB_SHA": "b" * 40},
+        **{"GITHUB_SERVER_URL": "https://github.com", "GITHUB_OUTPUT": str(output)},
+    }
+    command = [ROOT / "images" / "publish.sh", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    said = output.read_text() if output.exists() else ""
+    return done.returncode, calls.read_text().splitlines() if calls.exists() else [], said
+
+
+def test_images_are_published_signed_and_attested_by_digest(tmp_path):
+    image = f"ghcr.io/team/fedemb/fedemb-light@sha256:{'a' * 64}"
+    code, calls, said = _publish(tmp_path, "build", "light")
+    assert code == 0
+    assert said == f"image={image}\n"
+    assert "--push" in calls[0]
+    (tmp_path / "calls").unlink()
+    code, calls, _ = _publish(tmp_path, "sign", image)
+    assert code == 0
+    acts = [line.split()[:2] for line in calls]
+    assert acts == [
+        ["docker", "run"],
+        *(["cosign", act] for act in ("sign", "attest", "verify", "verify-attestation")),
+    ]
+    assert all(image in line for line in calls)
+    assert all("--type cyclonedx" in line for line in calls if "attest" in line)
+
+
+@pytest.mark.parametrize("image", ["ghcr.io/team/fedemb-light:0.1.0", "x@sha256:abc"])
+def test_a_tag_is_not_signed(tmp_path, image):
+    code, calls, _ = _publish(tmp_path, "sign", image)
+    assert (code, calls) == (2, [])
+
+
+def test_every_lock_is_asked_for_known_vulnerabilities_and_each_exception_has_its_reason(tmp_path):
+    asked = subprocess.run(
+        ["make", "-n", "audit"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "for lock in requirements/*.txt" in asked
+    assert "--strict" in asked
+    rows = re.findall(r"^\| (.+) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)[1:]
+    for row in rows:
+        finding, package, reason = row.split(" | ")
+        assert re.fullmatch(r"`[A-Z]+-[0-9A-Za-z-]+`", finding)
+        assert package
+        assert len(reason.split()) > 3
 
 
 def test_hooks_call_the_locked_tools():
