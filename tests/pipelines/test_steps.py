@@ -232,4 +232,4 @@ def test_declarations_are_known_in_a_pod_too():
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.endswith("True ['lineage', 'verdict']\n"), done.stderr
+    assert done.stdout.endswith("True ['lineage', 'verdict', 'verdict_page']\n"), done.stderr
