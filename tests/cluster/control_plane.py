@@ -1,4 +1,4 @@
-"""A Kubernetes control plane on loopback: etcd, API server, controllers, scheduler, no node."""
+"""A Kubernetes control plane on loopback: etcd, API server, controllers, scheduler."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class ControlPlane:
             f"--service-account-key-file={keys}",
             f"--service-account-signing-key-file={keys}",
             "--service-cluster-ip-range=10.91.0.0/24",
+            "--kubelet-preferred-address-types=InternalIP",
         )
         self._wait()
         common = f"--kubeconfig={self.kubeconfig}"

@@ -44,9 +44,8 @@ class Node:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.plane.attempt(
-            "delete", "pods", "--all", "-n", "fedemb", "--wait=true", "--timeout=60s"
-        )
+        away = ("delete", "pods", "--all", "-n", "fedemb", "--wait=true", "--timeout=60s")
+        self.plane.attempt(*away)
         for process in reversed(self.processes):
             process.terminate()
             process.wait()
@@ -56,11 +55,10 @@ class Node:
         done = self._ctr("--namespace", "k8s.io", "images", "import", "--local", archive)
         assert done.returncode == 0, done.stderr
 
-    def run(self, pod: dict[str, Any]) -> Ended:
-        """Runs a pod in the namespace of the runs to its end."""
-        made = self.plane.kubectl(
-            "create", "-n", "fedemb", "-f", "-", "-o", "name", given=json.dumps(pod)
-        )
+    def run(self, pod: dict[str, Any], user: str) -> Ended:
+        """Runs a pod in the namespace of the runs to its end, made by somebody."""
+        create = ("create", "-n", "fedemb", "-f", "-", "-o", "name", f"--as={user}")
+        made = self.plane.kubectl(*create, given=json.dumps(pod))
         name = made.strip()
         until = time.monotonic() + PATIENCE
         while True:

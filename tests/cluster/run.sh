@@ -28,7 +28,7 @@ build() { # MODULE PACKAGE...
 build control_plane go.etcd.io/etcd/server/v3 \
   k8s.io/kubernetes/cmd/{kube-apiserver,kubectl,kube-scheduler,kube-controller-manager,kubelet}
 build node github.com/containerd/containerd/v2/cmd/{containerd,containerd-shim-runc-v2,ctr} \
-  github.com/containernetworking/plugins/plugins/{main/ptp,ipam/host-local} ./pause
+  github.com/containernetworking/plugins/plugins/{main/loopback,main/ptp,ipam/host-local} ./pause
 
 export FEDEMB_CONTROL_PLANE=$binaries PATH=$binaries:$PATH
 # Whatever is started ends with its namespace of processes, also if this is killed.

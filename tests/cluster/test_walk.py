@@ -30,13 +30,15 @@ HEAD = """\
 Every line of [the runbook](../infra/README.md) in its order, from an empty cluster, with what it
 printed: made by `tests/cluster/test_walk.py`. The API server, its controllers and admission are
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
-`terraform` or `mc` needs a cloud or a store: it is named, not tried. Addresses and digests are
+`terraform` or `mc` needs a cloud or a store: it is named, not tried. The run that is verified and
+resumed is the tests' own (`tests/honest_run.py`): no image trained it. Addresses and digests are
 shortened; words in capitals stand for one's own, as in the runbook. `<code>` after a line is its
 exit code, where it is not 0.
 
 """
 NAMESPACES = FRAME[:2]
 """Where Kubeflow lives, and its store; our own comes from the profile."""
+MOST_LINES = 40
 
 
 class Walk:
@@ -49,7 +51,11 @@ class Walk:
     def say(self, line: str, output: str = "", code: int = 0) -> None:
         """Writes a line down."""
         self.shown.append(f"$ {line}" + (f"    <{code}>" if code else ""))
-        self.shown += [f"  {text}" for text in output.rstrip().splitlines()]
+        lines = output.rstrip().splitlines()
+        if len(lines) > MOST_LINES:
+            cut = len(lines) - MOST_LINES
+            lines[MOST_LINES - 5 : -5] = [f"({cut} lines of the same kind are left out)"]
+        self.shown += [f"  {text}" for text in lines]
 
     def run(self, line: str, as_here: str | None = None) -> subprocess.CompletedProcess[str]:
         """Runs a line where the walk is, and stays where it leads."""
@@ -125,6 +131,7 @@ def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch)
         binaries = f"{empty.binaries}:{Path(sys.executable).parent}"
         environment = {**os.environ, "KUBECONFIG": str(empty.kubeconfig)}
         environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "COLUMNS": "160"}
+        environment["PYTHONWARNINGS"] = "ignore"  # of a certificate nobody signed
         walk = Walk(root, environment)
         lines = runbook.commands()
         modules = (Path(__file__).parent / "control_plane" / "go.mod").read_text()
@@ -163,8 +170,8 @@ def _our_line(walk: Walk, line: str, world) -> None:
     if arguments[0] == "doctor":
         arguments += ["--profile", str(INFRA / "profiles" / "s3.yaml")]
     if arguments[0] in ("submit", "schedule") and "--host" in arguments:
-        arguments += ["--profile", str(root / "ours.yaml")]
-        (root / "ours.yaml").write_text("accepts: [images, nodes]\n")
+        s3 = str(INFRA / "profiles" / "s3.yaml")
+        arguments += ["--profile", "gpu", "--profile", s3]
     program = [sys.executable, "-c", OURS, *arguments]
     where = (root / "where").read_text()
     (root / "where").write_text(str(root))
@@ -174,9 +181,9 @@ def _our_line(walk: Walk, line: str, world) -> None:
     assert done.returncode == 0, done.stdout
 
 
-OURS = """
+OURS = f"""
 import sys
-sys.path[:0] = ["tests", "."]
+sys.path[:0] = [{str(INFRA.parent / "tests")!r}, {str(INFRA.parent)!r}]
 from tests import honest_run
 from fedemb.pipelines.cli.main import main
 with honest_run.stand_in_for_serving():

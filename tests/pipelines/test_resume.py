@@ -9,6 +9,7 @@ from fedemb.documents import artifacts
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
 from tests import honest_run
@@ -90,6 +91,16 @@ def test_evaluation_may_change_and_the_configuration_before_is_kept(run):
         "config.1.yaml",
         "config.2.yaml",
     ]
+
+
+def test_steps_that_run_again_are_told_the_configuration_as_it_is_now(run):
+    changed = measured_otherwise(run, ["evaluation.bootstrap_samples=77"], "evaluate_embeddings")
+    run.change_config(changed)
+    paths = paths_taken_over(run, steps_taken_over(run, "evaluate_embeddings"))
+    tasks = build_pipeline(DP_FEDEMB, "one", paths).pipeline_spec.root.dag.tasks
+    assert "plan-privacy" not in tasks
+    told = tasks["evaluate-embeddings"].inputs.parameters["config"].runtime_value.constant
+    assert RunConfig.model_validate_json(told.string_value) == changed
 
 
 @pytest.mark.parametrize(
