@@ -27,7 +27,7 @@ import test_runbook as runbook
 HEAD = """\
 # The runbook, walked
 
-Every line of [the runbook](../infra/README.md) in its order, from an empty cluster, with what it
+Every line of the runbook, `infra/README.md`, in its order, from an empty cluster, with what it
 printed: made by `tests/cluster/test_walk.py`. The API server, its controllers and admission are
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
 `terraform` or `mc` needs a cloud or a store: it is named, not tried. The run that is verified and
