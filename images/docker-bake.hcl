@@ -1,4 +1,4 @@
-// docker buildx bake -f images/docker-bake.hcl [cpu gpu tpu light]
+// docker buildx bake -f images/docker-bake.hcl [cpu gpu tpu light serve]
 variable "REGISTRY" { default = "fedemb" }
 variable "VERSION" { default = "0.1.0" }
 variable "REVISION" { default = "unknown" }
@@ -12,12 +12,12 @@ group "default" {
 }
 
 group "all" {
-  targets = ["cpu", "gpu", "tpu", "light"]
+  targets = ["cpu", "gpu", "tpu", "light", "serve"]
 }
 
 target "flavour" {
   name       = flavour
-  matrix     = { flavour = ["cpu", "gpu", "tpu", "light"] }
+  matrix     = { flavour = ["cpu", "gpu", "tpu", "light", "serve"] }
   context    = "."
   dockerfile = "images/Dockerfile"
   target     = "runtime"

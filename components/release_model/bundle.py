@@ -2,7 +2,7 @@
 
     backbone.keras  saved_model/                the model, and the same for serving
     preprocessing.py  parity.json               how a photo is read, and what that must give
-    MODEL_CARD.md  privacy_report.html          for people
+    README.md  privacy_report.html              for people: the model card, the report
     *.json  rounds.jsonl                        the evidence: enough to decide again, offline
     ledger.jsonl                                the policy's ledger up to the release
     lineage.jsonl  attestation.json             where it comes from; the verdict, signed
@@ -63,7 +63,7 @@ DOCUMENTS = {
 """Documents of a run by the name of their artifact, beside those of the model."""
 FILES = (
     *DOCUMENTS.values(),
-    "MODEL_CARD.md",
+    "README.md",
     "attestation.json",
     "backbone.keras",
     "config.json",

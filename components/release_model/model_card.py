@@ -1,14 +1,20 @@
-"""The model card: Markdown with a metadata header, from the report and what it rests on."""
+"""The model card: Markdown with the metadata that the Hugging Face Hub reads, from the report."""
 
 from __future__ import annotations
 
-import json
 import math
+import re
+from typing import Any
+
+import yaml
 
 from fedemb.config import RunConfig
+from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
+from fedemb.documents.utility import AnyUtility
 from fedemb.ledger import Ledger
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.privacy_report_words import (
@@ -18,6 +24,31 @@ from fedemb.reports.privacy_report_words import (
     guarantee_sentence,
 )
 from fedemb.reports.utility_words import utility_sentence
+
+HUB_LICENCES = frozenset(
+    (
+        "agpl-3.0",
+        "apache-2.0",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc-by-4.0",
+        "cc-by-nc-4.0",
+        "cc-by-nc-sa-4.0",
+        "cc-by-nd-4.0",
+        "cc-by-sa-4.0",
+        "cc0-1.0",
+        "cdla-permissive-2.0",
+        "eupl-1.2",
+        "gpl-3.0",
+        "isc",
+        "lgpl-3.0",
+        "mit",
+        "mpl-2.0",
+        "openrail",
+        "unlicense",
+    )
+)
+"""Identifiers the Hub knows and a model may be released under; any other is `other` with a name."""
 
 
 def model_card(
@@ -38,13 +69,14 @@ def model_card(
     approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
     classes = config.model.classes
     outputs = "probabilities" if classes else "embeddings"
+    task = "image-classification" if classes else "image-feature-extraction"
     header = {
-        "name": name,
-        "version": version,
+        **licence_fields(config.release.licence),
         "library_name": "keras",
-        "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
-        "license": config.pretraining.licence,
+        "pipeline_tag": task,
         "tags": ["differential-privacy", f"{report.unit.unit}-level", config.task],
+        "model-index": [{"name": name, "results": _results(evidence.utility.body, task)}],
+        "version": version,
         "epsilon": accounting.epsilon,
         "delta": accounting.delta,
         "privacy_unit": report.unit.unit,
@@ -54,7 +86,7 @@ def model_card(
         "model_sha": report.model_sha,
         "config_sha": report.provenance.config_sha,
     }
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
+    lines = ["---", yaml.safe_dump(header, sort_keys=False, width=999).rstrip(), "---", ""]
     model = config.model
     lines += [
         f"# {name} {version}",
@@ -111,6 +143,10 @@ def model_card(
         f'{outputs} = model(images=tf.constant(pixels[None]))["{outputs}"]',
         "```",
         "",
+        "## Licence",
+        "",
+        config.release.licence or "Not stated: ask whoever gave you this model.",
+        "",
         "## Public start",
         "",
         f"{config.pretraining.kind}; {config.pretraining.provenance or 'no public data'}; licence: "
@@ -127,6 +163,45 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def licence_fields(words: str) -> dict[str, str]:
+    """The Hub's fields for a licence."""
+    identifier = words.strip().lower()
+    if identifier in HUB_LICENCES:
+        return {"license": identifier}
+    name = re.sub(r"[^a-z0-9.]+", "-", identifier).strip("-")
+    link = "README.md#licence"
+    return {"license": "other", "license_name": name or "not-stated", "license_link": link}
+
+
+def _results(utility: AnyUtility, task: str) -> list[dict[str, Any]]:
+    """The figures in the form of a `model-index`; none where nothing was measured."""
+    found: dict[str, tuple[str, Interval | None]]
+    if isinstance(utility, ClassifierReport):
+        found = {"accuracy": ("top-1", utility.headline())}
+    else:
+        found = {
+            f"recall_at_far_{rate}": (f"recall at false accept rate {rate}", recall)
+            for rate, recall in utility.recall_at_far.items()
+        }
+    gain = utility.difference("public_backbone")
+    found["gain_over_public_start"] = (
+        f"{utility.headline_words}: gain over the public start",
+        gain,
+    )
+    metrics = [
+        {
+            "type": kind,
+            "name": words,
+            "value": figure.value,
+            "interval_95": [figure.low, figure.high],
+        }
+        for kind, (words, figure) in found.items()
+        if figure is not None
+    ]
+    dataset = {"type": "private", "name": "held-out evaluation users, not public"}
+    return [{"task": {"type": task}, "dataset": dataset, "metrics": metrics}] if metrics else []
 
 
 def _what(config: RunConfig) -> str:

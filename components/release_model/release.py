@@ -1,9 +1,9 @@
 """Verifies again, builds the signed bundle and publishes it by exclusive create.
 
 A release becomes visible with its marker `<name>/<version>.json`, created exclusively after the
-whole bundle is in place; the ledger's release record is the last act, and lineage is sent after it.
-A process killed before the marker leaves nothing that counts; run again, it finishes what it began
-and builds nothing twice.
+whole bundle is in place; the ledger's release record is the last act, and lineage and registries
+are told after it. A process killed before the marker leaves nothing that counts; run again, it
+finishes what it began and builds nothing twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fedemb.step_context import StepContext
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import Identity, Marker
 from fedemb.steps.release_model.model_card import model_card
-from fedemb.storage import join, open_store
+from fedemb.steps.release_model.registries import Release, register
+from fedemb.storage import join, local_tree, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,16 @@ def run(context: StepContext) -> dict[str, Any]:
     # What is published, whoever built it; run again, it is sent again.
     bundle = open_store(uri)
     send(lambda: bundle.read(FILE_NAME))
+    if config.storage.registries:
+        with local_tree(uri) as tree:
+            release = Release.of(tree, uri)
+        for address in config.storage.registries:
+            if problem := register(release, address):
+                _log.warning(
+                    "the release stands and was not made known to %s (%s); say `fedemb register "
+                    "%s --to %s` when it answers",
+                    *(address, problem, uri, address),
+                )
     return write(artifacts.release, result).json
 
 
@@ -169,7 +180,7 @@ def _complete(
     save_preprocessing(backbone, config, tree)
     version = config.release.version or report.body.run_id
     card = model_card(evidence, report, ledger, config.release.name, version)
-    write_bytes(tree / "MODEL_CARD.md", card.encode())
+    write_bytes(tree / "README.md", card.encode())
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))

@@ -1,4 +1,4 @@
-"""`fedemb forget`: the data owner's answer to a user who wants to be deleted."""
+"""`fedemb forget`: the data owner's answer to users who want to be deleted."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
-    " this user took part, by the factor each report states, and all runs of the policy together by"
-    " epsilon {cap:g} at delta {delta:g} at most. A model trained from now on does not contain them"
-    " at all. If they were among the users held out for evaluation, no model was trained with them,"
-    " but the published utility figures were computed with them, without noise."
+    " any one of them took part, by the factor each report states, and all runs of the policy"
+    " together by epsilon {cap:g} at delta {delta:g} at most. A model trained from now on does not"
+    " contain them at all. If they were among the users held out for evaluation, no model was"
+    " trained with them, but the published utility figures were computed with them, without noise."
 )
 LEFT = (
     "still to be deleted by hand: their images at the source, and the private folders of earlier"
     " runs, which keep the users of their time"
 )
 SIMULATED = (
-    "simulations that may have been trained with this user: {runs}. None is ever released, and no"
+    "simulations that may have been trained with {who}: {runs}. None is ever released, and no"
     " guarantee covers them: delete their run directories, and the models and reports they left in"
     " storage.public_root or the pipeline's artifacts"
 )
 BEGUN = (
     "warning: these runs had begun to train before, and a resumed run finishes with the people it"
-    " began with, this user perhaps among them: {runs}. To keep them out, do not resume these; what"
+    " began with, {who} perhaps among them: {runs}. To keep them out, do not resume these; what"
     " they were charged stays charged"
 )
 ELSEWHERE = (
-    "the same ledger has policies under which this user is not forgotten: {policies}; call this"
+    "the same ledger has policies under which {who} not forgotten: {policies}; call this"
     " command for each of them too (--set policy.policy_id=NAME, with its --config), or they train"
     " there"
 )
@@ -55,17 +55,20 @@ def forget(
             "--lost", help="The store lost deletion marks, and this user's was one: write it again."
         ),
     ] = False,
+    ids: Annotated[
+        Path | None,
+        typer.Option(help="File of user ids, one a line; default: one id from standard input."),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
     ] = None,
 ) -> None:
-    """Forget one user from the next partition on; the id is read from standard input.
+    """Forget users from the next partition on.
 
-    Also says which releases may have been trained with the user, without listing anyone.
+    Also says which releases may have been trained with them, without listing anyone.
     """
     from fedemb.data.hashing import Hasher
-    from fedemb.data.records import canonical_user_id
-    from fedemb.errors import ConfigError, InputError
+    from fedemb.errors import ConfigError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
     from fedemb.ledger import check_high_water, open_ledger, policies, read_trust
@@ -79,38 +82,48 @@ def forget(
             "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy "
             "FOLDER"
         )
-    user_id = canonical_user_id(_read_id())
-    if user_id is None:
-        raise InputError("standard input holds no user id; pipe it in, on one line")
+    user_ids = _canonical(_read_ids(ids) if ids else [_read_id()])
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     keys = open_key_store(storage.keys)
     check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
     hasher = Hasher(partition_key(keys, policy_id))
-    user_key = hasher.user_key(user_id)
-    mark = hasher.deletion_mark(user_key)
-    fresh = mark_deleted(storage.deletion_marks, keys, policy_id, mark, lost=lost)
-    typer.echo("forgotten from the next partition on" if fresh else "was forgotten before")
+    user_keys = [hasher.user_key(user_id) for user_id in user_ids]
+    fresh = [
+        mark_deleted(
+            storage.deletion_marks, keys, policy_id, hasher.deletion_mark(user_key), lost=lost
+        )
+        for user_key in user_keys
+    ]
+    who = "this user" if len(user_ids) == 1 else "these users"
+    if ids:
+        typer.echo(
+            f"{sum(fresh)} forgotten from the next partition on; {len(fresh) - sum(fresh)} were "
+            "forgotten before"
+        )
+    else:
+        typer.echo("forgotten from the next partition on" if fresh[0] else "was forgotten before")
     others = [other for other in policies(ledgers) if other != policy_id]
-    elsewhere = _not_forgotten(user_id, others, keys, storage.deletion_marks)
+    elsewhere = _not_forgotten(user_ids, others, keys, storage.deletion_marks)
     if elsewhere:
-        typer.echo(ELSEWHERE.format(policies=", ".join(elsewhere)))
+        they = f"{who} {'is' if len(user_ids) == 1 else 'are'}"
+        typer.echo(ELSEWHERE.format(who=they, policies=", ".join(elsewhere)))
     terms = ledger.terms
-    bucket = hasher.bucket(user_key, terms.users.blocks_per_cohort)
-    found, open_runs, simulations = _trained(ledger, bucket)
-    begun = _begun(ledger, bucket)
+    buckets = {hasher.bucket(user_key, terms.users.blocks_per_cohort) for user_key in user_keys}
+    found, open_runs, simulations = _trained(ledger, buckets)
+    begun = _begun(ledger, buckets)
     if begun:
-        typer.echo(BEGUN.format(runs=", ".join(begun)))
+        typer.echo(BEGUN.format(who=who, runs=", ".join(begun)))
     typer.echo(LEFT)
     if simulations:
-        typer.echo(SIMULATED.format(runs=", ".join(simulations)))
+        typer.echo(SIMULATED.format(who=who, runs=", ".join(simulations)))
     if open_runs:
-        typer.echo(f"runs without a release that may hold this user: {', '.join(open_runs)}")
+        typer.echo(f"runs without a release that may hold {who}: {', '.join(open_runs)}")
     if not found:
         typer.echo("no release was trained on the user's block")
         return
-    typer.echo("releases that may have been trained with this user (their block took part):")
+    typer.echo(f"releases that may have been trained with {who} (their block took part):")
     for name, version, epsilon, delta in found:
         typer.echo(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
     typer.echo(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
@@ -130,13 +143,49 @@ def _read_id() -> str:
     if more:
         raise InputError(
             f"standard input holds {1 + len(more)} lines, and one user is forgotten at a time; "
-            "nobody was: call this command once for each"
+            "nobody was: put them into a file, one a line, and name it with --ids"
         )
     return first
 
 
-def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) -> list[str]:
-    """Those policies under which the user is not forgotten: each has marks by a key of its own."""
+def _read_ids(path: Path) -> list[str]:
+    """The lines of a file that are not empty.
+
+    Raises:
+      InputError: it cannot be read, or holds none.
+    """
+    from fedemb.errors import InputError
+
+    try:
+        found = [line for line in path.read_text().split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as text; name a file of ids") from error
+    if not found:
+        raise InputError(f"{path} holds no user id; write one on each line")
+    return found
+
+
+def _canonical(user_ids: list[str]) -> list[str]:
+    """The ids as partitions know them, each once.
+
+    Raises:
+      InputError: one is none; nobody was forgotten yet.
+    """
+    from fedemb.data.records import canonical_user_id
+    from fedemb.errors import InputError
+
+    found: dict[str, None] = {}
+    for number, text in enumerate(user_ids, start=1):
+        user_id = canonical_user_id(text)
+        if user_id is None:
+            where = "standard input" if len(user_ids) == 1 else f"id {number}"
+            raise InputError(f"{where} holds no user id; nobody was forgotten")
+        found[user_id] = None
+    return list(found)
+
+
+def _not_forgotten(user_ids: list[str], policies: list[str], keys: KeyStore, uri: str) -> list[str]:
+    """Those policies under which one is not forgotten: each has marks by a key of its own."""
     from fedemb.data.hashing import Hasher
     from fedemb.keys import partition_key
     from fedemb.keys.deletion_marks import read_deletion_marks
@@ -145,34 +194,37 @@ def _not_forgotten(user_id: str, policies: list[str], keys: KeyStore, uri: str) 
     for policy_id in policies:
         if keys.exists(f"policy/{policy_id}"):  # else there is no mark, and looking made the key
             hasher = Hasher(partition_key(keys, policy_id))
-            mark = hasher.deletion_mark(hasher.user_key(user_id))
-            if mark in read_deletion_marks(uri, policy_id):
+            marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
+            if marks <= set(read_deletion_marks(uri, policy_id)):
                 continue
         found.append(policy_id)
     return found
 
 
-def _of_bucket(ledger: Ledger, bucket: int) -> list[Attempt]:
-    """The attempts that a block of this bucket takes part in; one given back never trained."""
+def _of_buckets(ledger: Ledger, buckets: set[int]) -> list[Attempt]:
+    """The attempts that a block of these buckets takes part in; one given back never trained."""
+    names = {str(bucket) for bucket in buckets}
     return [
         attempt
         for attempt in ledger.state.attempts.values()
         if attempt.void is None
-        and str(bucket) in {name.rpartition("/")[2] for name in attempt.reserve.body["blocks"]}
+        and names & {name.rpartition("/")[2] for name in attempt.reserve.body["blocks"]}
     ]
 
 
-def _begun(ledger: Ledger, bucket: int) -> list[str]:
+def _begun(ledger: Ledger, buckets: set[int]) -> list[str]:
     """Runs whose training began and did not end."""
     return [
         attempt.reserve.run_id
-        for attempt in _of_bucket(ledger, bucket)
+        for attempt in _of_buckets(ledger, buckets)
         if attempt.status == "bound"
     ]
 
 
-def _trained(ledger: Ledger, bucket: int) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
-    """What a block of this bucket took part in, of any cohort: which is the user's, data tell only.
+def _trained(
+    ledger: Ledger, buckets: set[int]
+) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
+    """What blocks of these buckets took part in, of any cohort: which is a user's, data tell only.
 
     Returns:
       Name, version, epsilon and delta of every release; the runs that may release yet; and the
@@ -186,7 +238,7 @@ def _trained(ledger: Ledger, bucket: int) -> tuple[list[tuple[Any, ...]], list[s
     found: list[tuple[Any, ...]] = []
     open_runs: list[str] = []
     simulations: list[str] = []
-    for attempt in _of_bucket(ledger, bucket):
+    for attempt in _of_buckets(ledger, buckets):
         reserve = attempt.reserve
         if reserve.body["purpose"] == "simulation":
             simulations.append(reserve.run_id)

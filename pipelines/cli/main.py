@@ -21,8 +21,8 @@ from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.ledger import app as ledger_app
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
-from fedemb.pipelines.cli.use import embed, export, search
-from fedemb.pipelines.cli.verify import lineage, verify_release
+from fedemb.pipelines.cli.use import embed, export, search, serve
+from fedemb.pipelines.cli.verify import lineage, register, verify_release
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedemb",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
@@ -47,10 +47,12 @@ app.add_typer(schedule_app, name="schedule")
 app.add_typer(ledger_app, name="ledger")
 app.command()(approve)
 app.command(name="verify")(verify_release)
+app.command()(register)
 app.command()(lineage)
 app.command()(embed)
 app.command()(search)
 app.command()(export)
+app.command()(serve)
 app.command()(forget)
 
 ConfigOption = Annotated[
@@ -202,8 +204,15 @@ def report(
     for line in found.read_state().get("closing_lines", []):
         typer.echo(line)
     typer.echo(f"report: {found.index}")
-    if open_:
-        typer.launch(str(found.index))
+    if open_ and not _opened(found.index):
+        typer.echo("no browser could be started here; open that page where there is one")
+
+
+def _opened(page: Path) -> bool:
+    """Whether a browser was found and started."""
+    import webbrowser
+
+    return webbrowser.open(page.as_uri())
 
 
 @app.command()

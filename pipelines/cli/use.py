@@ -1,4 +1,4 @@
-"""`fedemb embed`, `search` and `export`: a released model in use. The command line registers them.
+"""`fedemb embed`, `search`, `export`, `serve`: a released model in use, registered in `main`.
 
 The bundle is taken as it lies there; `fedemb verify` says whether it is what it claims.
 """
@@ -84,3 +84,45 @@ def export(
     released.check_parity()
     for form in to:
         typer.echo(f"wrote {write(released, form, output)}")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the model in its address; default: the release's own.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,
+    manifest: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve nothing: print KServe's manifest for the bundle published at this address."
+        ),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(help="With --manifest: image of the flavour serve, by digest.")
+    ] = "",
+) -> None:
+    """Answer over HTTP: photos in, embeddings out, by KServe's V1 protocol."""
+    from fedemb.embedding import serve as serving
+    from fedemb.embedding.released import ReleasedModel
+    from fedemb.errors import ConfigError, InputError
+
+    released = ReleasedModel(model)
+    called = name or released.config.release.name
+    if manifest is not None:
+        import yaml
+
+        if "@sha256:" not in image:
+            raise InputError(f"--image {image!r} has no digest; name it as REF@sha256:...")
+        text = serving.manifest(called, manifest, image)
+        typer.echo(yaml.safe_dump(text, sort_keys=False), nl=False)
+        return
+    released.check_parity()
+    app = serving.make_app(released, called)
+    try:
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise ConfigError("serve needs uvicorn; install fedemb[serve]") from error
+    typer.echo(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)

@@ -45,6 +45,33 @@ def verify_release(
             typer.echo("ledger: the copy inside; --ledger compares with the live one")
 
 
+def register(
+    bundle: Annotated[str, typer.Argument(help="Release, as for `fedemb verify`.")],
+    to: Annotated[
+        list[str],
+        typer.Option(help="mlflow+https://..., kubeflow+https://... or https://...; may be often."),
+    ],
+) -> None:
+    """Make a release known to model registries; told again, a registry changes nothing."""
+    from fedemb.errors import StorageError
+    from fedemb.steps.release_model.marker import bundle_address
+    from fedemb.steps.release_model.registries import Release
+    from fedemb.steps.release_model.registries import register as tell
+    from fedemb.storage import local_tree
+
+    address, _ = bundle_address(bundle)
+    with local_tree(address) as tree:
+        release = Release.of(tree, address)
+    failed = []
+    for registry in to:
+        if problem := tell(release, registry):
+            failed.append(f"{registry}: {problem}")
+        else:
+            typer.echo(f"{release.name} {release.version} is known to {registry}")
+    if failed:
+        raise StorageError("; ".join(failed))
+
+
 def _listed(problems: tuple[str, ...]) -> str:
     if len(problems) == 1:
         return problems[0]

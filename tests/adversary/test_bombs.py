@@ -146,7 +146,7 @@ def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
 
 def test_link_and_device_in_a_bundle_are_not_followed(bundle):
     folder, trust = bundle
-    card = folder / "MODEL_CARD.md"
+    card = folder / "README.md"
     card.unlink()
     card.symlink_to("/dev/zero")
     (problem,) = verify_bundle(str(folder), trust)

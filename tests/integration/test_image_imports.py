@@ -18,7 +18,9 @@ NOT_IN_LIGHT = {
     "jax_privacy": "the same",
 }
 COMMANDS = ROOT / "pipelines" / "cli" / "use.py"
-SERVE = {PACKAGES / "fedemb" / "embedding" / name for name in ("export.py", "search.py")}
+SERVE = {
+    PACKAGES / "fedemb" / "embedding" / name for name in ("export.py", "search.py", "serve.py")
+}
 """What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
 
 
@@ -129,12 +131,23 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
 
 
 @pytest.mark.parametrize("flavour", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize(("module", "package"), [("export", "tf2onnx"), ("search", "faiss")])
+@pytest.mark.parametrize(
+    ("module", "package"), [("export", "tf2onnx"), ("search", "faiss"), ("serve", "fastapi")]
+)
 def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, package, tmp_path):
     planted = tmp_path / "step.py"
     planted.write_text(f"from fedemb.embedding.{module} import anything\n")
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
     assert package in missing(needed([*roots(flavour), planted]), lock, {})
+
+
+def test_image_that_serves_has_what_the_server_opens():
+    lock = (ROOT / "requirements" / "serve.txt").read_text()
+    folder = PACKAGES / "fedemb" / "embedding"
+    names = needed([folder / "serve.py", folder / "released.py"])
+    assert {"fastapi", "tensorflow"} <= {name.partition(".")[0] for name in names}
+    assert not missing(names, lock, {})
+    assert "apache-beam" not in lock
 
 
 def test_light_steps_never_come_near_tensorflow_or_beam():

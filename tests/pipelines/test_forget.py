@@ -207,6 +207,38 @@ def test_command_takes_no_list_of_which_it_would_forget_the_first_alone(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_command_takes_a_file_of_ids_and_forgets_all_or_nobody(tmp_path):
+    kit = ledger_kit.make(tmp_path, users=ledger_kit.users(buckets=4))
+    marks = tmp_path / "deletion_marks"
+    stores = {"ledger": kit.ledger_uri, "keys": kit.keys_uri, "deletion_marks": str(marks)}
+    command = ["forget", "--config", "quickstart", "--set", "policy.policy_id=weekly"]
+    for name, uri in stores.items():
+        command += ["--set", f"storage.{name}={uri}"]
+    ids = tmp_path / "ids.txt"
+    command += ["--ids", str(ids)]
+    for content, says in ((b"", "holds no user id"), (b"\xff\xfe\x00", "cannot be read as text")):
+        ids.write_bytes(content)
+        assert says in str(CliRunner().invoke(app, command).exception)
+    ids.write_text("ada\n\u200b\n")  # an invisible character
+    assert "id 2 holds no user id; nobody was forgotten" in str(
+        CliRunner().invoke(app, command).exception
+    )
+    assert not marks.exists()
+    people = [f"user {number}" for number in range(20)]
+    ids.write_text("\n".join([*people, "", " user 3 ", ""]))
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.exception
+    assert "20 forgotten from the next partition on; 0 were forgotten before" in done.output
+    assert "no release was trained on the user's block" in done.output
+    assert "user 3" not in done.output
+    hasher = Hasher(partition_key(kit.keys, "weekly"))
+    wanted = {hasher.deletion_mark(hasher.user_key(person)) for person in people}
+    assert read_deletion_marks(str(marks), "weekly") == wanted
+    ids.write_text("\n".join([*people, "somebody else"]))
+    again = CliRunner().invoke(app, command)
+    assert "1 forgotten from the next partition on; 20 were forgotten before" in again.output
+
+
 def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobody_else(tmp_path):
     kit = ledger_kit.make(tmp_path, users=ledger_kit.users(cohort="month", buckets=4))
     hasher = Hasher(partition_key(kit.keys, "weekly"))

@@ -111,12 +111,19 @@ class ReleaseConfig(Section):
     """Folder below the releases."""
     version: Name | None = None
     """Null: the run id."""
+    licence: Annotated[str, Field(max_length=200)] = ""
+    """Licence of the released model, best by the Hugging Face Hub's identifier (apache-2.0); empty:
+    the model card says that it is not stated. That of the public images is
+    `pretraining.licence`."""
     min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
     """The gate refuses unless the whole 95 % interval of the gain over the public start, in recall
     at the first false accept rate or in top-1, lies above this; null: no floor."""
     no_worse_than: Literal["previous_release"] | None = None
     """The gate refuses a model that is certainly worse than `evaluation.previous_release` on the
     same people, or cannot be compared with it."""
+
+
+RegistryAddress = Annotated[str, Field(pattern=r"^((mlflow|kubeflow)\+)?https?://[^\s@]+$")]
 
 
 class StorageConfig(Section):
@@ -137,3 +144,7 @@ class StorageConfig(Section):
     retention policy: each charge is marked there too, so that an older ledger is noticed."""
     releases: str | None = None
     """Where bundles are published."""
+    registries: tuple[RegistryAddress, ...] = ()
+    """Whom a release is made known to, after it is published: `mlflow+https://...` (a model
+    registry and tracking server), `kubeflow+https://...` (Kubeflow Model Registry), `https://...`
+    (any receiver of JSON). One that fails is a warning; `fedemb register` tells it again."""

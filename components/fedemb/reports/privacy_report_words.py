@@ -24,7 +24,7 @@ ASSUMPTIONS = {
     "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
     "same in every run of the policy; another id or cohort would be charged to another account. "
     "Whoever has records of several cohorts takes no part.",
-    "preflight": "The thresholds of `fedemb check-data` are the data owner's preflight and lie "
+    "preflight": "The thresholds of fedemb check-data are the data owner's preflight and lie "
     "before the guarantee.",
 }
 LIMITATIONS = {

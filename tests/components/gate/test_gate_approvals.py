@@ -117,7 +117,7 @@ def test_gate_denies_until_as_many_people_as_the_policy_wants_have_approved(run,
     run.do_gate()
     run.do_release()
     assert run.problems() == []
-    card = (run.root / "releases/glyphs/1.0/MODEL_CARD.md").read_text()
+    card = (run.root / "releases/glyphs/1.0/README.md").read_text()
     assert "Release approved by ada" in card
     assert "Release approved by bob" in card
 

@@ -259,7 +259,7 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     pinned, _, keys, bundles = two
     forged = tmp_path / "2.0"
     shutil.copytree(bundles[1], forged)
-    (forged / "MODEL_CARD.md").write_text("harmless")
+    (forged / "README.md").write_text("harmless")
     for name in ("manifest.json", "model.sig", "attestation.json"):
         (forged / name).unlink()
     thief = Signer.load_or_create(keys, "release")

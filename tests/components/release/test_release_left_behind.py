@@ -28,7 +28,7 @@ def killed(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", ["MODEL_CARD.md", "privacy_report.html", "model.sig"])
+@pytest.mark.parametrize("name", ["README.md", "privacy_report.html", "model.sig"])
 def test_changed_tree_is_not_taken_over(killed, name):
     releases = killed.root / "releases"
     path = releases / "glyphs" / "1.0" / name

@@ -222,14 +222,54 @@ def test_attestation_is_a_valid_in_toto_statement(released):
 
 
 def test_model_card_says_the_guarantee_in_header_and_words(released):
-    from pathlib import Path
-
     import yaml
 
-    text = Path(released.document["uri"], "MODEL_CARD.md").read_text()
+    text = Path(released.document["uri"], "README.md").read_text()
     header = yaml.safe_load(text.split("---")[1])
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
     assert words.guarantee_sentence(report["guarantee"]) in text
     for line in (*words.LIMITATIONS.values(), *words.ASSUMPTIONS.values()):
         assert line in text
+
+
+def test_model_card_is_one_the_hub_reads(released):
+    from huggingface_hub import ModelCard
+    from huggingface_hub.repocard_data import ModelCardData, model_index_to_eval_results
+
+    card = ModelCard.load(Path(released.document["uri"], "README.md"))
+    data = card.data
+    assert isinstance(data, ModelCardData)
+    assert (data.license, data.license_name) == ("other", "not-stated")
+    assert data.library_name == "keras"
+    assert data.pipeline_tag == "image-feature-extraction"
+    assert data.model_name == "glyphs"
+    utility = json.loads(released.utility.read_text())
+    found = {item.metric_type: item.metric_value for item in data.eval_results}
+    assert found == {
+        **{f"recall_at_far_{r}": v["value"] for r, v in utility["recall_at_far"].items()},
+        "gain_over_public_start": 0.2,
+    }
+    # What the Hub's own library writes of it reads back as the same.
+    again = ModelCard(f"---\n{data.to_yaml()}\n---\n{card.text}").data
+    assert again.to_dict() == data.to_dict()
+    name, results = model_index_to_eval_results(again.to_dict()["model-index"])
+    assert name == "glyphs"
+    assert len(results) == 3
+
+
+@pytest.mark.parametrize(
+    ("licence", "expected"),
+    [
+        ("Apache-2.0", {"license": "apache-2.0"}),
+        ("cc-by-4.0", {"license": "cc-by-4.0"}),
+        ("", {"license": "other", "license_name": "not-stated"}),
+        ("ACME, inside only: v2", {"license": "other", "license_name": "acme-inside-only-v2"}),
+    ],
+)
+def test_licence_of_the_card_is_one_the_hub_knows_or_a_named_other(licence, expected):
+    from fedemb.steps.release_model.model_card import licence_fields
+
+    found = licence_fields(licence)
+    assert {key: found[key] for key in expected} == expected
+    assert ("license_link" in found) == (found["license"] == "other")

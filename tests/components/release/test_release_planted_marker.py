@@ -137,7 +137,7 @@ def test_marker_with_one_field_more_is_refused(released, tmp_path):
 
 def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released, tmp_path):
     run = _copy(released, tmp_path / "run")
-    card = run.root / "releases" / "glyphs" / "1.0" / "MODEL_CARD.md"
+    card = run.root / "releases" / "glyphs" / "1.0" / "README.md"
     card.write_bytes(card.read_bytes() + b"\n")
     with pytest.raises(Refused, match="changed since"):
         run.do_release()

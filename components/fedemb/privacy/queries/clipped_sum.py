@@ -13,7 +13,6 @@ outside any `tf.function`, under a key that depends on those sums.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -22,18 +21,15 @@ import tensorflow as tf
 from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
-# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch against that.
-sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
-from tensorflow_privacy.privacy.dp_query import (  # noqa: E402
+from fedemb.config import AdaptiveClipConfig
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.noise import Integers
+from fedemb.privacy.queries.protocol import (
     dp_query,
     normalized_query,
     quantile_estimator_query,
 )
-
-from fedemb.config import AdaptiveClipConfig  # noqa: E402
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale  # noqa: E402
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
-from fedemb.privacy.mechanisms.noise import Integers  # noqa: E402
 
 Record = tuple[tf.Tensor, ...]
 """`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar."""

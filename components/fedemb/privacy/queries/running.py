@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,20 +17,17 @@ import tensorflow as tf
 from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
 
-# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch against that.
-sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
-from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query  # noqa: E402
-
-from fedemb.errors import PlanMismatch, Refused  # noqa: E402
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise  # noqa: E402
-from fedemb.privacy.mechanisms.mechanism import MechanismPlan  # noqa: E402
-from fedemb.privacy.mechanisms.noise import run_key  # noqa: E402
-from fedemb.privacy.mechanisms.sampling import Index, VirtualClient  # noqa: E402
-from fedemb.privacy.queries.clipped_sum import (  # noqa: E402
+from fedemb.errors import PlanMismatch, Refused
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.noise import run_key
+from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+from fedemb.privacy.queries.clipped_sum import (
     AdaptiveClippedSumQuery,
     ClippedSumQuery,
     Record,
 )
+from fedemb.privacy.queries.protocol import dp_query, normalized_query
 
 STATE_SCHEMA = "fedemb/mechanism_state/1"
 

@@ -1,0 +1,153 @@
+"""Answers over HTTP what a released model makes of photos, as KServe and TensorFlow Serving ask it.
+
+    GET  /v1/models/NAME            {"name": NAME, "ready": true}
+    POST /v1/models/NAME:predict    {"instances": [{"b64": "..."}, ...]}
+
+A photo file goes in as a phone stores it and is read as training read it, by the bundle's own
+preprocessing; one that is no photo gets a reason and spoils no other. (V1 inference protocol.)
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedemb.data.photos import BadImageError
+from fedemb.embedding.released import ReleasedModel
+from fedemb.errors import ConfigError
+
+MOST_BYTES = 64 * 2**20
+"""Of one request."""
+MOST_PHOTOS = 256
+"""Of one request."""
+
+
+class BadRequest(Exception):
+    """What is wrong with a request, in a sentence."""
+
+
+def predict(model: ReleasedModel, instances: Sequence[Any]) -> list[dict[str, Any]]:
+    """What the model makes of each photo.
+
+    Args:
+      model: the release.
+      instances: `{"b64": text}` each, a photo file in base64.
+
+    Returns:
+      `{"embedding": [...]}`, of a classifier `{"probabilities": [...]}`, or `{"reason": text}`.
+
+    Raises:
+      BadRequest: an instance is not of that form.
+    """
+    pixels: list[np.ndarray] = []
+    reasons: list[str | None] = []
+    for number, instance in enumerate(instances):
+        try:
+            pixels.append(model.reader.read(_file(instance, number)))
+            reasons.append(None)
+        except BadImageError as error:
+            reasons.append(error.reason)
+    found = iter(model.embed(np.stack(pixels)).tolist() if pixels else ())
+    name = "probabilities" if model.config.model.classes else "embedding"
+    return [{"reason": reason} if reason else {name: next(found)} for reason in reasons]
+
+
+def _file(instance: Any, number: int) -> bytes:
+    try:
+        return base64.b64decode(instance["b64"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f'instance {number} is not {{"b64": "..."}} with base64 in it') from error
+
+
+def instances_of(body: bytes) -> list[Any]:
+    """The instances of a request.
+
+    Raises:
+      BadRequest: it is no JSON of the protocol, or asks for too much.
+    """
+    try:
+        instances = json.loads(body)["instances"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRequest('the request is not {"instances": [...]}') from error
+    if not isinstance(instances, list) or not 1 <= len(instances) <= MOST_PHOTOS:
+        raise BadRequest(f"instances must be a list of 1 to {MOST_PHOTOS} photos")
+    return instances
+
+
+def make_app(model: ReleasedModel, name: str) -> Any:
+    """The application, for any ASGI server.
+
+    Args:
+      model: checked for parity.
+      name: of the model in its address.
+
+    Raises:
+      ConfigError: FastAPI is not installed.
+    """
+    try:
+        from fastapi import FastAPI, Request
+        from fastapi.responses import JSONResponse
+        from starlette.concurrency import run_in_threadpool
+    except ModuleNotFoundError as error:
+        raise ConfigError("serve needs FastAPI and uvicorn; install fedemb[serve]") from error
+
+    app = FastAPI(title="fedemb", docs_url=None, redoc_url=None, openapi_url=None)
+    address = f"/v1/models/{name}"
+
+    @app.get("/")
+    @app.get(address)
+    async def ready() -> dict[str, Any]:
+        return {"name": name, "ready": True, "embedding_space_id": model.space_id}
+
+    async def answer(request: Request) -> JSONResponse:
+        body = bytearray()
+        async for chunk in request.stream():  # a length that is claimed proves nothing
+            body += chunk
+            if len(body) > MOST_BYTES:
+                problem = f"the request has more than {MOST_BYTES} bytes"
+                return JSONResponse({"error": problem}, status_code=413)
+        try:
+            found = await run_in_threadpool(lambda: predict(model, instances_of(bytes(body))))
+        except BadRequest as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        return JSONResponse({"predictions": found, "embedding_space_id": model.space_id})
+
+    app.add_route(f"{address}:predict", answer, methods=["POST"])
+    return app
+
+
+def manifest(name: str, uri: str, image: str) -> dict[str, Any]:
+    """KServe's InferenceService that serves a published bundle.
+
+    Args:
+      name: of the service and of the model in its address.
+      uri: where the bundle lies; KServe puts it to `/mnt/models`.
+      image: with a digest, of the flavour `serve`.
+    """
+    port, models = 8080, "/mnt/models"
+    container = {
+        "name": "kserve-container",
+        "image": image,
+        "command": ["/opt/fedemb/bin/fedemb", "serve", models],
+        "args": ["--name", name, "--host", "0.0.0.0", "--port", str(port)],
+        "env": [{"name": "STORAGE_URI", "value": uri}],
+        "ports": [{"containerPort": port, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": f"/v1/models/{name}", "port": port}},
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {"predictor": {"containers": [container]}},
+    }

@@ -1,0 +1,25 @@
+"""What is used of tensorflow-privacy: the protocol of queries, and two queries of its own."""
+
+# pyright: reportMissingTypeStubs=false
+from __future__ import annotations
+
+import sys
+
+from fedemb.errors import ConfigError
+
+# Its __init__ imports TF-1 estimators that no longer exist; this is its own switch against that.
+sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
+try:
+    from tensorflow_privacy.privacy.dp_query import (
+        dp_query,
+        normalized_query,
+        quantile_estimator_query,
+    )
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"{error.name} is not installed, and pip does not install it with fedemb, as it pins a "
+        "dp-accounting that cannot price our mechanisms; say `pip install --no-deps "
+        "tensorflow-privacy==0.9.0`, or install from the locks in requirements/"
+    ) from error
+
+__all__ = ["dp_query", "normalized_query", "quantile_estimator_query"]

@@ -1,0 +1,291 @@
+"""Makes a published release known: to MLflow, to Kubeflow's Model Registry, or to any receiver.
+
+It happens after the release and changes nothing of it. Told again, a registry that knows the bundle
+by its digest is left as it is, and what a killed process left half done is finished. Only what the
+bundle says in public is told.
+
+Both registries are spoken to by their REST interface: their own clients would bring twenty packages
+into the images that see private data.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import file_digest
+from fedemb.documents.document import read
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.release import BundleManifest
+from fedemb.documents.utility import utility_kind
+from fedemb.errors import InputError
+from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.steps.release_model import bundle as parts
+
+SECONDS = 30
+"""For one registry in all; one that answers byte by byte outlasts the time limits of a socket."""
+BUNDLE = "fedemb.bundle_sha"
+"""Property by which a release is found again."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a registry is told."""
+
+    name: str
+    version: str
+    uri: str
+    """Where the bundle lies."""
+    description: str
+    properties: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, bundle: Path, uri: str) -> Release:
+        """Reads a bundle that was verified.
+
+        Args:
+          bundle: its files.
+          uri: where others find it.
+        """
+        manifest = read(bundle / parts.MANIFEST, BundleManifest).body
+        signed = read(bundle / parts.REPORT, PrivacyReport)
+        config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
+        utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
+        report, gain = signed.body, utility.difference("public_backbone")
+        figures = {
+            "epsilon": report.accounting.epsilon,
+            "delta": report.accounting.delta,
+            "cumulative_epsilon": report.cumulative.max_block_epsilon,
+            "epsilon_cap": report.cumulative.cap,
+            "headline": (found := utility.headline()) and found.value,
+            "gain": gain and gain.value,
+            "gain_low": gain and gain.low,
+            "gain_high": gain and gain.high,
+        }
+        properties = {
+            BUNDLE: file_digest(bundle / parts.MANIFEST),
+            "fedemb.model_sha": report.model_sha,
+            "fedemb.report_sha": signed.sha,
+            "fedemb.run_id": report.run_id,
+            "fedemb.policy_id": report.cumulative.policy_id,
+            "fedemb.unit": report.unit.unit,
+            "fedemb.ledger_head": report.cumulative.ledger_head,
+            "fedemb.ledger_sequence": str(report.cumulative.ledger_sequence),
+            "fedemb.headline_of": utility.headline_words if utility.measured else "not measured",
+        }
+        return cls(
+            name=manifest.name,
+            version=manifest.version,
+            uri=uri,
+            description=f"This model carries {guarantee_sentence(report.guarantee)}.",
+            properties=properties,
+            metrics={name: value for name, value in figures.items() if value is not None},
+        )
+
+
+def register(release: Release, address: str) -> str:
+    """Makes a release known; told again, it changes nothing.
+
+    Args:
+      release: what to tell.
+      address: as in `storage.registries`.
+
+    Returns:
+      Why it did not succeed; empty if it did.
+
+    Raises:
+      InputError: nobody knows how to speak to such an address.
+    """
+    kind, _, rest = address.rpartition("+")
+    if kind not in KINDS or not rest.startswith(("http://", "https://")):
+        raise InputError(
+            f"registry {address!r} is none of mlflow+https://, kubeflow+https://, https://"
+        )
+    problem = [f"it did not answer within {SECONDS} seconds"]
+
+    def tell() -> None:
+        try:
+            KINDS[kind](rest.rstrip("/"), release)
+            problem.append("")
+        except Exception as error:  # whatever a registry does, the release stands
+            problem.append(str(error)[:300] or type(error).__name__)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    teller.join(SECONDS)
+    return problem[-1]
+
+
+def _mlflow(url: str, release: Release) -> None:
+    """A tracking run with the figures, and a version of the registered model that names it."""
+    api, headers = f"{url}/api/2.0/mlflow", _mlflow_headers()
+
+    def call(path: str, body: Any = None, known: str = "") -> Any:
+        return _call(f"{api}/{path}", headers, body, known)
+
+    call("registered-models/create", {"name": release.name}, known="RESOURCE_ALREADY_EXISTS")
+    ours = f"tags.`{BUNDLE}` = '{release.properties[BUNDLE]}'"
+    query = urlencode({"filter": f"name = '{release.name}' and {ours}"})
+    if call(f"model-versions/search?{query}").get("model_versions"):
+        return
+    named = urlencode({"experiment_name": release.name})
+    found = call(f"experiments/get-by-name?{named}", known="RESOURCE_DOES_NOT_EXIST")
+    experiment = (
+        found["experiment"]["experiment_id"]
+        if found
+        else call("experiments/create", {"name": release.name})["experiment_id"]
+    )
+    now, tags = int(1000 * time.time()), {**release.properties, "fedemb.version": release.version}
+    begun = call("runs/search", {"experiment_ids": [experiment], "filter": ours}).get("runs")
+    if begun:
+        run = begun[0]["info"]["run_id"]
+    else:
+        fields = {"run_name": release.version, "start_time": now, "tags": _pairs(tags)}
+        run = call("runs/create", {"experiment_id": experiment, **fields})["run"]["info"]["run_id"]
+    metrics = [
+        {"key": key, "value": value, "timestamp": now, "step": 0}
+        for key, value in release.metrics.items()
+    ]
+    call("runs/log-batch", {"run_id": run, "metrics": metrics})
+    call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
+    figures = {f"fedemb.{key}": repr(value) for key, value in release.metrics.items()}
+    call(
+        "model-versions/create",
+        {
+            "name": release.name,
+            # A server takes no folder of another machine for a source.
+            "source": release.uri
+            if "://" in release.uri
+            else f"fedemb://{release.name}/{release.version}",
+            "run_id": run,
+            "tags": _pairs({**tags, **figures, "fedemb.bundle": release.uri}),
+            "description": release.description,
+        },
+    )
+
+
+def _mlflow_headers() -> dict[str, str]:
+    """Who asks, by MLflow's own variables."""
+    variable = os.environ.get
+    if token := variable("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    if name := variable("MLFLOW_TRACKING_USERNAME"):
+        word = f"{name}:{variable('MLFLOW_TRACKING_PASSWORD', '')}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(word).decode()}"}
+    return {}
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def _kubeflow(url: str, release: Release) -> None:
+    """A registered model, its version with the properties, and the bundle as its artifact."""
+    api = f"{url}/api/model_registry/v1alpha3"
+    token = Path(os.environ.get("KF_PIPELINES_SA_TOKEN_PATH", TOKEN))
+    headers = {"Authorization": f"Bearer {token.read_text().strip()}"} if token.is_file() else {}
+
+    def call(path: str, body: Any = None, known: str = "") -> Any:
+        return _call(f"{api}/{path}", headers, body, known)
+
+    model = call(f"registered_model?{urlencode({'name': release.name})}", known="404")
+    model = model or call("registered_models", {"name": release.name, "owner": "fedemb"})
+    named = urlencode({"name": release.version, "parentResourceId": model["id"]})
+    version = call(f"model_version?{named}", known="404")
+    properties = {key: _text(value) for key, value in release.properties.items()}
+    properties |= {f"fedemb.{key}": _number(value) for key, value in release.metrics.items()}
+    version = version or call(
+        "model_versions",
+        {
+            "name": release.version,
+            "registeredModelId": model["id"],
+            "author": "fedemb",
+            "description": release.description,
+            "customProperties": properties,
+        },
+    )
+    if version["customProperties"].get(BUNDLE) != properties[BUNDLE]:
+        raise ValueError(f"{release.name} {release.version} is another bundle there")
+    artifacts = f"model_versions/{version['id']}/artifacts"
+    if not call(artifacts).get("items"):
+        artifact = {
+            "artifactType": "model-artifact",
+            "name": f"{release.name}-{release.version}",
+            "uri": release.uri,
+            "modelFormatName": "tensorflow-saved-model",
+            "modelFormatVersion": "2",
+        }
+        call(artifacts, artifact)
+
+
+TOKEN = "/var/run/secrets/kubeflow/pipelines/token"
+"""Where Kubeflow puts a pod's token unless it says otherwise."""
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"metadataType": "MetadataStringValue", "string_value": value}
+
+
+def _number(value: float) -> dict[str, Any]:
+    return {"metadataType": "MetadataDoubleValue", "double_value": value}
+
+
+def _webhook(url: str, release: Release) -> None:
+    """One POST of JSON, with the bundle's digest as its key: a receiver can tell a repetition."""
+    headers = {"Idempotency-Key": release.properties[BUNDLE]}
+    if token := os.environ.get("FEDEMB_WEBHOOK_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    _call(url, headers, asdict(release), answers=False)
+
+
+def _call(
+    url: str, headers: Mapping[str, str], body: Any = None, known: str = "", *, answers: bool = True
+) -> Any:
+    """A call by GET, or by POST of JSON.
+
+    Args:
+      url: with its query.
+      headers: beside the type of the content.
+      body: what to post; None asks.
+      known: an error, by its status or its `error_code`, that means: there is none.
+      answers: whether an answer in JSON is wanted.
+
+    Returns:
+      The answer; None for the error that is known, or where none is wanted.
+
+    Raises:
+      OSError: no connection, or another error.
+      ValueError: the answer is not JSON.
+    """
+    data = None if body is None else json.dumps(body, sort_keys=True).encode()
+    request = Request(url, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urlopen(request, timeout=SECONDS) as answer:
+            return json.loads(answer.read(MOST)) if answers else None
+    except HTTPError as error:
+        text = error.read(MOST).decode(errors="replace")
+        if known and (known == str(error.code) or f'"{known}"' in text):
+            return None
+        raise OSError(f"HTTP {error.code}: {text[:200]}") from error
+
+
+MOST = 10_000_000
+"""Bytes of an answer that are read."""
+KINDS: Mapping[str, Callable[[str, Release], None]] = {
+    "mlflow": _mlflow,
+    "kubeflow": _kubeflow,
+    "": _webhook,
+}
+"""What stands before the `+` of an address -> who tells it."""

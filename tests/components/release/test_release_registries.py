@@ -1,0 +1,237 @@
+"""A release told to real servers: after it, without harm to it, once however often told."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import honest_run
+import pytest
+
+from fedemb.errors import InputError
+from fedemb.pipelines.cli.main import app
+from fedemb.steps.release_model.registries import BUNDLE, Release, register
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    run = honest_run.start(tmp_path_factory.mktemp("registries") / "run").until_gate()
+    run.do_gate()
+    run.do_release()
+    return run
+
+
+@pytest.fixture(scope="module")
+def release(run):
+    bundle = run.root / "releases" / "glyphs" / "1.0"
+    return Release.of(bundle, "s3://releases/glyphs/1.0")
+
+
+class Receiver(http.server.ThreadingHTTPServer):
+    """Keeps what was posted; answers with `status`."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.posts = 200, []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.posts.append((dict(self.headers), json.loads(body)))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(b"no JSON")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def receiver():
+    server = Receiver()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory):
+    """MLflow's own server, from its package."""
+    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    command = [Path(sys.executable).parent / "mlflow", "server", "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--port", str(port)]
+    command += ["--artifacts-destination", str(folder / "artifacts"), "--host", "127.0.0.1"]
+    log = (folder / "server.log").open("w")
+    server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(f"{url}/health", server, log.name)
+        yield url
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(30)
+        log.close()
+
+
+def wait_for(url, server, log, seconds=240):
+    for _ in range(seconds * 2):
+        assert server.poll() is None, Path(log).read_text()
+        try:
+            with urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(f"no answer from {url}: {Path(log).read_text()}")
+
+
+def test_mlflow_knows_the_release_once_with_its_price_and_its_gain(release, mlflow_server):
+    from mlflow import MlflowClient
+
+    for _ in range(2):
+        assert register(release, f"mlflow+{mlflow_server}") == ""
+    client = MlflowClient(mlflow_server, mlflow_server)
+    (version,) = client.search_model_versions("name = 'glyphs'")
+    assert version.source == "s3://releases/glyphs/1.0"
+    assert version.tags[BUNDLE] == release.properties[BUNDLE]
+    assert version.tags["fedemb.unit"] == "user"
+    assert version.tags["fedemb.ledger_head"] == release.properties["fedemb.ledger_head"]
+    for name in ("epsilon", "delta", "gain"):
+        assert float(version.tags[f"fedemb.{name}"]) == release.metrics[name]
+    (tracked,) = client.search_runs([client.get_experiment_by_name("glyphs").experiment_id])
+    assert tracked.data.metrics == dict(release.metrics)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.info.run_id == version.run_id
+
+
+def test_another_bundle_of_the_name_is_another_version_at_mlflow(release, mlflow_server):
+    from dataclasses import replace
+
+    from mlflow import MlflowClient
+
+    for version, uri in (("1.0", "s3://releases/leaves/1.0"), ("2.0", "/a folder/leaves/2.0")):
+        properties = {**release.properties, BUNDLE: version * 8}
+        other = replace(release, name="leaves", version=version, uri=uri, properties=properties)
+        assert register(other, f"mlflow+{mlflow_server}") == ""
+    found = MlflowClient(mlflow_server, mlflow_server).search_model_versions("name = 'leaves'")
+    assert sorted(item.tags["fedemb.bundle"] for item in found) == [
+        "/a folder/leaves/2.0",
+        "s3://releases/leaves/1.0",
+    ]
+
+
+KUBEFLOW = os.environ.get("FEDEMB_MODEL_REGISTRY")
+
+
+@pytest.mark.skipif(not KUBEFLOW, reason="FEDEMB_MODEL_REGISTRY names no running model registry")
+def test_kubeflow_knows_the_release_once_with_its_price_and_its_gain(release):
+    for _ in range(2):
+        assert register(release, f"kubeflow+{KUBEFLOW}") == ""
+    api = f"{KUBEFLOW}/api/model_registry/v1alpha3"
+
+    def ask(path):
+        with urlopen(f"{api}/{path}", timeout=30) as answer:
+            return json.loads(answer.read())
+
+    model = ask("registered_model?name=glyphs")
+    (version,) = ask(f"registered_models/{model['id']}/versions")["items"]
+    properties = version["customProperties"]
+    assert properties[BUNDLE]["string_value"] == release.properties[BUNDLE]
+    for name in ("epsilon", "delta", "gain"):
+        assert properties[f"fedemb.{name}"]["double_value"] == release.metrics[name]
+    (artifact,) = ask(f"model_versions/{version['id']}/artifacts")["items"]
+    assert artifact["uri"] == "s3://releases/glyphs/1.0"
+
+
+def test_webhook_gets_the_release_with_a_key_to_know_it_again(release, receiver, monkeypatch):
+    monkeypatch.setenv("FEDEMB_WEBHOOK_TOKEN", "secret")
+    assert register(release, receiver.url) == ""
+    ((headers, body),) = receiver.posts
+    assert headers["Idempotency-Key"] == release.properties[BUNDLE]
+    assert headers["Authorization"] == "Bearer secret"
+    assert body["metrics"]["epsilon"] == release.metrics["epsilon"]
+    assert body["description"].startswith("This model carries (")
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status):
+    receiver.status = status
+    assert f"HTTP {status}" in register(release, receiver.url)
+    assert f"HTTP {status}" in register(release, f"mlflow+{receiver.url}")
+
+
+def test_server_that_answers_with_something_else_is_a_problem_and_no_crash(release, receiver):
+    assert register(release, f"mlflow+{receiver.url}") != ""
+    assert register(release, f"kubeflow+{receiver.url}") != ""
+
+
+def test_server_that_never_answers_is_left_after_a_while(release, monkeypatch):
+    from fedemb.steps.release_model import registries
+
+    monkeypatch.setattr(registries, "SECONDS", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert register(release, url) != ""
+
+
+@pytest.mark.parametrize("address", ["ftp://host", "mlflow+ftp://host", "oci+https://host", ""])
+def test_address_nobody_can_speak_to_is_bad_input(release, address):
+    with pytest.raises(InputError, match="none of mlflow"):
+        register(release, address)
+
+
+def test_release_tells_its_registries_and_stands_where_one_fails(tmp_path, receiver, caplog):
+    dead = f"http://127.0.0.1:{free_port()}"
+    storage = {"registries": [dead, receiver.url]}
+    run = honest_run.start(tmp_path / "run", storage=storage).until_gate()
+    run.do_gate()
+    released = run.do_release()
+    assert run.problems() == []
+    assert f"was not made known to {dead}" in caplog.text
+    assert "fedemb register" in caplog.text
+    assert len(receiver.posts) == 1
+    assert receiver.posts[0][1]["uri"] == released["uri"]
+    config = json.loads((run.root / "releases/glyphs/1.0/config.json").read_text())
+    assert config["storage"]["registries"] == []  # where they are is nobody's business outside
+    run.do_release()
+    assert len(receiver.posts) == 2  # told again, with the same key
+    assert len({headers["Idempotency-Key"] for headers, _ in receiver.posts}) == 1
+
+
+def test_nobody_is_told_of_a_denied_run(tmp_path, receiver):
+    from fedemb.errors import GateDenied
+
+    policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
+    storage = {"registries": [receiver.url]}
+    run = honest_run.start(tmp_path / "run", policy=policy, storage=storage).until_gate()
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    with pytest.raises(GateDenied):
+        run.do_release()
+    assert receiver.posts == []
+
+
+def test_register_tells_again_from_the_bundle(run, receiver, capsys):
+    bundle = run.root / "releases" / "glyphs" / "1.0"
+    app(args=["register", str(bundle), "--to", receiver.url], standalone_mode=False)
+    assert f"glyphs 1.0 is known to {receiver.url}" in capsys.readouterr().out
+    assert receiver.posts[0][1]["name"] == "glyphs"
