@@ -96,10 +96,13 @@ test-containers: setup ## Install podman if needed, build the images, run the pi
 test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it
 	tests/cluster/run.sh
 
+test-registry: setup ## Build Kubeflow's Model Registry from source, once, and register a release there
+	tests/registry/run.sh
+
 test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-registry test-flink bench golden planted-bugs lock images clean

@@ -106,7 +106,7 @@ def serve(
     """Answer over HTTP: photos in, embeddings out, by KServe's V1 protocol."""
     from fedemb.embedding import serve as serving
     from fedemb.embedding.released import ReleasedModel
-    from fedemb.errors import ConfigError, InputError
+    from fedemb.errors import InputError
 
     released = ReleasedModel(model)
     called = name or released.config.release.name
@@ -119,10 +119,5 @@ def serve(
         typer.echo(yaml.safe_dump(text, sort_keys=False), nl=False)
         return
     released.check_parity()
-    app = serving.make_app(released, called)
-    try:
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise ConfigError("serve needs uvicorn; install fedemb[serve]") from error
     typer.echo(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+    serving.run(released, called, host, port)

@@ -84,16 +84,10 @@ def make_app(model: ReleasedModel, name: str) -> Any:
     Args:
       model: checked for parity.
       name: of the model in its address.
-
-    Raises:
-      ConfigError: FastAPI is not installed.
     """
-    try:
-        from fastapi import FastAPI, Request
-        from fastapi.responses import JSONResponse
-        from starlette.concurrency import run_in_threadpool
-    except ModuleNotFoundError as error:
-        raise ConfigError("serve needs FastAPI and uvicorn; install fedemb[serve]") from error
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+    from starlette.concurrency import run_in_threadpool
 
     app = FastAPI(title="fedemb", docs_url=None, redoc_url=None, openapi_url=None)
     address = f"/v1/models/{name}"
@@ -118,6 +112,21 @@ def make_app(model: ReleasedModel, name: str) -> Any:
 
     app.add_route(f"{address}:predict", answer, methods=["POST"])
     return app
+
+
+def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
+    """Answers until it is stopped.
+
+    Raises:
+      ConfigError: FastAPI or uvicorn is not installed.
+    """
+    try:
+        import uvicorn
+
+        app = make_app(model, name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve needs {error.name}; install fedemb[serve]") from error
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
 def manifest(name: str, uri: str, image: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_another_bundle_of_the_name_is_another_version_at_mlflow(release, mlflow
 KUBEFLOW = os.environ.get("FEDEMB_MODEL_REGISTRY")
 
 
-@pytest.mark.skipif(not KUBEFLOW, reason="FEDEMB_MODEL_REGISTRY names no running model registry")
+@pytest.mark.skipif(not KUBEFLOW, reason="no FEDEMB_MODEL_REGISTRY; `make test-registry`")
 def test_kubeflow_knows_the_release_once_with_its_price_and_its_gain(release):
     for _ in range(2):
         assert register(release, f"kubeflow+{KUBEFLOW}") == ""
