@@ -193,9 +193,8 @@ def _results(utility: AnyUtility, task: str) -> list[dict[str, Any]]:
     metrics = [
         {
             "type": kind,
-            "name": words,
+            "name": f"{words} (95 % interval {figure.low:.4g} to {figure.high:.4g})",
             "value": figure.value,
-            "interval_95": [figure.low, figure.high],
         }
         for kind, (words, figure) in found.items()
         if figure is not None
