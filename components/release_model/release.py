@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import GateDenied, Refused, SignatureInvalid
+from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
@@ -112,17 +113,28 @@ def run(context: StepContext) -> dict[str, Any]:
     # What is published, whoever built it; run again, it is sent again.
     bundle = open_store(uri)
     send(lambda: bundle.read(FILE_NAME))
-    if config.storage.registries:
-        with local_tree(uri) as tree:
-            release = Release.of(tree, uri)
-        for address in config.storage.registries:
-            if problem := register(release, address):
-                _log.warning(
-                    "the release stands and was not made known to %s (%s); say `fedemb register "
-                    "%s --to %s` when it answers",
-                    *(address, problem, uri, address),
-                )
-    return write(artifacts.release, result).json
+    document = write(artifacts.release, result).json
+    _tell(uri, config.storage.registries)
+    return document
+
+
+def _tell(uri: str, registries: Sequence[str]) -> None:
+    """Makes what is published known; what goes wrong is a warning, for the release stands."""
+    problems: dict[str, str] = {}
+    try:
+        if registries:
+            with local_tree(uri) as tree:
+                release = Release.of(tree, uri)
+            problems = {address: register(release, address) for address in registries}
+    except FedEmbError as error:
+        problems = dict.fromkeys(registries, str(error))
+    for address, problem in problems.items():
+        if problem:
+            _log.warning(
+                "the release stands and was not made known to %s (%s); say `fedemb register %s "
+                "--to %s` when it answers",
+                *(address, problem, uri, address),
+            )
 
 
 def _allowed(
