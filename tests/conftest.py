@@ -23,7 +23,8 @@ _PLANTED = pytest.StashKey[int]()
 def pytest_collection_modifyitems(config, items):
     if [Path(name).resolve() for name in config.args] == [REPOSITORY / "tests"]:
         marked = [item for item in items if item.get_closest_marker("planted_bug")]
-        config.stash[_PLANTED] = len(marked)
+        quick = [item for item in marked if not item.get_closest_marker("slow")]
+        config.stash[_PLANTED] = len(quick)
 
 
 @pytest.fixture(scope="session")

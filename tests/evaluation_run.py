@@ -232,6 +232,7 @@ def finished_run(
         "backbone": "lenet",
         "embedding_dim": 16,
         "tensors": [],
+        "mechanism_audit": None,
     }
     run.sign(root / "model" / "model.json", ModelCard.of_fields(model))
     run.sign_start(settings)

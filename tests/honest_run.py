@@ -49,8 +49,6 @@ TENSORS = [
     {"name": "block1_conv/bias", "shape": [4]},
     {"name": "embedding/kernel", "shape": [4, 8]},
 ]
-INITIAL = b"the public backbone"
-INITIAL_WEIGHTS = sha256_hex(INITIAL)
 PRIVATE_ROOT = "5" * 64
 SELF_TEST = {
     "no_leak": {"auroc": 0.501, "alarms": 2, "trials": 40},
@@ -60,6 +58,28 @@ SELF_TEST = {
     "missing_side_refused": True,
 }
 ROLES = {document.kind: document.role for document in all_documents()}
+
+
+def mechanism_audit(plan):
+    """What the trainer finds of an honest mechanism."""
+    witness = {
+        "rounds": plan.rounds,
+        "coordinates": 4096,
+        "canaries": 256,
+        "contributions": 77,
+        "noise_multiplier": plan.noise_multiplier,
+        "contribution": 1.0,
+        "sampling_probability": plan.chance,
+    }
+    return {
+        "receipts": {"rounds": plan.rounds, "failed": 0, "together": True},
+        "fold": {"rounds": plan.rounds, "same": True},
+        "replay": {"rounds": 2, "failed": []},
+        "witness": witness,
+        "lower_bounds": {"included": 256, "left_out": 256, "one_run": 0.0, "f_dp": 0.1},
+    }
+
+
 COMMITMENTS = {"users": "2" * 64, "evaluation": "3" * 64}
 
 
@@ -91,7 +111,7 @@ def config(**changes) -> RunConfig:
     return base.updated(changes) if changes else base
 
 
-def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
+def model_file(tensors=TENSORS, names=None, seed=0) -> bytes:
     """A `.keras` file without Keras: tensors under the names Keras gives them."""
     buffer = io.BytesIO()
     random = np.random.default_rng(seed)
@@ -99,11 +119,27 @@ def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
         for position, tensor in enumerate(tensors):
             name = names[position] if names else f"layers/conv2d_{position}/vars/0"
             file[name] = random.normal(size=tensor["shape"]).astype(np.float32)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("metadata.json", "{}")
-        archive.writestr("config.json", json.dumps({"compile_config": None}))
-        archive.writestr("model.weights.h5", buffer.getvalue())
+    packed, members = (
+        io.BytesIO(),
+        {
+            "metadata.json": "{}",
+            "config.json": json.dumps({"compile_config": None}),
+            "model.weights.h5": buffer.getvalue(),
+        },
+    )
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return packed.getvalue()
+
+
+def write_model_file(path: Path, tensors=TENSORS, names=None, seed=0) -> None:
+    """Writes a `model_file`."""
+    write_bytes(path, model_file(tensors, names, seed))
+
+
+INITIAL = model_file(seed=1)
+INITIAL_WEIGHTS = sha256_hex(INITIAL)
 
 
 @dataclass
@@ -311,6 +347,7 @@ class HonestRun:
             "backbone": self.config.model.backbone,
             "embedding_dim": self.config.model.embedding_dim,
             "code_sha": reservation.code_sha,
+            "mechanism_audit": mechanism_audit(mechanism),
         }
         self.sign(self.model / "model.json", ModelCard.of_fields(body))
         self.do_commit()
@@ -351,8 +388,9 @@ class HonestRun:
         audit = {
             **common,
             "code_sha": model["code_sha"],
-            "level": "monitoring",
+            "level": "full",
             "attack": "verification_score",
+            "unit": self.config.policy.unit,
             "self_test": SELF_TEST,
             "planted_bug_suite": planted_bug_suite.read_record(),
             "figures": "private",
@@ -361,6 +399,7 @@ class HonestRun:
             "users_at_most": self.config.audit.max_users,
             "bootstrap_samples": self.config.audit.bootstrap_samples,
             "measured": None,
+            "mechanism": model["mechanism_audit"],
         }
         self.sign(self.audit, AuditReport.of_fields(audit))
 

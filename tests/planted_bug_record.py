@@ -12,6 +12,8 @@ class PlantedBugRecord:
     def __init__(self):
         self.planted: set[int] = set()
         self.total = self.passed = 0
+        self.caught: list[str] = []
+        """Bug, where it was put, what caught it: of those patched into the product."""
 
     def pytest_collection_finish(self, session):
         marks = [item.get_closest_marker("planted_bug") for item in session.items]
@@ -26,6 +28,7 @@ class PlantedBugRecord:
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
             self.passed += 1
+            self.caught += [text for name, text in report.user_properties if name == "planted"]
 
     def pytest_sessionfinish(self, session):
         if self.total:
@@ -33,6 +36,8 @@ class PlantedBugRecord:
             write_record(RECORD, passed=self.passed, total=self.total, privacy_code_sha=digest)
 
     def pytest_terminal_summary(self, terminalreporter):
+        for line in self.caught:
+            terminalreporter.write_line(line)
         terminalreporter.write_line(
             f"planted-bug suite: {self.passed} of {self.total} passed, {len(self.planted)} of "
             f"{KNOWN_BUGS} known bugs planted; {RECORD.name} says so of this code"

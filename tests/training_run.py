@@ -83,7 +83,13 @@ def classifier_config(**changes: Any) -> RunConfig:
 
 
 def write_users(
-    folder: Path, *, users: int, virtual_clients: int, groupings: int, classes: int = 0
+    folder: Path,
+    *,
+    users: int,
+    virtual_clients: int,
+    groupings: int,
+    classes: int = 0,
+    size: int = SIZE,
 ) -> None:
     """A user store by hand: blobs with noise, three images a user.
 
@@ -97,7 +103,7 @@ def write_users(
     name = shard_name("users", 0, 1)
     writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
     for key in keys:
-        blobs = random.integers(0, 256, (3, SIZE, SIZE, 1), np.uint8)
+        blobs = random.integers(0, 256, (3, size, size, 1), np.uint8)
         images = tuple(encode_png(blob) for blob in blobs)
         labels = (int(key >> np.uint64(2)), int(key >> np.uint64(2)), 7)
         if classes:
@@ -109,7 +115,7 @@ def write_users(
     index = write_index_files(
         folder, name, keys=keys, images=counts, groups=groups, clients=virtual_clients
     )
-    manifest = {"image_size": SIZE, "channels": 1, **index}
+    manifest = {"image_size": size, "channels": 1, **index}
     write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
 
 
@@ -170,6 +176,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         virtual_clients=settings.partition.virtual_clients,
         groupings=settings.partition.groupings,
         classes=len(settings.model.classes),
+        size=settings.model.image_size,
     )
     key = commitment_key(open_key_store(str(root / "keys")), settings.policy.policy_id)
     digest = tree_digest(ready.private / "users")

@@ -20,7 +20,7 @@ from fedemb.lineage import send, write_run
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_page import report_page
-from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.reports.privacy_report_words import report_sentence
 from fedemb.step import leading_to
 from fedemb.step_context import StepContext
 
@@ -69,7 +69,7 @@ def run(context: StepContext) -> dict[str, Any]:
     page = report_page(signed, evidence, ledger, steps)
     write_bytes(artifacts.privacy_page, page.encode())
     send(artifacts.lineage.read_bytes)
-    _log.info("guarantee: %s", guarantee_sentence(report.guarantee))
+    _log.info("guarantee: %s", report_sentence(report))
     return signed.json
 
 

@@ -1,6 +1,6 @@
 """audit_privacy: can the model tell its training users from held-out ones? Level `monitoring`.
 
-A membership attack by verification scores on real users. It can show a leak; it can never show
+A membership attack on real users (`scoring`). It can show a leak; it can never show
 that there is none, and it bounds no epsilon. Its figures are exact functions of training users, so
 in a release run they are Raw: score by score and in sum they stay in the private root, and the
 public report holds the method, the self-test and where the figures are. A simulation protects
@@ -28,8 +28,9 @@ from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
-from fedemb.steps.audit_privacy.attack import MIN_USERS, attack, verification_scores
+from fedemb.steps.audit_privacy.attack import MIN_USERS, attack
 from fedemb.steps.audit_privacy.page import audit_page
+from fedemb.steps.audit_privacy.scoring import Scoring, scoring_of
 from fedemb.steps.audit_privacy.self_test import self_test
 from fedemb.storage import Store, local_tree, open_store
 from fedemb.storage.turns import Turn, TurnStore
@@ -65,20 +66,23 @@ def run(context: StepContext) -> dict[str, Any]:
     read_start(context)
     place = context.private("audit")
     store = TurnStore(open_store(place), Turn(place, "audit_privacy"))
-    figures = _attack_real_users(context, store)
+    scoring = scoring_of(config)
+    figures = _attack_real_users(context, scoring, store)
     fields: dict[str, Any] = {
         "run_id": run_id,
         "config_sha": config_digest(config, "audit"),
         "model_sha": model.weights_sha,
         "code_sha": code_digest(config),
-        "level": "monitoring",
-        "attack": "verification_score",
-        "self_test": self_test(),
+        "level": "monitoring" if model.mechanism_audit is None else "full",
+        "attack": scoring.attack,
+        "unit": config.policy.unit,
+        "self_test": self_test(scoring),
         "planted_bug_suite": read_record(),
         "lower_bound": None,  # this level measures none
         "split_by_value": config.partition.evaluation.by == "value",
         "users_at_most": config.audit.max_users,
         "bootstrap_samples": config.audit.bootstrap_samples,
+        "mechanism": model.model_dump(mode="json")["mechanism_audit"],
     }
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})
@@ -91,7 +95,9 @@ def run(context: StepContext) -> dict[str, Any]:
     return write_signed(artifacts.audit_report, report, signer).json
 
 
-def _attack_real_users(context: StepContext, private: Store) -> AttackFigures | None:
+def _attack_real_users(
+    context: StepContext, scoring: Scoring, private: Store
+) -> AttackFigures | None:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
     from fedemb.embedding.loading import load_backbone
 
@@ -102,24 +108,26 @@ def _attack_real_users(context: StepContext, private: Store) -> AttackFigures | 
     ]
     keys: list[np.ndarray] = []
     sizes: list[int] = []
-    embeddings: list[list[np.ndarray]] = [[], []]
+    seen: list[list[np.ndarray]] = [[], []]
     owners: list[np.ndarray] = []
     for side, folder_name in enumerate(("users", "evaluation")):
         with local_tree(context.private(folder_name)) as folder:
             store = UserStore(folder)
-            rows = _draw(store, config, side)
+            rows = _draw(store, config, side, scoring.least_images)
             keys.append(store.user_keys[rows])
             for start in range(0, len(rows), _PIECE):
-                images, owner = _images(store, rows[start : start + _PIECE])
+                images, labels, owner = _images(store, rows[start : start + _PIECE])
                 owners.append(owner + start + sum(sizes))
-                for matrix, part in zip(embeddings, _embed(backbones, images, config), strict=True):
-                    matrix.append(part)
+                for pieces, piece in zip(
+                    seen, _look(scoring, backbones, images, labels, config), strict=True
+                ):
+                    pieces.append(piece)
             sizes.append(len(rows))
     if min(sizes) < MIN_USERS:
         return None
     owner_of = np.concatenate(owners)
     after, before = (
-        verification_scores(np.concatenate(matrix), owner_of, sum(sizes)) for matrix in embeddings
+        scoring.scores(np.concatenate(pieces), owner_of, sum(sizes)) for pieces in seen
     )
     members = np.arange(sum(sizes)) < sizes[0]
     private.write("scores.parquet", _scores_table(np.concatenate(keys), members, after, before))
@@ -137,27 +145,34 @@ def _attack_real_users(context: StepContext, private: Store) -> AttackFigures | 
     )
 
 
-def _draw(store: UserStore, config: RunConfig, side: int) -> np.ndarray:
-    """Rows of at most `audit.max_users` users with two images or more, ascending."""
-    rows = np.flatnonzero(store.image_counts >= 2)
+def _draw(store: UserStore, config: RunConfig, side: int, least_images: int) -> np.ndarray:
+    """Rows of at most `audit.max_users` units with so many images or more, ascending."""
+    rows = np.flatnonzero(store.image_counts >= least_images)
     random = np.random.default_rng(np.random.SeedSequence([config.training.seed, _DRAW_SEED, side]))
     return np.sort(random.permutation(rows)[: config.audit.max_users])
 
 
-def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, size, size, channels] of some users, and the position of each one's user."""
+def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images uint8 [n, size, size, channels] of some users, their labels, whose they are."""
     users = store.read(rows)
     kept = [user.images[:IMAGES_PER_USER] for user in users]
     images = decode_pngs(
         [image for images in kept for image in images], store.image_size, store.channels
     )
-    return images, np.repeat(np.arange(len(users)), [len(images) for images in kept])
+    labels = [label for user in users for label in user.labels[:IMAGES_PER_USER]]
+    owners = np.repeat(np.arange(len(users)), [len(images) for images in kept])
+    return images, np.array(labels, np.int64), owners
 
 
-def _embed(backbones: list[Any], images: np.ndarray, config: RunConfig) -> list[np.ndarray]:
-    from fedemb.embedding import embed
-
-    return [embed(backbone, images, config.evaluation.batch_size) for backbone in backbones]
+def _look(
+    scoring: Scoring,
+    backbones: list[Any],
+    images: np.ndarray,
+    labels: np.ndarray,
+    config: RunConfig,
+) -> list[np.ndarray]:
+    batch = config.evaluation.batch_size
+    return [scoring.look(backbone, images, labels, batch) for backbone in backbones]
 
 
 def _scores_table(

@@ -13,39 +13,31 @@ import numpy as np
 from fedemb.documents.audit import SelfTest
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
-from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
+from fedemb.steps.audit_privacy.attack import AttackResult, attack
+from fedemb.steps.audit_privacy.scoring import Scoring
 
 USERS = 400
 IMAGES = 4
-DIM = 32
 NULL_TRIALS = 40
 _SEED = 46
 
 
-def made_up_embeddings(
-    random: np.random.Generator, users: int, spread: float
+def _trial(
+    scoring: Scoring, random: np.random.Generator, leak: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unit embeddings [users * IMAGES, DIM] of users with a common `spread`, and their owners."""
-    centres = random.normal(size=(users, 1, DIM))
-    points = centres + spread * random.normal(size=(users, IMAGES, DIM))
-    points /= np.linalg.norm(points, axis=2, keepdims=True)
-    return points.reshape(-1, DIM).astype(np.float32), np.repeat(np.arange(users), IMAGES)
-
-
-def _trial(random: np.random.Generator, member_spread: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of members and others when the model pulled members' images together, or not."""
+    """Scores of members and others of a model that remembers its members, or does not."""
     half = USERS // 2
-    inside, first = made_up_embeddings(random, half, member_spread)
-    outside, second = made_up_embeddings(random, half, 1.0)
-    owners = np.concatenate([first, second + half])
-    scores = verification_scores(np.concatenate([inside, outside]), owners, USERS)
+    sides = [scoring.made_up(random, half, IMAGES, told) for told in (leak, False)]
+    owners = np.repeat(np.arange(USERS), IMAGES)
+    scores = scoring.scores(np.concatenate(sides), owners, USERS)
     return scores[:half], scores[half:]
 
 
-def self_test(run_attack: Callable[..., AttackResult] = attack) -> SelfTest:
+def self_test(scoring: Scoring, run_attack: Callable[..., AttackResult] = attack) -> SelfTest:
     """Runs the planted cases through scoring and attack.
 
     Args:
+      scoring: what is to be used on real users.
       run_attack: the attack under test; another one only in tests of the self-test.
 
     Returns:
@@ -53,11 +45,12 @@ def self_test(run_attack: Callable[..., AttackResult] = attack) -> SelfTest:
     """
     random = np.random.default_rng(np.random.SeedSequence([_SEED]))
     nulls = [
-        run_attack(*_trial(random, 1.0), samples=100, seed=trial) for trial in range(NULL_TRIALS)
+        run_attack(*_trial(scoring, random, False), samples=100, seed=trial)
+        for trial in range(NULL_TRIALS)
     ]
     mean = float(np.mean([result.auroc.value for result in nulls]))
     alarms = sum(result.finding != "nothing" for result in nulls)
-    members, others = _trial(random, 0.8)
+    members, others = _trial(scoring, random, True)
     planted = run_attack(members, others, samples=100)
     flipped = run_attack(-members, -others, samples=100)
     missing = members.copy()

@@ -15,7 +15,7 @@ from fedemb.reports.privacy_report_words import (
     ASSUMPTIONS,
     LIMITATIONS,
     OVERLAPS,
-    guarantee_sentence,
+    report_sentence,
 )
 from fedemb.reports.utility_words import utility_sentence
 
@@ -66,7 +66,7 @@ def model_card(
         "",
         "## Privacy",
         "",
-        f"This model carries {guarantee_sentence(report.guarantee)}.",
+        f"This model carries {report_sentence(report)}.",
         "",
         f"With all earlier runs of policy `{cumulative.policy_id}`, no user block has spent "
         f"more than epsilon {cumulative.max_block_epsilon or math.inf:.4g} of its cap "

@@ -26,7 +26,7 @@ from fedemb.gate.decide import decide
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.ledger.chain import Chain
-from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+from fedemb.reports.privacy_report_words import all_runs, report_sentence
 from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import bundle_address
 from fedemb.storage import LocalStore, local_tree
@@ -114,7 +114,7 @@ def _facts(manifest: BundleManifest, report: PrivacyReport) -> dict[str, str]:
         "name": manifest.name,
         "version": manifest.version,
         "run_id": report.run_id,
-        "guarantee": guarantee_sentence(report.guarantee),
+        "guarantee": report_sentence(report),
         **({"all_runs": words} if (words := all_runs(report)) else {}),
     }
 

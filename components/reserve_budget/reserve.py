@@ -34,6 +34,7 @@ from fedemb.ledger import (
 from fedemb.planted_bug_suite import read_record, record_problem
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest, privacy_code_digest
 from fedemb.step_context import StepContext
@@ -65,7 +66,7 @@ def run(
       ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series.
-      Refused: the policy has other terms, or asks for an audit that does not exist; the
+      Refused: the policy has other terms, or promises what epsilon does not hold for; the
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
       SignatureInvalid: the plan is not signed by plan_privacy.
@@ -75,11 +76,6 @@ def run(
     config, run_id, keys = context.config, context.run_id, context.keys
     _check_cohorts(config)
     plan, document = read_plan(context.artifacts.privacy_plan, config)
-    if config.policy.audit_level == "full" and config.purpose == "release":
-        raise Refused(
-            "policy.audit_level=full asks for an audit this version does not have, so nothing "
-            "could be released; set audit_level: monitoring"
-        )
     suite = read_record()  # the audit needs it too, at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.witness)
@@ -87,7 +83,7 @@ def run(
     found = ledger.state.attempts.get((run_id, last))
     ledger.chain.trust.check(document, at=found.reserve.sequence if found else None)
     if config.purpose == "release" and (found is None or found.void is not None):
-        _check_before_charge(config, ledger, run_id, suite)
+        _check_before_charge(config, plan, ledger, run_id, suite)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     content = {
         "purpose": config.purpose,
@@ -176,9 +172,15 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
 
 
 def _check_before_charge(
-    config: RunConfig, ledger: Ledger, run_id: str, suite: dict[str, Any]
+    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: dict[str, Any]
 ) -> None:
-    """Refuses what the gate would deny in the end: tests that were blind, tuning in no ledger."""
+    """Refuses what the gate would deny in the end: a promise not kept, blind tests, free tuning."""
+    if config.policy.covers_change_own_data and not covers_change_own_data(config, plan):
+        raise Refused(
+            "policy.covers_change_own_data promises more than epsilon holds for, so nothing could "
+            "be released and nothing was charged; take group_poisson_gaussian, hold users out by "
+            "hash and name no cohort column, or leave the promise out"
+        )
     problem = record_problem(suite, privacy_code_digest())
     if problem:
         raise Refused(

@@ -8,13 +8,12 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.rounds import RoundFunction
-from fedemb.embedding.server import ServerState
 from fedemb.errors import ConfigError
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader, all_classes
-from fedemb.training.trainer import Attempt, Trainer
+from fedemb.training.trainer import Attempt, Trained, Trainer
 
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
@@ -27,10 +26,10 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     return run_attempt(context, "train_dp_fedemb", _train, root_key)
 
 
-def _train(attempt: Attempt) -> ServerState:
+def _train(attempt: Attempt) -> Trained:
     config, training = attempt.config, attempt.config.training
     if training.algorithm == "centralized":
-        return centralized.train(attempt)
+        return Trained(state=centralized.train(attempt), audit=None)
     store = UserStore(attempt.users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
     backbone = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone

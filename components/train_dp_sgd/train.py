@@ -10,14 +10,13 @@ from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
-from fedemb.embedding.server import ServerState
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.sampling import VirtualClient
 from fedemb.step_context import StepContext
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader
-from fedemb.training.trainer import Attempt, Trainer
+from fedemb.training.trainer import Attempt, Trained, Trainer
 
 
 def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
     return run_attempt(context, "train_dp_sgd", _train, root_key)
 
 
-def _train(attempt: Attempt) -> ServerState:
+def _train(attempt: Attempt) -> Trained:
     config, training = attempt.config, attempt.config.training
     unit = training.unit_gradient
     classifier = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
@@ -49,9 +48,9 @@ def _train(attempt: Attempt) -> ServerState:
         def features(client: VirtualClient) -> UnitFeatures:
             return cache.of(client.users.tobytes(), lambda: loader.load(client))
 
-        state = Trainer(attempt, head, features).train()
+        trained = Trainer(attempt, head, features).train()
         cache.delete()
-        return state
+        return trained
     function = UnitGradientFunction(
         classifier,
         attempt.mechanism,

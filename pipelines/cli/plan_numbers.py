@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from fedemb.errors import ConfigError
@@ -35,6 +36,12 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
         )
     bound = numbers["users_lower_bound"] or users
     delta = numbers["delta"] if numbers["delta"] is not None else float(bound**-1.1)
+    if math.isclose(delta * bound, 1.0, rel_tol=1e-6):
+        raise ConfigError(
+            f"--delta {delta:g} is 1 / {bound}, as published figures often have it, and a "
+            "guarantee needs less: for the published epsilon as a projection pass "
+            f"--users-lower-bound {bound - 1} too; for a run of one's own --delta {bound**-1.1:.2g}"
+        )
     from fedemb.pipelines.run.load_config import validate
     from fedemb.privacy.mechanisms.mechanism import Cohort
 

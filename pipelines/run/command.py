@@ -15,10 +15,10 @@ from rich.table import Table
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
-from fedemb.errors import StorageError
+from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.load_config import BUILTIN, load_config, with_data
+from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
 from fedemb.pipelines.run.local import (
     Outcome,
     PlainView,
@@ -35,6 +35,7 @@ def run(
     config: RunConfig | str | Path,
     *,
     data: str | None = None,
+    policy: str | Path | None = None,
     runs: str | Path = "runs",
     run_id: str | None = None,
 ) -> RunDirectory:
@@ -43,6 +44,8 @@ def run(
     Args:
       config: a configuration, a YAML file, or the name of a preset.
       data: the images: replaces `data.source.uri`.
+      policy: folder of a lasting ledger, its keys and deletion marks; images that are not built
+        in need one, unless the configuration names these stores.
       runs: folder of all runs.
       run_id: name of the run; None: one from time and chance.
 
@@ -53,6 +56,9 @@ def run(
       FedEmbError: of the kind, and with the message, that the step ended with; the run can be
         resumed.
     """
+    if policy is not None:
+        loaded = config if isinstance(config, RunConfig) else load_config(config, ())
+        config = loaded.updated(dict(item.split("=", 1) for item in policy_overrides(Path(policy))))
     directory = prepare(config, (), Path(runs), run_id, data)
     if execute(directory):
         state = directory.read_state()
@@ -99,6 +105,12 @@ def checked(
     """The configuration that `prepare` would run; writes nothing, arguments and errors as there."""
     loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
     found = with_data(loaded, data)
+    if found.data.source.uri != BUILTIN and found.storage.ledger is None:
+        raise ConfigError(
+            f"the images at {found.data.source.uri} belong to somebody, and what runs spend on "
+            "them must outlast this run; name a folder for ledger and keys with --policy, or set "
+            "storage.ledger and storage.keys"
+        )
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     return found
 

@@ -24,7 +24,7 @@ from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.report import WAY_BACK
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.storage import open_store
@@ -232,7 +232,7 @@ def _guarantee(run: RunDirectory) -> str:
     report = run.document("privacy_report")
     plan = run.document("privacy_plan")
     if report is not None and run.config().purpose == "release":
-        words = (guarantee_sentence(report["guarantee"]), all_runs(report))
+        words = (report_sentence(report), all_runs(report))
         return "; ".join(text for text in words if text)
     if plan is None:
         return "none (nothing was planned)"

@@ -11,7 +11,7 @@ from fedemb.errors import ConfigError, InputError, LedgerError, StorageError
 from fedemb.lineage import StepLineage, tree_lines
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.run.command import prepare
-from fedemb.pipelines.run.load_config import load_config, with_data
+from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
 
 
 def run(capsys, *words):
@@ -41,7 +41,11 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
         (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "--images-per-u"),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
         (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 2, "could not write"),
-        (("run", "--runs", "FOLDER/binary.yaml", "--data", "x.parquet", *SMALL), 2, "name another"),
+        (("run", "--runs", "FOLDER/binary.yaml", "--data", "x.parquet", "--policy", "FOLDER/policy",
+          *SMALL), 2, "name another"),
+        (("run", "--data", "x.parquet", *SMALL), 2, "--policy"),
+        (("plan", *NUMBERS, "--noise-multiplier", "1", "--delta", "1e-5"), 2,
+         "--users-lower-bound 99999"),
         (("run", "--policy", "FOLDER", "--artifact-store", "gs://x/y"), 2, "--keys"),
         (("run", "--artifact-store", "FOLDER/store"), 2, "its keys must last too"),
         (("ledger", "init", "-c", "quickstart", "--ledger", "FOLDER/binary.yaml/x", "--keys", "K"),
@@ -92,7 +96,8 @@ def test_glyphs_are_no_start_for_photos_of_ones_own():
 
 
 def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, capsys):
-    config = prepare("quickstart", [], tmp_path, data="/photos.parquet").config()
+    policy = policy_overrides(tmp_path)
+    config = prepare("quickstart", policy, tmp_path, data="/photos.parquet").config()
     assert config.data.source.uri == "/photos.parquet"
     assert not (tmp_path / "builtin-data").exists()
     said = capsys.readouterr().out
@@ -101,7 +106,7 @@ def test_run_on_own_data_draws_nothing_and_says_what_is_claimed_of_it(tmp_path, 
 
 
 def test_public_photos_stay_the_start_of_private_ones(tmp_path, capsys):
-    public = ["pretraining.source.uri=/public.parquet"]
+    public = ["pretraining.source.uri=/public.parquet", *policy_overrides(tmp_path)]
     config = prepare("quickstart", public, tmp_path, data="/photos.parquet").config()
     assert config.pretraining.source.uri == "/public.parquet"
     assert "supervised, from /public.parquet" in capsys.readouterr().out

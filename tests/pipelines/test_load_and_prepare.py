@@ -7,6 +7,8 @@ from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import EVENT, ROUND, iter_runs
 
+POLICY = ["storage.ledger=/policy/ledger", "storage.keys=/policy/keys"]
+
 
 def test_wrong_configuration_leaves_no_run_behind(tmp_path):
     with pytest.raises(ConfigError):
@@ -14,34 +16,41 @@ def test_wrong_configuration_leaves_no_run_behind(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_people_s_images_need_a_ledger_that_outlasts_the_run(tmp_path):
+    """Each run with a ledger of its own would claim the epsilon of a first run."""
+    with pytest.raises(ConfigError, match="--policy"):
+        prepare("omniglot_identities", [], tmp_path / "runs", data="/data/x.parquet")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_run_of_the_same_name_is_refused(tmp_path):
-    prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
+    prepare("omniglot_identities", POLICY, tmp_path, "one", data="/data/x.parquet")
     with pytest.raises(InputError, match="--resume"):
-        prepare("omniglot_identities", [], tmp_path, "one", data="/data/x.parquet")
+        prepare("omniglot_identities", POLICY, tmp_path, "one", data="/data/x.parquet")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a b", "", ".hidden", "x" * 101])
 def test_name_that_is_no_folder_of_its_own_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="run id"):
-        prepare("omniglot_identities", [], tmp_path / "runs", name, data="/data/x.parquet")
+        prepare("omniglot_identities", POLICY, tmp_path / "runs", name, data="/data/x.parquet")
     assert not (tmp_path / "runs").exists()
 
 
 def test_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="--runs"):
-        prepare("omniglot_identities", [], tmp_path / "file", "one", data="/data/x.parquet")
+        prepare("omniglot_identities", POLICY, tmp_path / "file", "one", data="/data/x.parquet")
 
 
 def test_data_replaces_the_public_source_of_the_same_file(tmp_path):
-    run = prepare("omniglot_identities", [], tmp_path, data="/data/x.parquet")
+    run = prepare("omniglot_identities", POLICY, tmp_path, data="/data/x.parquet")
     config = run.config()
     assert config.data.source.uri == "/data/x.parquet"
     assert config.pretraining.source.uri == "/data/x.parquet"
 
 
 def test_private_root_is_closed_to_others(tmp_path):
-    run = prepare("omniglot_identities", [], tmp_path, data="/data/x.parquet")
+    run = prepare("omniglot_identities", POLICY, tmp_path, data="/data/x.parquet")
     assert run.private.stat().st_mode & 0o077 == 0
 
 
@@ -52,7 +61,7 @@ def test_opening_a_folder_that_is_no_run_says_so(tmp_path):
 
 def test_runs_are_listed_newest_first(tmp_path):
     for name in ("a", "b"):
-        prepare("omniglot_identities", [], tmp_path, name, data="/data/x.parquet")
+        prepare("omniglot_identities", POLICY, tmp_path, name, data="/data/x.parquet")
     assert {run.run_id for run in iter_runs(tmp_path)} == {"a", "b"}
 
 

@@ -1,10 +1,13 @@
 """A step is declared once, beside its logic; everything else follows, for a new step too."""
 
+import ast
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +130,21 @@ def test_new_step_runs_from_its_component(toy, tmp_path):
     function = declared("count_toys").component.python_func
     function(config=config, ledger="gs://ledger", model=model, toys=toys)
     assert json.loads((tmp_path / "toys").read_text()) == {"rounds": 3} == toys.metadata
+
+
+@pytest.mark.planted_bug(21)
+def test_metadata_of_artifacts_is_the_golden_one(file_regression):
+    """Kubeflow keeps it where every user of the project reads: each value was looked at."""
+    lines = []
+    for name, found in steps.all_steps().items():
+        source = textwrap.dedent(inspect.getsource(found.component.python_func))
+        for node in ast.walk(ast.parse(source)):
+            said = ast.unparse(node) if isinstance(node, ast.Assign | ast.Expr) else ""
+            if ".metadata" in said or ".log_" in said:
+                lines.append(f"{name}: {said}")
+    assert len(lines) > 10
+    path = REPOSITORY / "tests" / "golden" / "metadata.txt"
+    file_regression.check("\n".join(sorted(lines)) + "\n", fullpath=path)
 
 
 def test_input_that_nobody_gives_or_two_give_is_refused():

@@ -86,7 +86,7 @@ def play(system: System, users: frozenset[int], *, inject: bool) -> list[Trace]:
     m = system.mechanism()
     if inject:
         noise = m._noise
-        noise.begin = lambda *_: setattr(noise, "_tag", INJECTED_TAG)
+        noise.begin = lambda *_: setattr(noise, "tag", INJECTED_TAG)
     drawn = _recorded(m)
     world = system.index(users, system.plan.virtual_clients)
     traces = []

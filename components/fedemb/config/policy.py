@@ -35,8 +35,12 @@ class PolicyConfig(Section):
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
     """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
     prices each way at half of delta, as which way is taken may depend on earlier models."""
-    audit_level: Literal["monitoring", "full"] = "monitoring"
-    """What the audit must have shown before a release."""
+    covers_change_own_data: bool = False
+    """Promise to cover users who stay and change their own data too; a run whose epsilon does not
+    hold for them is refused."""
+    audit_level: Literal["monitoring", "full"] = "full"
+    """What the audit must have shown before a release: `full`, that the priced mechanism is the
+    one that ran; `monitoring`, only that an attack was made."""
     approvals: Annotated[int, Field(ge=0, le=100)] = 0
     """How many people must approve a privacy report, each with a key of their own (`fedemb
     approve`), before its model is released; for the policy's life."""

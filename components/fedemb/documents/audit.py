@@ -5,13 +5,16 @@ Whether a test was passed, or something was found, is computed from figures, nev
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
+from fedemb.documents.mechanism_audit import MechanismAudit
 
 MOST_ALARMS = 7
 """95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""
+Attack = Literal["verification_score", "confidence_score"]
+"""By what users are told apart: of embeddings, and of a classifier."""
 Finding = Literal["leak", "reversed", "nothing"]
 
 
@@ -20,6 +23,11 @@ def finding(auroc: Interval) -> Finding:
     if auroc.low > 0.5:
         return "leak"
     return "reversed" if auroc.high < 0.5 else "nothing"
+
+
+def attack_on(task: Literal["embedding", "classification"]) -> Attack:
+    """The attack that suits what was trained."""
+    return "confidence_score" if task == "classification" else "verification_score"
 
 
 class NoLeak(Part):
@@ -77,6 +85,7 @@ class AuditReport(Document):
     """Written by audit_privacy."""
 
     kind: ClassVar[str] = "audit_report"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "audit"
 
     run_id: Name
@@ -84,7 +93,7 @@ class AuditReport(Document):
     model_sha: Sha
     code_sha: Sha
     level: Name
-    attack: Literal["verification_score"]
+    attack: Attack
     self_test: SelfTest
     planted_bug_suite: PlantedBugs
     figures: Literal["open", "private"]
@@ -93,7 +102,11 @@ class AuditReport(Document):
     """On epsilon; None: this level measures none."""
     split_by_value: bool
     """Held-out users are of another population."""
+    unit: Annotated[Literal["user", "image"], Since(2, before="user")]
+    """Who is told from others."""
     users_at_most: Count
     bootstrap_samples: Count
     measured: AttackFigures | None
     """None: private, or too few users on one of the sides."""
+    mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
+    """What the trainer found of its mechanism; None at level `monitoring`."""

@@ -6,7 +6,7 @@ The report is compared with all of it; nothing of it is trusted for being in a f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Evidence:
     """Names and shapes found inside `backbone.keras`."""
     audit: Written[AuditReport]
     utility: Written[AnyUtility]
+    backbones: tuple[Path, Path] | None = None
+    """Files of the public start and of the model; None where the start is not at hand."""
 
     @property
     def signed(self) -> tuple[Written[Any], ...]:
@@ -103,7 +105,9 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
             f"the model artifact holds {sorted(found ^ MODEL_FILES)} beside or instead of "
             "backbone, model.json and rounds.jsonl; run the training again"
         )
-    return gather(config, config.model_dump(mode="json"), artifacts)
+    evidence = gather(config, config.model_dump(mode="json"), artifacts)
+    files = artifacts.pretrained / "backbone.keras", folder / "backbone.keras"
+    return replace(evidence, backbones=files)
 
 
 def gather(config: RunConfig, written: Mapping[str, Any], artifacts: RunArtifacts) -> Evidence:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Json, Name, Sha, Tensor
+from fedemb.documents.mechanism_audit import MechanismAudit
 
 
 class Pretrained(Document):
@@ -29,6 +30,7 @@ class ModelCard(Document):
     """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name
@@ -45,6 +47,8 @@ class ModelCard(Document):
     backbone: Name
     embedding_dim: Count
     tensors: list[Tensor]
+    mechanism_audit: Annotated[MechanismAudit | None, Since(2, before=None)]
+    """None: there was no noise to look for, or the trainer did not look yet."""
 
 
 class RoundLine(Part):

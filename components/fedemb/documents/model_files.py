@@ -56,7 +56,37 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
       ArtifactError: not such a file, other members inside, an optimizer or compiled state, layers
         that carry code or numbers in their settings, or a file that takes too much to look into.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(path.absolute())]
+    listed = _looked_into(path)
+    return tuple(Tensor.model_validate(tensor) for tensor in listed)
+
+
+@functools.lru_cache(maxsize=64)
+def stored_move(
+    start: Path, released: Path, share: float, shas: tuple[str, str]
+) -> tuple[float, int] | None:
+    """How far a model lies from a share of its start, by the tensors that changed.
+
+    Args:
+      start: `.keras` file of the start.
+      released: `.keras` file of the model.
+      share: that the start is multiplied with.
+      shas: digests of both files, under which the answer is remembered.
+
+    Returns:
+      The distance, and how many numbers changed; None where the files hold other tensors, or the
+      start computes with its kernels otherwise than the model does.
+
+    Raises:
+      ArtifactError: as `stored_tensors`.
+    """
+    del shas
+    found = _looked_into(released, str(start.absolute()), repr(share))
+    return None if found is None else (float(found[0]), int(found[1]))
+
+
+def _looked_into(path: Path, *further: str) -> Any:
+    """What `main` prints of a file, in a process of limited memory and time."""
+    command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), *further]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     try:
         child = subprocess.run(
@@ -71,16 +101,19 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
         )
     if child.returncode == _REFUSED:
         raise ArtifactError(child.stdout.decode(errors="replace"))
-    listed = strict_json(child.stdout, path.name)
-    return tuple(Tensor.model_validate(tensor) for tensor in listed)
+    return strict_json(child.stdout, path.name)
 
 
-def main(path: Path) -> int:
-    """Prints the tensors of a file as JSON, or what is wrong with it; the exit code says which."""
+def main(path: Path, start: str = "", share: str = "1") -> int:
+    """Prints the tensors of a file as JSON, or how far it moved; or what is wrong with it.
+
+    The exit code says which.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     try:
-        sys.stdout.write(json.dumps(_tensors(path)))
+        found = _moved(Path(start), path, float(share)) if start else _tensors(path)
+        sys.stdout.write(json.dumps(found))
     except ArtifactError as error:
         sys.stdout.write(str(error))
         return _REFUSED
@@ -121,6 +154,27 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
     if problem is not None:
         raise ArtifactError(f"{path.name} {problem}; keep weights in tensors and code in modules")
     return sorted(tensors, key=lambda tensor: tensor["name"])
+
+
+def _moved(start: Path, released: Path, share: float) -> tuple[float, int] | None:
+    import h5py
+    import numpy as np
+
+    names = {tensor["name"]: tensor["shape"] for tensor in _tensors(start)}
+    if names != {tensor["name"]: tensor["shape"] for tensor in _tensors(released)}:
+        return None
+    with zipfile.ZipFile(start) as first, zipfile.ZipFile(released) as last:
+        if b"Standardized" in first.read("config.json"):
+            return None
+        packed = [archive.read("model.weights.h5") for archive in (first, last)]
+    square, changed = 0.0, 0
+    with h5py.File(io.BytesIO(packed[0])) as before, h5py.File(io.BytesIO(packed[1])) as after:
+        for name in names:
+            old, new = (np.asarray(file[name], np.float64) for file in (before, after))
+            if differ := int(np.count_nonzero(old != new)):
+                square += float(np.sum(np.square(new - share * old)))
+                changed += differ
+    return float(np.sqrt(square)), changed
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
@@ -206,4 +260,4 @@ def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str 
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -6,10 +6,10 @@ shown by code; `reports.privacy_report_words` has them.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedemb.documents.audit import SelfTest
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import (
     Address,
     Code,
@@ -25,8 +25,10 @@ from fedemb.documents.fields import (
     Point,
     Purpose,
     Sha,
+    Share,
     Time,
 )
+from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
 
@@ -56,6 +58,8 @@ class Unit(Part):
     multi_owner: Literal["not_covered"]
     population_lower_bound: Count
     exclusions: list[Code]
+    held_out_share: Annotated[Share | None, Since(2, before=None)]
+    """Expected share of the users held out for evaluation; None: those with named values."""
 
 
 class Adjacency(Part):
@@ -173,6 +177,8 @@ class Tuning(Part):
     data: Code
     trials: Count
     other_runs_before: Count
+    simulations_before: Annotated[Count, Since(2, before=0)]
+    """Simulations on the same users before this run, which paid nothing."""
 
 
 class EvaluationData(Part):
@@ -199,6 +205,7 @@ class Audited(Part):
     code_sha: Sha
     figures: Literal["open", "private"]
     lower_bound: float | None
+    mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
     self_test: SelfTest
     planted_bug_suite: PlantedBugs
 
@@ -247,6 +254,7 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

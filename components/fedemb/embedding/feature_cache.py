@@ -67,7 +67,10 @@ class FeatureCache:
             computed = np.zeros((len(unit.labels), self._dim), np.float32)
             for row, image in enumerate(unit.images):
                 computed[row] = self._compute(image)
-            self._known[key] = UnitFeatures(whole_features(computed), unit.labels)
+            features = UnitFeatures(whole_features(computed), unit.labels)
+            if not len(unit.labels):
+                return features
+            self._known[key] = features
             self._fresh.append(key)
             if self._store is not None and len(self._fresh) == _BLOCK:
                 name = f"{self._folder}/{len(self._blocks):06d}.npz"

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.config import ServerConfig, UnitGradientConfig
+from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD
 from fedemb.embedding.feature_cache import UnitFeatures
 from fedemb.embedding.rounds import RoundSums
-from fedemb.embedding.server import ServerState, server_step
+from fedemb.embedding.server import MeanStep, ServerRule
 from fedemb.errors import ConfigError
 from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, exact_logits
 
@@ -134,14 +134,9 @@ class HeadGradientFunction:
         losses = np.log(sums[..., 0]) - (logits * wanted).sum(-1)
         return (wanted - powers / sums) * shares[..., None], (losses * shares).sum(1)
 
-    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+    @property
+    def advance(self) -> ServerRule:
         """The server's step; see `ParallelRounds`."""
         plan = self.mechanism.plan
-        return server_step(
-            server,
-            state,
-            mean,
-            rounds=plan.rounds,
-            l2_norm_clip=plan.l2_norm_clip,
-            sizes=[self.dim - self._classes, self._classes],
-        )
+        sizes = (self.dim - self._classes, self._classes)
+        return MeanStep(plan.rounds, plan.l2_norm_clip, sizes)

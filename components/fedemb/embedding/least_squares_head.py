@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from fedemb.config import ServerConfig, UnitGradientConfig
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.rounds import RoundSums
-from fedemb.embedding.server import ServerState
+from fedemb.embedding.server import ServerRule, ServerState
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
 
 
@@ -59,14 +59,29 @@ class LeastSquaresFunction(HeadGradientFunction):
             asked = time.perf_counter()
         return RoundSums((tf.constant(total),), np.concatenate(rows))
 
-    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+    @property
+    def advance(self) -> ServerRule:
         """The head of the noised mean moments, taken as it is: nothing is averaged over rounds."""
-        plan = self.mechanism.plan
+        return SolvedHead(self.mechanism.plan, self._rows, self._classes)
+
+
+@dataclass(frozen=True)
+class SolvedHead:
+    """Solves noised mean moments for a head; see `ServerRule`."""
+
+    plan: Any
+    rows: int
+    """Features, and one for the bias."""
+    classes: int
+
+    def __call__(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """See `ServerRule`."""
+        plan = self.plan
         noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normaliser
         kernel, bias = solve_moments(
             mean / plan.l2_norm_clip,
-            classes=self._classes,
-            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self._rows),
+            classes=self.classes,
+            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self.rows),
             label_weight=plan.label_weight,
         )
         head = np.concatenate([(kernel / plan.feature_norm).ravel(), bias]).astype(np.float32)

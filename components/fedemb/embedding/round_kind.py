@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedemb.config import ServerConfig
 from fedemb.embedding.rounds import RoundSums
-from fedemb.embedding.server import ServerState
+from fedemb.embedding.server import ServerRule
 
 
 class RoundKind(Protocol):
@@ -19,6 +18,11 @@ class RoundKind(Protocol):
     """`privacy.queries.Mechanism`: samples, clips, sums, noises and prices."""
     seconds_waited: float
     """Of the last round: how long it waited for data."""
+
+    @property
+    def advance(self) -> ServerRule:
+        """The server's step on the noised mean."""
+        ...
 
     def initial_weights(self) -> np.ndarray:
         """What trains, before the first round, float32 `[dim]`."""
@@ -30,8 +34,4 @@ class RoundKind(Protocol):
 
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
         """The clipped sum of a round over its packed units, from the weights all start from."""
-        ...
-
-    def advance(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
-        """The server's step on the noised mean."""
         ...

@@ -13,15 +13,15 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from fedemb.config import LocalTrainingConfig, ServerConfig
+from fedemb.config import LocalTrainingConfig
 from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
-from fedemb.embedding.server import ServerState, server_step
+from fedemb.embedding.server import MeanStep, ServerRule
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""
@@ -46,6 +46,9 @@ class ClientExamples:
     """uint8 `[examples, size, size, channels]`."""
     labels: np.ndarray
     """int64 `[examples]`, any values that agree inside the client."""
+    place: int = 0
+    """Decides which worker trains it: its number among all that were sampled in the round, those
+    without examples included; of units that are sampled alone their keyed hash."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,11 @@ def client_seed(seed: int, round_index: int, grouping: int, group: int) -> Int64
 
 
 def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
-    """Packs at least one client, and spreads them over workers, the largest first."""
-    sizes = np.array([len(c.labels) for c in clients])
-    loads, parts = np.zeros(workers), [[] for _ in range(workers)]
-    for index in np.argsort(-sizes, kind="stable"):
-        lightest = int(np.argmin(loads))
-        loads[lightest] += sizes[index]
-        parts[lightest].append(clients[index])
+    """Packs at least one client, and deals them to workers in the order of their coins.
+
+    Sizes are not looked at, or one user could send others to a worker whose floats differ.
+    """
+    parts = [[c for c in clients if c.place % workers == number] for number in range(workers)]
     shape = clients[0].images.shape[1:]
 
     def share(part: Sequence[ClientExamples]) -> Share:
@@ -174,6 +175,12 @@ class ParallelRounds(ABC):
     ) -> tuple[Any, Any]:
         """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
 
+    @property
+    def advance(self) -> ServerRule:
+        """The server's step on the noised mean of a round of this kind."""
+        plan = self.mechanism.plan
+        return MeanStep(plan.rounds, plan.l2_norm_clip, tuple(self._sizes))
+
     def _split(self, weights: np.ndarray) -> list[np.ndarray]:
         parts = np.split(weights, np.cumsum(self._sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -182,9 +189,12 @@ class ParallelRounds(ABC):
         """Packs the units of a round into slabs of bounded size; empty ones contribute zero."""
         waiting: list[ClientExamples] = []
         size = 0
-        for unit in units:
-            if not len(unit.labels):
+        alone = self.mechanism.plan.samples_units
+        for number, sampled in enumerate(units):
+            if not len(sampled.labels):
                 continue
+            # A unit more or less moves the numbers of those after it, and no keyed hash.
+            unit = replace(sampled, place=sampled.group if alone else number)
             full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
             if waiting and full:
                 yield self._pack(waiting, round_index)
@@ -229,20 +239,6 @@ class ParallelRounds(ABC):
             total = query.merge_sample_states(total, state)
         empty = np.zeros((0, len(STATISTICS)), np.float32)
         return RoundSums(total, np.concatenate([empty, *statistics]))
-
-    def advance(
-        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
-    ) -> ServerState:
-        """The server's step on the noised mean of a round of this kind."""
-        plan = self.mechanism.plan
-        return server_step(
-            server,
-            state,
-            mean,
-            rounds=plan.rounds,
-            l2_norm_clip=plan.l2_norm_clip,
-            sizes=self._sizes,
-        )
 
     def _train_slab(
         self, broadcast: Any, slab: Slab, states: Any, parameters: Any

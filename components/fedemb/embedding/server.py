@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32
@@ -114,6 +115,35 @@ def server_step(
         averages=shares * state.averages + (one - shares) * weights,
         rounds=time,
     )
+
+
+class ServerRule(Protocol):
+    """What makes the next state of a noised mean.
+
+    It holds public numbers alone: applied a second time it tells whether it was the noised mean
+    that trained.
+    """
+
+    def __call__(
+        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
+    ) -> ServerState:
+        """The state after the round."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeanStep:
+    """`server_step` with the public numbers of a plan."""
+
+    rounds: int
+    l2_norm_clip: float
+    sizes: tuple[int, ...]
+
+    def __call__(
+        self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
+    ) -> ServerState:
+        """See `ServerRule`."""
+        return server_step(server, state, mean, **vars(self))
 
 
 def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from fedemb.documents.artifacts import config_digest, json_digest
+from fedemb.documents.artifacts import config_digest, file_digest, json_digest
+from fedemb.documents.audit import attack_on
 from fedemb.documents.model import RoundLine
-from fedemb.documents.model_files import tensor_problem
-from fedemb.errors import SignatureInvalid
+from fedemb.documents.model_files import stored_move, tensor_problem
+from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.gate.case import RERUN, Case, Reason
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
+from fedemb.gate.noise_floor import noise_floor
 from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -109,6 +111,14 @@ def rounds(case: Case) -> Iterator[Reason]:
             f"{case.reservation.rounds} reserved",
             "start a run with a new id that reserves all its rounds",
         )
+    if not ran == started == case.plan.rounds:
+        yield Reason(
+            "stopped_early",
+            f"the training stopped after {ran} of {case.plan.rounds} planned rounds, {started} of "
+            "them committed; when to stop may have been read off private data",
+            "run all planned rounds, or let the policy owner declare why it stopped with `fedemb "
+            "ledger waive stopped_early` and resume the run",
+        )
     if [line.round for line in evidence.rounds] != list(range(started)):
         yield Reason(
             "round_log_incomplete",
@@ -148,15 +158,22 @@ def audit(case: Case) -> Iterator[Reason]:
     audit, model, config = case.evidence.audit.body, case.evidence.model.body, case.evidence.config
     again = "run audit_privacy on this model, then account_privacy"
     levels = (config.policy.audit_level, case.ledger.terms.audit_level)
-    if "full" in levels:
+    if "full" in levels and audit.mechanism is None:
         yield Reason(
             "audit_full_missing",
-            "the policy asks for audit_level full, and this version audits at monitoring only",
-            "start a policy with audit_level: monitoring, and say so to its readers",
+            "the policy asks for audit_level full, and the trainer gave no evidence of its "
+            "mechanism",
+            "train with this version, or start a policy with audit_level: monitoring and say so to "
+            "its readers",
         )
-    if audit.level != "monitoring":
-        yield Reason("audit_level_unknown", f"the audit has level {audit.level!r}", again)
+    if audit.mechanism is not None:
+        for code, words in audit.mechanism.failed(case.plan).items():
+            yield Reason(code, words, "do not release; what was priced is not what ran")
     for name, found, wanted in (
+        ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
+        ("mechanism", audit.mechanism, model.mechanism_audit),
+        ("attack", audit.attack, attack_on(config.task)),
+        ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),
         ("code_sha", audit.code_sha, model.code_sha),
         ("run_id", audit.run_id, case.reservation.run_id),
@@ -196,6 +213,36 @@ def audit(case: Case) -> Iterator[Reason]:
             "audit_figures_open",
             "the audit holds exact figures of training users, which no noise covers",
             again,
+        )
+
+
+def floor(case: Case) -> Iterator[Reason]:
+    """The model moved from its public start as far as the planned noise alone would move it."""
+    evidence, plan = case.evidence, case.plan
+    if not case.same_environment:  # a bundle does not hold the start
+        return
+    if evidence.backbones is None:
+        raise ArtifactError("the public start is not at hand, so nobody knows how far it moved")
+    start = evidence.backbones[0]
+    shas = file_digest(start), evidence.model_files["backbone.keras"]
+    if shas[0] != evidence.model.body.initial_weights_sha:
+        raise ArtifactError("the public start is not the one that the model was trained from")
+    every = noise_floor(evidence.config, plan, sum(math.prod(t.shape) for t in evidence.tensors))
+    if every is None:
+        return
+    moved = stored_move(*evidence.backbones, every.start_share, shas)
+    if moved is None:
+        return
+    distance, changed = moved
+    wanted = noise_floor(evidence.config, plan, changed)
+    if wanted is not None and not distance >= wanted.length(changed):
+        yield Reason(
+            "below_noise_floor",
+            f"the model lies {distance:.4g} from its public start, and the planned noise alone "
+            f"would put it at least {wanted.length(changed):.4g} away",
+            "do not release: the planned noise seems not to be in this model; where receipts and "
+            "replay hold and training is known to pull noise back, the policy owner may say so with"
+            " `fedemb ledger waive below_noise_floor`",
         )
 
 

@@ -25,6 +25,8 @@ from fedemb.ledger import Ledger
 WAIVABLE = (
     "delta_above_customary",
     "pretraining_overlap_unchecked",
+    "stopped_early",
+    "below_noise_floor",
     "no_gain_over_public",
     "worse_than_previous_release",
 )
@@ -42,6 +44,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("tuning_invalid", privacy.tuning),
     ("approvals_invalid", privacy.approvals),
     ("audit_invalid", artifacts.audit),
+    ("noise_floor_unknown", artifacts.floor),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),
     ("pretraining_invalid", artifacts.pretraining),

@@ -10,6 +10,7 @@ from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
 from fedemb.reports.privacy_report import block_table
 
@@ -90,6 +91,15 @@ def mechanism(case: Case) -> Iterator[Reason]:
     if case.reservation.relation != plan.relation.name:
         yield Reason(
             "relation_differs", "the reservation charged another neighbouring relation", RERUN
+        )
+    promised = case.evidence.config.policy.covers_change_own_data
+    if promised and not covers_change_own_data(case.evidence.config, plan):
+        yield Reason(
+            "change_not_covered",
+            "the policy promises to cover users who change their own data, and epsilon does not "
+            "hold for them",
+            "take group_poisson_gaussian, hold users out by hash and name no cohort column, or "
+            "start a policy without that promise",
         )
     accounting.library_version()
 

@@ -139,6 +139,16 @@ class LedgerState:
             if attempt.charged and attempt.commit and attempt.commit.sequence < before
         }
 
+    def simulations(self, *, before: float = math.inf) -> set[str]:
+        """Ids of the simulations that were reserved before a record of the ledger."""
+        return {
+            attempt.reserve.run_id
+            for attempt in self.attempts.values()
+            if attempt.reserve.body["purpose"] == "simulation"
+            and attempt.reserve.sequence < before
+            and not attempt.void
+        }
+
     def approvals_of(self, model_sha: str, report_sha: str) -> list[Record]:
         """The approvals of one model with one report: one of each person, their first."""
         given = [

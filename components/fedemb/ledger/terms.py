@@ -76,6 +76,8 @@ class PolicyTerms:
     users: UserTerms
     unit: Literal["user", "image"] = "user"
     """Whose presence every guarantee of the policy hides."""
+    covers_change_own_data: bool = False
+    """Whether users who stay and change their own data are covered too."""
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
     """What happens to a run that is not of the planned series."""
     approvals: int = 0
@@ -102,7 +104,8 @@ class PolicyTerms:
           LedgerError: a field is unknown, missing, of another type or out of bounds.
         """
         try:
-            values = _typed(cls, body)
+            # Policies from before that promise was known made none.
+            values = _typed(cls, {"covers_change_own_data": False, **body})
             plan = cast("dict[str, Any]", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
             series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
@@ -142,6 +145,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "float": (float,),
     "int": (int,),
     "str": (str,),
+    "bool": (bool,),
     "str | None": (str, type(None)),
     "Mapping[str, Any]": (dict,),
     "UserTerms": (dict,),
@@ -201,6 +205,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             evaluation=partition.evaluation.model_dump(mode="json"),
         ),
         unit=policy.unit,
+        covers_change_own_data=policy.covers_change_own_data,
         unplanned_runs=policy.unplanned_runs,
         approvals=policy.approvals,
         series=series,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.fields import Interval
+from fedemb.documents.mechanism_audit import MechanismAudit
 
 LIMITATIONS = (
     "It attacks with one simple score. A stronger attack may find more.",
-    "It bounds no epsilon, neither from above nor from below: only the accounting can promise, and "
-    "only an attack with planted canaries can refute with a stated confidence.",
-    "It looks at some users on average. A single unusual user may be exposed and not be seen here.",
+    "The attack bounds no epsilon: only the accounting can promise, and only planted canaries can "
+    "refute with a stated confidence.",
+    "It looks at many on average. A single unusual one may be exposed and not be seen here.",
     "It sees the final model only, not the rounds.",
-    "Training and held-out users may differ for reasons other than training; the comparison with "
-    "the public backbone takes most of that out, not all.",
+    "Those who trained and those held out may differ for reasons other than training; the "
+    "comparison with the public start takes most of that out, not all.",
 )
 
 _WHERE = (
@@ -25,9 +26,43 @@ def _range(estimate: Interval) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
+def mechanism_sentence(audit: MechanismAudit) -> str:
+    """What was looked at to see that the priced mechanism ran, and what was found."""
+    receipts, witness, bounds = audit.receipts, audit.witness, audit.lower_bounds
+    whole = not receipts.failed and receipts.together
+    parts = [
+        f"the outputs of {receipts.rounds} rounds {'hold' if whole else 'do NOT hold'} their "
+        "noise, drawn again from its key",
+        f"the committed means {'give' if audit.fold.same else 'do NOT give'} the released weights",
+        f"{audit.replay.rounds} rounds run again without one of their users came out "
+        f"{'as they must' if not audit.replay.failed else 'WRONG'}",
+    ]
+    if witness is not None:
+        chance = witness.sampling_probability
+        taken = "" if chance is None else f", sampling probability {chance:.3g}"
+        parts.append(
+            f"{witness.canaries} canaries measured noise multiplier {witness.noise_multiplier:.3g} "
+            f"and clip {witness.contribution:.3g}{taken}"
+        )
+    if bounds is not None:
+        parts.append(
+            f"their scores bound epsilon from below, at 95 %, by {bounds.one_run:.3g} and "
+            f"{bounds.f_dp:.3g}, on which nothing rests"
+        )
+    return f"Did the priced mechanism run: {'; '.join(parts)}."
+
+
 def audit_sentence(report: AuditReport) -> str:
+    """A few sentences: mechanism, self-test, attack."""
+    attack = _attack_sentence(report)
+    return (
+        attack if report.mechanism is None else f"{mechanism_sentence(report.mechanism)} {attack}"
+    )
+
+
+def _attack_sentence(report: AuditReport) -> str:
     """One or two sentences: the self-test first, for without it the rest means nothing."""
-    failed = report.self_test.failed
+    failed, who = report.self_test.failed, f"{report.unit}s"
     if failed:
         return (
             f"The auditor failed its own test ({', '.join(failed)}), so nothing it says about the "
@@ -40,27 +75,27 @@ def audit_sentence(report: AuditReport) -> str:
         )
     if report.measured is None:
         return (
-            "Monitoring only: there are too few users with two images on one of the sides, so the "
-            "attack was not run."
+            f"Monitoring only: there are too few {who} that can be scored on one of the sides, so "
+            "the attack was not run."
         )
     plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
     figures = (
         f"AUROC {_range(plain)}, and {_range(calibrated)} after subtracting the same score under "
-        "the public backbone; 0.5 is blind"
+        "the public start; 0.5 is blind"
     )
     if finding(calibrated) == "leak":
         words = (
-            "Training users can be told from held-out ones better than by chance"
+            f"Training {who} can be told from held-out ones better than by chance"
             if not report.split_by_value
-            else "Training users score higher than held-out ones, who come from another population"
+            else f"Training {who} score higher than held-out ones, which are of another population"
         )
     elif "reversed" in (finding(plain), finding(calibrated)):
         words = (
-            "Training users score LOWER than held-out ones: the two sides differ for a reason "
+            f"Training {who} score LOWER than held-out ones: the two sides differ for a reason "
             "other than memory, and the attack is blind to what that hides"
         )
     elif finding(plain) == "leak":
-        words = "Training users score higher, and so they did before private training"
+        words = f"Training {who} score higher, and so they did before private training"
     else:
-        words = "This attack does not tell training users from held-out ones"
+        words = f"This attack does not tell training {who} from held-out ones"
     return f"Monitoring only, no bound on epsilon. {words} ({figures})."

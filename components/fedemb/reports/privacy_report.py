@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dp_accounting import NeighboringRelation
-
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.documents.evidence import Evidence
@@ -27,6 +25,7 @@ from fedemb.privacy.accounting import accounting, loss_grid
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
 from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, TRUST
 
@@ -70,11 +69,12 @@ def build_report(
             "multi_owner": "not_covered",
             "population_lower_bound": config.policy.users_lower_bound,
             "exclusions": ["evaluation_users"],
+            "held_out_share": getattr(config.partition.evaluation, "fraction", None),
         },
         "adjacency": {
             "relation": f"add_or_remove_one_{plan.unit}",
             "accounting_relation": plan.relation.name,
-            "covers_change_own_data": plan.relation is NeighboringRelation.REPLACE_ONE,
+            "covers_change_own_data": covers_change_own_data(config, plan),
         },
         "mechanism": _mechanism(plan, attempt, model.key_injected),
         "accounting": _accounting(plan, guarantee),
@@ -85,6 +85,7 @@ def build_report(
             "other_runs_before": len(
                 ledger.state.committed_runs(before=reservation.sequence) - {reservation.run_id}
             ),
+            "simulations_before": len(ledger.state.simulations(before=reservation.sequence)),
         },
         "evaluation": {"data": "held_out_users", "charged": False},
         "pretraining": _pretraining(config, evidence),
@@ -247,6 +248,7 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
 def _audit(evidence: Evidence) -> dict[str, Any]:
     return evidence.audit.body.model_dump(
         include={
+            "mechanism",
             "level",
             "attack",
             "model_sha",

@@ -58,7 +58,7 @@ def report_page(
         odds=_odds(report["accounting"]["epsilon"]),
         words=words,
         plan=plan_from_json(evidence.plan.body.plan),
-        guarantee=words.guarantee_sentence(signed.body.guarantee),
+        guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),

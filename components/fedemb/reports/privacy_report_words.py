@@ -33,7 +33,8 @@ LIMITATIONS = {
     "declared_tuning": "How hyperparameters were chosen is declared, not observed: each private "
     "run that was looked at costs its own price in the ledger, and what lies in no ledger is not "
     "covered.",
-    "monitoring": "The audit is monitoring: it can refute the guarantee, never prove it.",
+    "monitoring": "The attack of the audit is monitoring: it can refute the guarantee, never prove "
+    "it.",
     "timing": "How long steps take depends on how many users took part; whoever watches the "
     "pipeline's clock sees that, and it is not covered.",
     "other_policies": "Other policies over the same users add up; this report knows its own ledger "
@@ -50,6 +51,24 @@ def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:
     """The guarantee of a plan or report as one sentence."""
     fields = guarantee.model_dump() if isinstance(guarantee, Guarantee) else dict(guarantee)
     return str(PrivacyGuarantee.from_json(fields))
+
+
+def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
+    """The guarantee of a report as one sentence, with whom it covers further and whom it does not.
+
+    A report of version 1 does not say how many users were held out.
+    """
+    fields = report.content() if isinstance(report, PrivacyReport) else report
+    unit, share = fields["unit"], fields["unit"].get("held_out_share")
+    changes = "changes all of their own data" if unit["unit"] == "user" else "becomes another image"
+    covered = (
+        "also covered is" if fields["adjacency"]["covers_change_own_data"] else "not covered is"
+    )
+    held_out = f"about {share:.3g} of all users" if share else "those with the held-out values"
+    return (
+        f"{guarantee_sentence(fields['guarantee'])}; {covered} one {unit['unit']} that {changes}; "
+        f"users held out for evaluation ({held_out}) are measured exactly and have no guarantee"
+    )
 
 
 def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:

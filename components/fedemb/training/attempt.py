@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
+    canonical_json,
     config_digest,
     json_digest,
     sha256_hex,
+    strict_json,
     tree_digest,
     write_bytes,
 )
@@ -29,6 +33,7 @@ from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
 from fedemb.embedding.cluster import training_devices
 from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.embedding.round_audit import AttemptKeys
 from fedemb.embedding.rounds import assign_weights
 from fedemb.embedding.server import ServerState, released_weights
 from fedemb.embedding.standardized import plain_form
@@ -46,16 +51,18 @@ from fedemb.storage.turns import Turn, TurnStore
 from fedemb.training import checkpoint
 from fedemb.training.claim import claim
 from fedemb.training.round_log import RoundLog
-from fedemb.training.trainer import Attempt
+from fedemb.training.trainer import Attempt, Trained
 
 _INJECTED = "key_injected"
 """Lies in the working state once a round may have been drawn from a key that was handed in."""
+_EVIDENCE = "evidence.json"
+"""Whether the priced mechanism ran, written once training is over and while its key exists."""
 
 
 def run_attempt(
     context: StepContext,
     step: str,
-    train: Callable[[Attempt], ServerState],
+    train: Callable[[Attempt], Trained],
     root_key: bytes | None = None,
 ) -> dict[str, Any]:
     """Trains, or goes on where a killed trainer of the same attempt stopped.
@@ -64,7 +71,7 @@ def run_attempt(
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
         private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
       step: name of the step that trains.
-      train: runs the rounds that are not committed yet.
+      train: runs the rounds that are not committed yet, and two of them again.
       root_key: 32 bytes that coins and noise are drawn from, for an experiment that is to be
         repeated to the bit. Whoever knows them can take the noise off, so only a simulation takes
         them, and `model.json` tells. None takes the secret key of the reservation.
@@ -115,20 +122,22 @@ def run_attempt(
     log = RoundLog(store, inputs_sha)
     backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     finished = checkpoint.load(store, inputs_sha)
-    if finished is not None and finished.state.rounds == plan.rounds:
+    if finished is not None and store.exists(_EVIDENCE):
         state = finished.state  # killed between the last round and the last act
+        _release(config, backbone, state)
     else:
         if root_key is None:
             root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
         else:
             store.write(_INJECTED, b"")  # before its first round, and for good
-        mechanism = build_mechanism(plan, root_key, run_id, reservation.attempt, inputs_sha)
+        attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
         with local_tree(context.private("users")) as folder:
             _check_data(folder, commitments, users)
             attempt = Attempt(
                 config=config,
                 backbone=backbone,
-                mechanism=mechanism,
+                mechanism=build_mechanism(plan, **vars(attempt_keys)),
+                keys=attempt_keys,
                 users=folder,
                 store=store,
                 log=log,
@@ -136,10 +145,12 @@ def run_attempt(
                 workers=workers,
                 devices=devices,
             )
-            state = train(attempt)
+            trained = train(attempt)
+        state, audit = trained.state, trained.audit
+        released = _release(config, backbone, state)
+        evidence = audit and audit.found(released, config.policy.delta).model_dump(mode="json")
+        store.write(_EVIDENCE, canonical_json(evidence))
 
-    weights = released_weights(config.training.server, state)
-    assign_weights(trainable_variables(backbone, config.model.trainable), weights)
     backbone = plain_form(backbone)
     fields = {
         "run_id": run_id,
@@ -152,6 +163,7 @@ def run_attempt(
         "weights_sha": save_backbone(backbone, artifacts.model / "backbone.keras"),
         "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
+        "mechanism_audit": strict_json(store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in backbone.weights],
@@ -171,6 +183,13 @@ def run_attempt(
         keys=keys,
     )
     return card.json
+
+
+def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:
+    """Puts the weights that are released into the backbone; returns them as they lie there."""
+    variables = trainable_variables(backbone, config.model.trainable)
+    assign_weights(variables, released_weights(config.training.server, state))
+    return np.concatenate([variable.numpy().ravel() for variable in variables])
 
 
 def _check_key(config: RunConfig, root_key: bytes | None) -> None:

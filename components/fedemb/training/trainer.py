@@ -13,6 +13,7 @@ from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
 from fedemb.embedding.feed import Feed
+from fedemb.embedding.round_audit import AttemptKeys, RoundAudit
 from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.round_loop import run_rounds
 from fedemb.embedding.server import ServerState, initial_state
@@ -36,6 +37,8 @@ class Attempt:
     """Where the rounds start from."""
     mechanism: Any
     """`privacy.queries.Mechanism` of the attempt: clips, sums, noises and prices."""
+    keys: AttemptKeys
+    """What it draws from."""
     users: Path
     """Local folder of the users."""
     store: Store
@@ -48,6 +51,16 @@ class Attempt:
     """Virtual clients or micro-batches computed side by side."""
     devices: Sequence[str] | None
     """They are dealt to, see `RoundFunction`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training leaves."""
+
+    state: ServerState
+    """After the last round. Noised."""
+    audit: RoundAudit | None
+    """Whether the priced mechanism ran; None where there is no noise."""
 
 
 class Trainer:
@@ -64,6 +77,7 @@ class Trainer:
         self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []
         """Records whose mean no checkpoint covers yet; without the mean."""
+        self._audit: RoundAudit | None = None
 
     def restore(self) -> Progress:
         """Where the attempt stands: its checkpoint, and the records committed after it.
@@ -74,6 +88,13 @@ class Trainer:
         log = self._attempt.log
         start = Progress(initial_state(self._server, self._function.initial_weights()), None)
         progress = checkpoint.load(self._attempt.store, log.inputs_sha) or start
+        plan = self._attempt.mechanism.plan
+        if plan.private:
+            self._audit = RoundAudit(
+                plan, self._attempt.keys, self._server, self._function.advance, start.state
+            )
+            tags = (progress.mechanism or {}).get("tags", ())
+            self._audit.restore(self._attempt.store, [bytes.fromhex(tag) for tag in tags])
         while (record := log.read(progress.state.rounds)) is not None:
             progress = self._advance(progress, record)
         return progress
@@ -84,15 +105,19 @@ class Trainer:
                 f"the checkpoint ends at round {progress.state.rounds}, before rounds whose output "
                 "was cut off; restore the working state from a backup"
             )
+        self._look(record)
         state = self._function.advance(self._server, progress.state, record.mean)
         self._uncovered.append(replace(record, mean=None))
         return Progress(state, record.mechanism_state)
 
-    def train(self) -> ServerState:
-        """Runs all rounds that are not committed yet.
+    def _look(self, record: RoundRecord) -> dict[str, float]:
+        """Audits a round, once; a round it missed is missing from the evidence."""
+        if self._audit is None or record.index != self._audit.rounds:
+            return {}
+        return {"noise_slope": self._audit.add(record)}
 
-        Returns:
-          The state after the last round.
+    def train(self) -> Trained:
+        """Runs all rounds that are not committed yet, and two of them again.
 
         Raises:
           Interrupted: asked to stop; checkpoint written.
@@ -120,7 +145,8 @@ class Trainer:
                 for done in run_rounds(self._function, self._server, progress.state, feed, commit):
                     self._uncovered.append(replace(done.record, mean=None))
                     progress = Progress(done.state, done.record.mechanism_state)
-                    figures.write(done.index, describe(done, mechanism.plan))
+                    slope = self._look(done.record)
+                    figures.write(done.index, describe(done, mechanism.plan) | slope)
                     ended, elapsed = done.index + 1, time.monotonic() - started
                     _LOG.info(
                         events.ROUND, ended, rounds, _rest(done.index, first, rounds, elapsed)
@@ -143,10 +169,14 @@ class Trainer:
             figures.close()
         if self._uncovered:  # all rounds were on record already
             self._save(progress)
-        return progress.state
+        if self._audit is not None:
+            self._audit.replay(self._function, index, self._load, attempt.log.read)
+        return Trained(state=progress.state, audit=self._audit)
 
     def _save(self, progress: Progress) -> None:
         log = self._attempt.log
+        if self._audit is not None:
+            self._audit.save(self._attempt.store)
         checkpoint.save(self._attempt.store, log.inputs_sha, progress)
         for record in self._uncovered:
             log.cut(record)

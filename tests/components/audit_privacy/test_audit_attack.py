@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
 from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
-from fedemb.steps.audit_privacy.self_test import made_up_embeddings, self_test
+from fedemb.steps.audit_privacy.scoring import ConfidenceScore, VerificationScore
+from fedemb.steps.audit_privacy.self_test import self_test
 
 finite = st.floats(-3, 3, width=16)
 side = st.lists(finite, min_size=10, max_size=30).map(np.array)
@@ -35,7 +36,8 @@ def test_a_reversed_score_mirrors_the_auroc_and_is_never_hidden(members, others)
 
 def test_scores_equal_the_definition():
     random = np.random.default_rng(0)
-    embeddings, owners = made_up_embeddings(random, 12, 1.0)
+    embeddings = VerificationScore().made_up(random, 12, 4, leak=False)
+    owners = np.repeat(np.arange(12), 4)
     scores = verification_scores(embeddings, owners, 12)
     cosines = embeddings @ embeddings.T
     for user in range(12):
@@ -97,10 +99,11 @@ def broken_fills_missing_scores(members, others, **kwargs):
     return attack(filled, others if len(others) else filled, **kwargs)
 
 
-def test_self_test_passes_and_is_the_same_every_time():
-    result = self_test()
+@pytest.mark.parametrize("scoring", [VerificationScore(), ConfidenceScore()])
+def test_self_test_passes_and_is_the_same_every_time(scoring):
+    result = self_test(scoring)
     assert result.failed == ()
-    assert result == self_test()
+    assert result == self_test(scoring)
     assert abs(result.no_leak.auroc - 0.5) < 0.02
 
 
@@ -114,6 +117,56 @@ def test_self_test_passes_and_is_the_same_every_time():
         (broken_fills_missing_scores, {"missing_score", "missing_side"}),
     ],
 )
-def test_self_test_catches_a_broken_auditor(auditor, fails):
-    result = self_test(auditor)
+@pytest.mark.parametrize("scoring", [VerificationScore(), ConfidenceScore()])
+def test_self_test_catches_a_broken_auditor(scoring, auditor, fails):
+    result = self_test(scoring, auditor)
     assert set(result.failed) == fails
+
+
+class DeafScore(ConfidenceScore):
+    """Planted: takes the label of the next image."""
+
+    def scores(self, seen, owners, users):
+        return super().scores(np.random.default_rng(0).permutation(seen), owners, users)
+
+
+@pytest.mark.planted_bug(20)
+def test_self_test_catches_a_score_that_mixes_up_users():
+    assert "planted_leak" in self_test(DeafScore()).failed
+
+
+# ---- classifiers ---------------------------------------------------------------------------------
+
+
+def test_confidence_is_the_log_odds_of_the_label_of_a_real_classifier():
+    from fedemb.config import ModelConfig
+    from fedemb.embedding.backbones import build_backbone
+    from fedemb.embedding.classifier import classify
+
+    model = ModelConfig(
+        backbone="tanh_cnn", image_size=12, embedding_dim=8, classes=("a", "b", "c")
+    )
+    classifier = build_backbone(model, 0)
+    random = np.random.default_rng(0)
+    classifier.weights[-2].assign(random.normal(size=classifier.weights[-2].shape))
+    images = random.integers(0, 256, (6, 12, 12, 1), np.uint8)
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    seen = ConfidenceScore().look(classifier, images, labels, 4)
+    right = classify(classifier, images, 4)[np.arange(6), labels].astype(np.float64)
+    np.testing.assert_allclose(seen, np.log(right / (1 - right)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_unit_of_one_image_has_a_score_and_one_of_several_their_mean():
+    scores = ConfidenceScore().scores(np.array([1.0, 2.0, 5.0]), np.array([0, 1, 1]), 2)
+    assert scores.tolist() == [1.0, 3.5]
+
+
+def test_probability_of_zero_or_one_is_finite_and_one_that_is_no_number_an_error():
+    scoring = ConfidenceScore()
+
+    def seen(right):
+        return np.log(right + 1e-30) - np.log(1 - right + 1e-30)
+
+    assert np.isfinite(scoring.scores(seen(np.array([0.0, 1.0])), np.arange(2), 2)).all()
+    with pytest.raises(InputError, match="diverged"):
+        scoring.scores(np.array([np.nan, 0.0]), np.arange(2), 2)

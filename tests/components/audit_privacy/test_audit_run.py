@@ -63,16 +63,16 @@ def test_a_simulation_shows_its_figures(copied, tmp_path):
 
 
 def test_a_model_that_memorised_its_users_is_found(copied, tmp_path, monkeypatch):
-    def remembers(backbones, images, settings):
+    def remembers(*arguments):
         """Training maps every image of a training user to one point, and does nothing else."""
-        before = honest(backbones, images, settings)[1]
+        before = honest(*arguments)[1]
         after = before.reshape(-1, 4, before.shape[1]).mean(1).repeat(4, 0)
         remembers.side += 1
         return [after if remembers.side == 1 else before, before]
 
     remembers.side = 0
-    honest = audit._embed
-    monkeypatch.setattr(audit, "_embed", remembers)
+    honest = audit._look
+    monkeypatch.setattr(audit, "_look", remembers)
     run(copied.context(config(purpose="simulation"), tmp_path))
     report = read(tmp_path / "report.json", AuditReport).body
     assert finding(report.measured.calibrated.auroc) == "leak"
@@ -118,6 +118,7 @@ def found(plain, calibrated, **more):
         "run_id": "run-1",
         "level": "monitoring",
         "attack": "verification_score",
+        "unit": "user",
         "self_test": honest_run.SELF_TEST,
         "planted_bug_suite": {"passed": 50, "total": 50, "privacy_code_sha": "0" * 64},
         "figures": "open",
@@ -126,6 +127,7 @@ def found(plain, calibrated, **more):
         "users_at_most": 60,
         "bootstrap_samples": 40,
         "measured": measured,
+        "mechanism": None,
     }
     return AuditReport.of_fields({**fields, **more})
 

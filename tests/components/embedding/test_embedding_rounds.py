@@ -1,5 +1,6 @@
 """The round function against a straightforward reference, and what one user can change."""
 
+import dataclasses
 import doctest
 
 import numpy as np
@@ -135,6 +136,31 @@ def test_clipped_sum_equals_a_straightforward_reference(changes):
     found = total * clip / 2.0**mechanism.plan.grid_bits
     assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
     np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
+
+
+@pytest.mark.planted_bug(9)
+def test_one_user_sends_no_other_client_to_another_worker():
+    """Workers may differ in their floats, so sizes and empty clients decide nothing."""
+
+    def workers(clients):
+        slabs = function.slabs(clients, 0)
+        return {
+            tuple(seed): number
+            for slab in slabs
+            for number, share in enumerate(slab)
+            for seed in share.seeds.tolist()
+        }
+
+    function, few, many = _function(workers=2), _clients(8), _clients(8)
+    grown = dataclasses.replace(
+        many[0], images=np.repeat(many[0].images, 9, axis=0), labels=np.repeat(many[0].labels, 9)
+    )
+    gone = dataclasses.replace(many[0], images=many[0].images[:0], labels=many[0].labels[:0])
+    before = workers(few)
+    assert set(before.values()) == {0, 1}
+    for changed in (grown, gone):
+        after = workers([changed, *many[1:]])
+        assert all(before[seed] == worker for seed, worker in after.items())
 
 
 def test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs(monkeypatch):

@@ -20,7 +20,10 @@ from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
 from fedemb.ledger.records import encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.provenance import privacy_code_digest
+from fedemb.reports.privacy_report_words import report_sentence
 from fedemb.steps.reserve_budget import reserve
 
 BLIND = {"value": 0.5, "low": 0.45, "high": 0.55}
@@ -190,7 +193,7 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"planted_bug_suite": {**SUITE, "passed": SUITE["total"] - 1}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "privacy_code_sha": "0" * 64}}, "planted_bugs_missed"),
-        ({"level": "full"}, "audit_level_unknown"),
+        ({"level": "monitoring"}, "audit_stale"),
         ({"run_id": "another"}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
@@ -264,11 +267,43 @@ def test_missing_audit_is_denied(run):
         run.do_gate()
 
 
-def test_full_audit_level_is_refused_before_anything_is_spent(tmp_path):
-    run = honest_run.start(tmp_path, **{"policy.audit_level": "full"})
-    run.do_plan()
-    with pytest.raises(Refused, match="monitoring"):
-        run.do_reserve()
+def test_release_without_evidence_of_its_mechanism_is_denied(run):
+    run.rewrite(run.model / "model.json", mechanism_audit=None)
+    run.rewrite(run.audit, mechanism=None, level="monitoring")
+    run.do_account()
+    assert "audit_full_missing" in codes(verdict_of(run))
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "code"),
+    [
+        ("receipts", {"failed": 1}, "noise_receipt_failed"),
+        ("receipts", {"together": False}, "noise_receipt_failed"),
+        ("receipts", {"rounds": 5}, "noise_receipt_failed"),
+        ("fold", {"same": False}, "fold_differs"),
+        ("fold", {"rounds": 5}, "fold_differs"),
+        ("replay", {"failed": ["sum"]}, "replay_differs"),
+        ("replay", {"rounds": 0}, "replay_differs"),
+        ("witness", {"noise_multiplier": 1.8}, "witness_off"),
+        ("witness", {"contribution": 2.5}, "witness_off"),
+        ("witness", {"sampling_probability": 0.1}, "witness_off"),
+    ],
+)
+def test_evidence_against_the_mechanism_is_denied_and_named(run, part, changes, code):
+    """Whoever signs it: the gate compares with the plan, and says what failed."""
+    found = json.loads(run.audit.read_text())["mechanism"]
+    bent = {**found, part: {**found[part], **changes}}
+    run.rewrite(run.model / "model.json", mechanism_audit=bent)
+    run.rewrite(run.audit, mechanism=bent)
+    run.do_account()
+    assert code in codes(verdict_of(run))
+
+
+def test_evidence_of_another_card_than_the_trainer_s_is_denied(run):
+    bent = {**json.loads(run.audit.read_text())["mechanism"], "lower_bounds": None}
+    run.rewrite(run.audit, mechanism=bent)
+    run.do_account()
+    assert codes(verdict_of(run)) == ["audit_stale"]
 
 
 def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
@@ -284,7 +319,12 @@ def test_private_runs_looked_at_must_stand_in_the_ledger(tmp_path):
     final.until_gate()
     assert verdict_of(final).allow
     found = json.loads(final.report.read_text())["tuning"]
-    assert found == {"data": "private", "trials": 2, "other_runs_before": 2}
+    assert found == {
+        "data": "private",
+        "trials": 2,
+        "other_runs_before": 2,
+        "simulations_before": 0,
+    }
 
 
 def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_run(
@@ -421,6 +461,73 @@ def test_commit_of_fewer_rounds_than_the_model_ran_is_denied(run, says):
     if says == 6:
         with pytest.raises(PlanMismatch, match="rounds"):
             run.do_account()
+
+
+@pytest.mark.planted_bug(16)
+def test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner(run):
+    """When to stop may have been read off private data, whatever was charged."""
+    _cut_after(run, 2)
+    lines = [json.loads(line) for line in (run.model / "rounds.jsonl").read_text().splitlines()]
+    run.write_rounds(lines[:4])
+    run.rewrite(run.model / "model.json", rounds_run=4)
+    run.do_commit()
+    run.do_account()
+    assert "stopped_early" in codes(verdict_of(run))
+    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
+    run.ledger().waive(
+        code="stopped_early",
+        model_sha=model_sha,
+        reason="the machine was given back after four rounds",
+        signer=Signer.load_or_create(run.keys, "policy"),
+    )
+    run.do_account()
+    assert verdict_of(run).waived == ("stopped_early",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.source.columns.cohort": "region", "partition.cohorts": ["north"]},
+        {"partition.evaluation": {"by": "value", "column": "script", "values": ["Tifinagh"]}},
+    ],
+)
+def test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it(tmp_path, changes):
+    """Another cohort is paid for by a second block, another value is evaluated exactly."""
+    promising = {**changes, "policy.covers_change_own_data": True}
+    run = honest_run.start(tmp_path / "promised", **promising)
+    run.do_plan()
+    with pytest.raises(Refused, match=r"promises more.*nothing was charged"):
+        run.do_reserve()
+    run = honest_run.start(tmp_path / "silent", **changes)
+    assert not covers_change_own_data(run.config, plan_mechanism(run.config))
+    assert covers_change_own_data(honest_run.config(), plan_mechanism(honest_run.config()))
+
+
+def test_promise_that_epsilon_does_not_keep_is_denied(tmp_path, monkeypatch):
+    promising = {"policy.covers_change_own_data": True}
+    run = honest_run.start(tmp_path, **promising).until_gate()
+    assert verdict_of(run).allow
+    monkeypatch.setattr(privacy_rules, "covers_change_own_data", lambda *_: False)
+    assert codes(verdict_of(run)) == ["change_not_covered"]
+
+
+def test_guarantee_names_those_who_have_none(good_run):
+    """Of ten users one is evaluated exactly, and the sentence says so."""
+    report = read(good_run.report, PrivacyReport).body
+    sentence = report_sentence(report)
+    assert "about 0.1 of all users" in sentence
+    assert "have no guarantee" in sentence
+    assert "also covered is one user that changes" in sentence
+
+
+def test_simulation_on_the_same_users_is_listed(tmp_path):
+    """It paid nothing, and whoever reads the report learns of it."""
+    first = honest_run.start(tmp_path / "first", "looked", purpose="simulation")
+    first.do_plan()
+    first.do_reserve()
+    run = honest_run.start(tmp_path / "second", "final", first.policy_root).until_gate()
+    assert json.loads(run.report.read_text())["tuning"]["simulations_before"] == 1
+    assert verdict_of(run).allow
 
 
 def test_blocks_charged_around_admission_are_denied(run):

@@ -127,6 +127,20 @@ def test_only_users_of_reserved_blocks_train(partition: Partitioner) -> None:
     assert some.records("evaluation") == everyone.records("evaluation")
 
 
+def test_only_users_of_reserved_blocks_of_a_cohort_train(partition: Partitioner) -> None:
+    rows = [{**row, "month": f"2026-0{1 + n % 2}"} for n, row in enumerate(rows_of(40, images=1))]
+    how: dict[str, Any] = {
+        "data__source__columns__cohort": "month",
+        "partition__cohorts": ["2026-01", "2026-02"],
+        "partition__blocks_per_cohort": 4,
+    }
+    everyone = partition(rows, **how).records()
+    some = partition(rows, **how, blocks=frozenset({"2026-01/1", "2026-02/3"})).records()
+    expected = {k: r for k, r in everyone.items() if r.block in ("2026-01/1", "2026-02/3")}
+    assert {record.block for record in expected.values()} == {"2026-01/1", "2026-02/3"}
+    assert some == expected
+
+
 def test_user_of_several_cohorts_goes_nowhere(partition: Partitioner) -> None:
     """Whichever cohort a rule picked, another one would be charged once records come or go."""
     rows = [{**row, "month": f"2026-0{1 + n % 3}"} for n, row in enumerate(rows_of(12, images=1))]

@@ -298,9 +298,9 @@ def test_state_holds_nothing_of_the_sums(name):
     m = mechanism(PLANS[name])
     play(m, range(min(3, m.plan.rounds)))
     state = m.state_to_json()
-    assert state.keys() == {"schema", "plan", "next_round", "l2_norm_clip", "tags"}
+    assert state.keys() == {"schema", "plan", "next_round", "l2_norm_clip", "tag", "tags"}
     assert len(state["tags"]) == (3 if m.plan.tracks_participation else 0)
-    assert all(len(tag) == 64 for tag in state["tags"])
+    assert all(len(tag) == 64 for tag in (state["tag"], *state["tags"]))
 
 
 @pytest.mark.planted_bug(18)

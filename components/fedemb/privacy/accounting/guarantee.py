@@ -29,8 +29,7 @@ def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
         return f"one {unit}'s data is blanked out"
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return f"one {unit} is added or removed"
-    changes = "changes all their data" if unit == "user" else "becomes another image"
-    return f"one {unit} is added or removed, or {changes} (one virtual client's update is replaced)"
+    return f"one {unit} is added or removed (one virtual client's update is replaced)"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
 
     section = FixedSizeConfig
     proof = "a user is drawn with chance K M / n and changes one group by at most 2C"
+    draws_places = True
     sampler_words = "a fixed number of user slots without replacement"
     compared = True
     label = "fixed size"

@@ -50,7 +50,8 @@ class KeyedNoise:
         self._plan = plan
         self._key = noise_key
         self._stream: CorrelatedStream | None = None
-        self._tag = b""
+        self.tag = b""
+        """Of the last round: a keyed digest of what was noised in it."""
         self.tags: list[bytes] = []
         """Tags of the rounds so far, in order; kept only where later noise depends on them."""
 
@@ -71,11 +72,11 @@ class KeyedNoise:
                 f"{self._plan.rounds} rounds of {size} values exceed the {MAX_NORMALS} normals the "
                 "noise sampler is accounted for; lower rounds"
             )
-        self._tag = round_tag(self._key, round_index, quantities)
+        self.tag = round_tag(self._key, round_index, quantities)
 
     def add(self, name: str, values: Integers, scale: float) -> Integers:
         """Returns values plus rounded normals of standard deviation `scale` grid units."""
-        return add_rounded_noise(values, tensor_key(self._key, self._tag, name), scale)
+        return add_rounded_noise(values, tensor_key(self._key, self.tag, name), scale)
 
     def add_correlated(self, name: str, values: Integers) -> Integers:
         """Returns values plus the next row of the correlated noise; earlier rows are redrawn."""
@@ -84,8 +85,8 @@ class KeyedNoise:
             assert self._stream is not None, f"{self._plan.kind} has no correlated noise"
             for tag in self.tags:
                 self._stream.next(tensor_key(self._key, tag, name))
-        self.tags.append(self._tag)
-        return values + self._stream.next(tensor_key(self._key, self._tag, name))
+        self.tags.append(self.tag)
+        return values + self._stream.next(tensor_key(self._key, self.tag, name))
 
     def restore(self, tags: list[bytes]) -> None:
         """Continues after the rounds of these tags; their noise is redrawn when it is needed."""

@@ -108,6 +108,9 @@ class MechanismPlan(MechanismConfig):
     """Why the event prices one unit (docs/privacy/sensitivity.md); without it the gate denies."""
     sampler_words: ClassVar[str]
     """Who takes part in a round, for the report."""
+    draws_places: ClassVar[bool] = False
+    """Whether users are drawn by their place in the store, where one who leaves moves others; the
+    proof then pairs the draws on both data sets in another way."""
     options: ClassVar[tuple[str, ...]] = ()
     """Options of `fedemb plan` that only some mechanisms know, and this one does."""
     compared: ClassVar[bool] = False

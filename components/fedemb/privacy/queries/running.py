@@ -33,7 +33,7 @@ from fedemb.privacy.queries.clipped_sum import (  # noqa: E402
     Record,
 )
 
-STATE_SCHEMA = "fedemb/mechanism_state/1"
+STATE_SCHEMA = "fedemb/mechanism_state/2"
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class Mechanism:
             "plan": self.plan.digest,
             "next_round": self._next_round,
             "l2_norm_clip": self.l2_norm_clip,
+            "tag": self._noise.tag.hex(),
             "tags": [tag.hex() for tag in self._noise.tags],
         }
 
@@ -164,6 +165,14 @@ class Mechanism:
         self._noise.restore(tags)
         self._next_round = next_round
         self._place(next_round, float(state["l2_norm_clip"]))
+
+    def rewind(self, state: dict[str, Any] | None) -> None:
+        """Goes back to after an earlier round, given by its `state_to_json`; None: to the start.
+
+        Sampling and clipping may then be repeated; the noise of correlated rounds may not.
+        """
+        start = {"schema": STATE_SCHEMA, "plan": self.plan.digest, "next_round": 0, "tags": []}
+        self.restore(state or {**start, "l2_norm_clip": self.plan.l2_norm_clip})
 
     def _place(self, round_index: int, clip: float) -> None:
         if isinstance(self._sum, ClippedSumQuery):

@@ -1,0 +1,120 @@
+"""What tells a training user from others: one score for embeddings, one for classifiers.
+
+Embeddings: how much closer a user's images lie to each other than to those of others (the idea of
+Li et al., arXiv 2203.02077). Classifiers: how sure the model is of their labels, as log-odds, whose
+spread is alike for hard and easy images (Carlini et al., arXiv 2112.03570, section IV). Both are
+also compared with what they were under the public start, which takes out how hard a user is
+(Watson et al., arXiv 2111.08440).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedemb.config import RunConfig
+from fedemb.documents.audit import Attack, attack_on
+from fedemb.errors import InputError
+from fedemb.steps.audit_privacy.attack import verification_scores
+
+_TINY = 1e-30
+"""Below every float32 probability, so that a class of probability 0 has finite odds."""
+
+
+class Scoring(ABC):
+    """From images to one score a user; a member should score higher."""
+
+    attack: ClassVar[Attack]
+    least_images: ClassVar[int]
+    """Of a user who can be scored."""
+
+    @abstractmethod
+    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+        """What the model says of each image, `[images, ...]`."""
+
+    @abstractmethod
+    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
+        """One score a user, float64 `[users]`.
+
+        Args:
+          seen: of all images, as of `look`.
+          owners: int `[images]`, user of each image, 0..users-1.
+          users: number of users.
+
+        Raises:
+          InputError: an output is not finite.
+        """
+
+    @abstractmethod
+    def made_up(
+        self, random: np.random.Generator, users: int, images: int, leak: bool
+    ) -> np.ndarray:
+        """What a model would say of made-up users with or without a leak."""
+
+
+class VerificationScore(Scoring):
+    """Mean cosine within a user minus mean cosine to others."""
+
+    attack = "verification_score"
+    least_images = 2
+
+    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+        """Embeddings of unit length."""
+        from fedemb.embedding import embed
+
+        return embed(model, images, batch)
+
+    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
+        """See `verification_scores`."""
+        return verification_scores(seen, owners, users)
+
+    def made_up(
+        self, random: np.random.Generator, users: int, images: int, leak: bool
+    ) -> np.ndarray:
+        """Points about a centre; a leak pulls them together."""
+        centres = random.normal(size=(users, 1, 32))
+        points = centres + (0.8 if leak else 1.0) * random.normal(size=(users, images, 32))
+        points /= np.linalg.norm(points, axis=2, keepdims=True)
+        return points.reshape(users * images, -1).astype(np.float32)
+
+
+class ConfidenceScore(Scoring):
+    """Mean log-odds of the label over a unit's images."""
+
+    attack = "confidence_score"
+    least_images = 1
+
+    def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
+        """Log-odds of each image's label, float64 `[images]`."""
+        from fedemb.embedding.classifier import classify
+
+        probabilities = classify(model, images, batch).astype(np.float64)
+        wanted = labels[:, None] == np.arange(probabilities.shape[1])
+        right = (probabilities * wanted).sum(1)
+        wrong = (probabilities * ~wanted).sum(1)
+        return np.log(right + _TINY) - np.log(wrong + _TINY)
+
+    def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
+        """Mean over each unit's images; NaN for one without any."""
+        if not np.isfinite(seen).all():
+            raise InputError(
+                "a probability is not finite, so nobody can be scored; the model diverged"
+            )
+        counts = np.bincount(owners, minlength=users)
+        with np.errstate(invalid="ignore"):
+            return np.bincount(owners, seen, minlength=users) / counts
+
+    def made_up(
+        self, random: np.random.Generator, users: int, images: int, leak: bool
+    ) -> np.ndarray:
+        """Easy and hard units; a leak makes the model surer."""
+        hard = random.normal(size=(users, 1)) + (1.0 if leak else 0.0)
+        return (hard + random.normal(size=(users, images))).ravel()
+
+
+def scoring_of(config: RunConfig) -> Scoring:
+    """The score that suits what the run trains."""
+    kinds = {kind.attack: kind for kind in (VerificationScore, ConfidenceScore)}
+    return kinds[attack_on(config.task)]()

@@ -1,0 +1,131 @@
+"""A round on record, run again without one of its users: what must then be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedemb.embedding.round_kind import RoundKind
+from fedemb.privacy.auditing.receipts import NoiseReceipts
+from fedemb.privacy.mechanisms.noise import round_tag
+from fedemb.privacy.mechanisms.sampling import VirtualClient
+
+
+class OneRound:
+    """One round again, from the weights and the mechanism's state it began with."""
+
+    def __init__(
+        self,
+        function: RoundKind,
+        load: Callable[[Any], Any],
+        *,
+        number: int,
+        weights: np.ndarray,
+        before: dict[str, Any] | None,
+        mean: np.ndarray,
+        receipts: NoiseReceipts,
+        noise_key: bytes,
+    ):
+        self._function, self._load = function, load
+        self._number, self._weights, self._mean = number, weights, mean
+        self._receipts, self._noise_key = receipts, noise_key
+        function.mechanism.rewind(before)
+
+    def problems(self, index: Any, tag: str) -> set[str]:
+        """What is not as it must be."""
+        clients = self._function.mechanism.sample_clients(self._number, index)
+        failed, total = self._without_one(index, clients)
+        if round_tag(self._noise_key, self._number, _quantities(total)).hex() != tag:
+            failed.add("sum")
+        if not self._holds(total[0], bytes.fromhex(tag)):
+            failed.add("noise")
+        return failed
+
+    def _without_one(
+        self, index: Any, clients: list[VirtualClient]
+    ) -> tuple[set[str], list[np.ndarray]]:
+        """What is wrong without one of the users, and the sums with them put back."""
+        members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
+        if not len(members):
+            return set(), self._sums(clients)
+        mechanism, failed = self._function.mechanism, set[str]()
+        removed = int(members[len(members) // 2])
+        # The others hold nobody here and keep their places, which decide where each one trains.
+        there = [c if removed in c.users else _nobody(c) for c in clients]
+        gone = [_less(client, removed) for client in there]
+        alone = sum(removed in client.users for client in clients)
+        left = wanted = [_less(client, removed) for client in clients]
+        if not mechanism.plan.draws_places:
+            apart = _Without(index, removed)
+            left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
+        if alone != 1 or _names(left) != _names(wanted):
+            failed.add("coins")
+        whole, without = self._sums(there), self._sums(gone)
+        grid = 2.0**mechanism.plan.grid_bits
+        for sums in (whole, without):
+            if not np.linalg.norm(sums[0].astype(np.float64)) <= grid * alone:
+                failed.add("clip")
+        parts = zip(self._sums(left), whole, without, strict=True)
+        return failed, [rest + mine - less for rest, mine, less in parts]
+
+    def _holds(self, total: np.ndarray, tag: bytes) -> bool:
+        """Whether what was committed is the sum and its noise, but for the digits of a float32."""
+        mechanism = self._function.mechanism
+        plan = mechanism.plan
+        output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
+        output *= mechanism.l2_norm_clip / plan.normaliser
+        return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
+
+    def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
+        slabs = self._function.slabs(map(self._load, clients), self._number)
+        state = self._function.run(self._weights, slabs).sample_state
+        return [np.asarray(part, np.int64).ravel() for part in state]
+
+
+def _quantities(sums: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return dict(zip(("update", "below"), sums, strict=False))
+
+
+class _Without:
+    """The users without one of them, numbered as if that one had never been there."""
+
+    def __init__(self, index: Any, removed: int):
+        self._index, self._removed = index, removed
+        self.virtual_clients, self.groupings = index.virtual_clients, index.groupings
+        self.user_count = index.user_count - 1
+
+    @property
+    def user_keys(self) -> np.ndarray:
+        """Of those who are left."""
+        return np.delete(self._index.user_keys, self._removed)
+
+    def members(self, grouping: int, group: int) -> np.ndarray:
+        """Rows among those who are left."""
+        rows = self._index.members(grouping, group)
+        rows = rows[rows != self._removed]
+        return rows - (rows > self._removed)
+
+    def named(self, client: VirtualClient) -> VirtualClient:
+        """The client with rows as they are in the store."""
+        rows = client.users + (client.users >= self._removed)
+        return VirtualClient(client.grouping, client.group, rows)
+
+
+def _nobody(client: VirtualClient) -> VirtualClient:
+    return VirtualClient(client.grouping, client.group, client.users[:0])
+
+
+def _less(client: VirtualClient, removed: int) -> VirtualClient:
+    rows = client.users[client.users != removed]
+    return VirtualClient(client.grouping, client.group, rows)
+
+
+def _names(clients: list[VirtualClient]) -> dict[tuple[int, int], list[int]]:
+    """Who is where; whoever holds nobody contributes nothing and need not be there."""
+    return {
+        (client.grouping, client.group): np.sort(client.users).tolist()
+        for client in clients
+        if len(client.users)
+    }

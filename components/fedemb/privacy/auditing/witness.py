@@ -1,0 +1,162 @@
+"""Witness: canaries that go through a mechanism of their own, made from the plan as the real one.
+
+Sampler, clip, grid, sum and noise are the same code under a key of their own, so what comes out
+tells noise, clip and sampling probability as they run. Canaries train nothing: their vectors lie in
+coordinates that no model has, and no real user's record, coin or noise depends on them. What is
+published of them is a function of keys and plan alone and costs no user anything.
+"""
+
+# TensorFlow and jax-privacy ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedemb.documents.mechanism_audit import LowerBounds, Witness
+from fedemb.keys import derive
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+COORDINATES = 4096
+CANARIES = 256
+"""That are put in; as many are left out, and nothing of theirs is ever added."""
+ROUNDS = 32
+"""Rounds with canaries at least, if there are so many; they are spread evenly."""
+_LENGTH = 10.0
+"""Of a canary's record before the clip, in clips."""
+_OWN = COORDINATES // (2 * CANARIES)
+_SCORES = "scores"
+
+
+class CanaryIndex:
+    """Canaries as users: in virtual client i mod G of every grouping lies canary i."""
+
+    def __init__(self, plan: MechanismPlan):
+        self.virtual_clients, self.groupings = plan.virtual_clients, plan.groupings
+        self.user_count = CANARIES
+        self.user_keys = np.arange(CANARIES, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+    def members(self, grouping: int, group: int) -> np.ndarray:
+        """Canaries of a virtual client."""
+        del grouping
+        return np.arange(group, CANARIES, self.virtual_clients)
+
+
+class WitnessMechanism:
+    """The canaries of one attempt.
+
+    Args:
+      plan: of the attempt, whose rounds do not share noise.
+      root_key: of the attempt; the witness takes a subkey of its own.
+      run_id: the run.
+      attempt: the attempt.
+      inputs_sha: of everything that goes in.
+    """
+
+    def __init__(
+        self, plan: MechanismPlan, root_key: bytes, run_id: str, attempt: int, inputs_sha: str
+    ):
+        import tensorflow as tf
+
+        from fedemb.privacy.queries import build_mechanism
+
+        # A constant clip, and a virtual client for each canary where whole ones are sampled.
+        self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
+        if plan.adaptive_clip is not None:
+            self.plan = self.plan.replaced(adaptive_clip=None)
+        key = derive(root_key, "witness")
+        self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
+        self._index = CanaryIndex(self.plan)
+        random = np.random.default_rng(list(derive(key, "membership")))
+        # Which canaries are in is secret until the run is over: nobody could treat them apart.
+        self._included = random.permutation(2 * CANARIES)[:CANARIES]
+        self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
+        self._sums = {"energy": 0.0, "length": 0.0}
+        self._scores = np.zeros(2 * CANARIES)
+        query, parameters = self._mechanism.query, self._mechanism.sample_params()
+
+        @tf.function(input_signature=[tf.TensorSpec([None, COORDINATES], tf.float32)])
+        def summed(records: Any) -> Any:
+            def add(index: Any, state: Any) -> tuple[Any, Any]:
+                record = query.preprocess_record(parameters, [records[index]])
+                return index + 1, query.accumulate_preprocessed_record(state, record)
+
+            start = (tf.constant(0), self._mechanism.initial_sample_state(COORDINATES))
+            return tf.while_loop(lambda i, _: i < tf.shape(records)[0], add, start)[1]
+
+        self._summed = summed
+
+    def add(self, round_index: int) -> None:
+        """Lets the canaries take part in a round, if it is one of theirs."""
+        if round_index % max(1, self.plan.rounds // ROUNDS):
+            return
+        clients = self._mechanism.sample_clients(round_index, self._index)
+        taken = [client.users for client in clients if len(client.users)]
+        directions = np.zeros((len(taken), 2 * CANARIES, _OWN), np.float32)
+        for row, canaries in enumerate(taken):
+            directions[row, self._included[canaries]] = 1.0
+        directions = directions.reshape(len(taken), COORDINATES)
+        directions /= np.maximum(1, np.linalg.norm(directions, axis=1, keepdims=True))
+        clip = self.plan.l2_norm_clip
+        state = self._summed(directions * np.float32(_LENGTH * clip))
+        output = self._mechanism.aggregate(round_index, state).mean.astype(np.float64)
+        output *= self.plan.normaliser / clip
+        along = directions.astype(np.float64) @ output
+        self._counts["rounds"] += 1
+        self._counts["contributions"] += len(taken)
+        self._counts["taken"] += sum(map(len, taken))
+        self._sums["length"] += float(along.sum())
+        self._sums["energy"] += float(output @ output - along @ along)
+        self._scores += output.reshape(2 * CANARIES, _OWN).sum(axis=1)
+
+    @property
+    def found(self) -> Witness:
+        """What the canaries saw so far."""
+        counts, sums = self._counts, self._sums
+        chance = None if self.plan.draws_places else self.plan.chance
+        free = counts["rounds"] * COORDINATES - counts["contributions"]
+        taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
+        return Witness(
+            rounds=counts["rounds"],
+            coordinates=COORDINATES,
+            canaries=CANARIES,
+            contributions=counts["contributions"],
+            noise_multiplier=math.sqrt(sums["energy"] / max(1, free)),
+            contribution=sums["length"] / max(1, counts["contributions"]),
+            sampling_probability=None if chance is None else taken,
+        )
+
+    def lower_bounds(self, delta: float) -> LowerBounds:
+        """Bounds on epsilon from the canaries' scores, 95 %.
+
+        Args:
+          delta: of the guarantee.
+        """
+        from jax_privacy.auditing import CanaryScoreAuditor
+
+        left_out = np.ones(2 * CANARIES, bool)
+        left_out[self._included] = False
+        auditor = CanaryScoreAuditor(self._scores[self._included], self._scores[left_out])
+        return LowerBounds(
+            included=CANARIES,
+            left_out=CANARIES,
+            one_run=float(auditor.epsilon_one_run(0.05, delta)),
+            f_dp=float(auditor.epsilon_one_run_fdp(0.05, delta)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures so far."""
+        return {**self._counts, **self._sums, _SCORES: self._scores.tolist()}
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Goes on after the rounds that `to_json` was called after."""
+        self._scores = np.array(figures[_SCORES])
+        self._counts = {name: figures[name] for name in self._counts}
+        self._sums = {name: figures[name] for name in self._sums}

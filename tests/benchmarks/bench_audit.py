@@ -1,0 +1,119 @@
+"""Processor time and memory of a training with the audit of its mechanism and without.
+
+`python -m tests.benchmarks.bench_audit` prints both for trainings of the quickstart's size and of
+450,000 parameters. Each runs in a process of its own; processor seconds hardly depend on what else
+the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LOCAL = {
+    "epochs": 3,
+    "batch_size": 32,
+    "max_examples_per_client": 128,
+    "head_init": "prototypes",
+}
+QUICKSTART = {
+    "model": {"backbone": "tiny", "embedding_dim": 32, "image_size": 28},
+    "partition": {"virtual_clients": 90},
+    "mechanism": {
+        "kind": "group_poisson_gaussian",
+        "rounds": 30,
+        "sampling_probability": 0.1,
+        "noise_multiplier": 0.83,
+    },
+    "training.local": LOCAL,
+    "training.server": {"learning_rate": 0.7, "momentum": 0.9, "ema_decay": 0.8},
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "quickstart, a tenth of its users": QUICKSTART,
+    "450,000 parameters, 100 rounds": {
+        **QUICKSTART,
+        "model": {"backbone": "lenet", "embedding_dim": 128, "image_size": 28},
+        "mechanism": {**QUICKSTART["mechanism"], "rounds": 100},
+    },
+}
+
+
+class Nothing:
+    """Looks at nothing."""
+
+    rounds = -1
+
+    def __init__(self, *_: Any) -> None:
+        """In place of a `RoundAudit`."""
+
+    def nothing(self, *_: Any) -> None:
+        """Does nothing."""
+
+    restore = save = replay = found = nothing
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def measure(name: str, audited: bool) -> dict[str, float]:
+    """Trains in this process; processor seconds and peak memory of the training."""
+    from fedemb.training import trainer
+    from tests.training_run import config, prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = prepare(Path(folder) / "run", config(**SIZES[name]), users=90 * 32)
+        if not audited:
+            trainer.RoundAudit = Nothing
+        before, started = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
+        card = run.train()
+        seconds = time.process_time() - started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        parameters = sum(_size(tensor["shape"]) for tensor in card["tensors"])
+    return {
+        "seconds": seconds,
+        "megabytes": (peak - before.ru_maxrss) / 1024,
+        "parameters": parameters,
+    }
+
+
+def _size(shape: list[int]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def main() -> None:
+    """Prints a line for each size."""
+    for name in SIZES:
+        with_it, without = (
+            json.loads(
+                subprocess.run(
+                    [sys.executable, "-m", "tests.benchmarks.bench_audit", name, str(audited)],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                ).stdout.splitlines()[-1]
+            )
+            for audited in (True, False)
+        )
+        share = with_it["seconds"] / without["seconds"] - 1
+        sys.stdout.write(
+            f"{name} ({with_it['parameters']:,} parameters): {without['seconds']:.0f} s and "
+            f"{without['megabytes']:.0f} MB without, {with_it['seconds']:.0f} s and "
+            f"{with_it['megabytes']:.0f} MB with: {share:+.1%}\n"
+        )
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        sys.stdout.write(json.dumps(measure(sys.argv[1], sys.argv[2] == "True")) + "\n")

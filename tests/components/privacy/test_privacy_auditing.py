@@ -1,0 +1,297 @@
+"""Receipts and canaries: sound mechanisms pass, mechanisms that are off do not.
+
+By design a sound run fails a check with chance 2e-9 (six standard deviations). Measured here: no
+false alarm in 200 sound runs of each, with fixed keys.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from privacy_worlds import adaptive, make_plan
+from training_run import classifier_config
+from training_run import config as embeddings
+
+from fedemb.config import ServerConfig
+from fedemb.documents.mechanism_audit import Witness
+from fedemb.gate.noise_floor import noise_floor
+from fedemb.keys import derive
+from fedemb.privacy.auditing import witness as witnesses
+from fedemb.privacy.auditing.receipts import NoiseReceipts
+from fedemb.privacy.auditing.witness import WitnessMechanism
+from fedemb.privacy.mechanisms.noise import gaussian, run_key, tensor_key
+from fedemb.privacy.queries import build_mechanism, clipped_sum
+
+DIM, ROUNDS = 3000, 6
+PLAN = {"noise_multiplier": 0.83, "sampling_probability": 0.1, "virtual_clients": 300}
+
+
+def receipts_of(key, damage=lambda total, noise: total + noise, **changes):
+    """Receipts of a run whose sums are as long as thirty clients can make them."""
+    plan = make_plan(rounds=ROUNDS, **{**PLAN, **changes})
+    receipts = NoiseReceipts(plan, key)
+    random = np.random.default_rng(list(key))
+    for number in range(ROUNDS):
+        tag = derive(key, str(number))
+        total = random.normal(size=DIM)
+        total *= random.uniform(0, 30) / np.linalg.norm(total)
+        noise = gaussian(tensor_key(key, tag, "update"), DIM) * plan.noise_multiplier
+        mean = (damage(total, noise) / plan.normaliser).astype(np.float32)
+        receipts.add(mean, plan.l2_norm_clip, tag)
+    return receipts.found
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+def test_sound_noise_has_its_receipt_in_200_runs():
+    for number in range(200):
+        found = receipts_of(derive(b"null", str(number)))
+        assert (found.rounds, found.failed, found.together) == (ROUNDS, 0, True), number
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda total, noise: total,
+        lambda total, noise: total + 0.5 * noise,
+        lambda total, noise: (total + noise) / max(1, np.linalg.norm(total)),
+        lambda total, noise: total + noise[::-1],
+        lambda total, noise: 1.41 * (total + noise),
+        lambda total, noise: np.full_like(total, math.nan),
+    ],
+    ids=["discarded", "halved", "shrunk_by_raw_norm", "other_key", "scaled", "nan"],
+)
+def test_noise_that_is_not_what_was_priced_has_no_receipt(damage):
+    found = receipts_of(b"power", damage)
+    assert found.failed == ROUNDS
+    assert not found.together
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+def test_slightly_too_little_noise_shows_over_a_run():
+    """At 22,710 weights and a sum as long as the quickstart's, 3 % are a miss of many sigmas."""
+    plan = make_plan(rounds=ROUNDS, **PLAN)
+    for scale, sound in ((1.0, True), (0.97, False)):
+        receipts = NoiseReceipts(plan, b"k")
+        random = np.random.default_rng(1)
+        for number in range(ROUNDS):
+            total = random.normal(size=22_710)
+            total *= 10 / np.linalg.norm(total)
+            noise = gaussian(tensor_key(b"k", bytes([number]), "update"), total.size)
+            output = (total + scale * plan.noise_multiplier * noise) / plan.normaliser
+            receipts.add(output.astype(np.float32), 1.0, bytes([number]))
+        assert receipts.found.together is sound
+
+
+@pytest.mark.planted_bug(17)
+def test_receipt_of_a_clip_that_moved_without_its_noise_is_missing():
+    plan = make_plan(rounds=2, **PLAN)
+    receipts = NoiseReceipts(plan, b"k")
+    noise = gaussian(tensor_key(b"k", b"t", "update"), DIM) * plan.noise_multiplier
+    receipts.add((noise / plan.normaliser).astype(np.float32), 0.5, b"t")
+    assert receipts.found.failed == 1
+
+
+@pytest.mark.planted_bug(17)
+def test_receipts_of_an_adaptive_clip_move_with_it():
+    """The clip of each round is a noised result of the one before, and so is its noise."""
+    plan = make_plan(rounds=5, **PLAN, adaptive_clip=adaptive(count_noise_multiplier=0.6))
+    ids = (b"r" * 32, "run", 1, "inputs")
+    mechanism = build_mechanism(plan, *ids)
+    receipts = NoiseReceipts(plan, run_key(ids[0], "noise", *ids[1:]))
+    clips = []
+    for number in range(5):
+        clips.append(mechanism.l2_norm_clip)
+        state = mechanism.initial_sample_state(DIM)
+        output = mechanism.aggregate(number, state)
+        tag = bytes.fromhex(mechanism.state_to_json()["tag"])
+        receipts.add(output.mean, clips[-1], tag)
+    assert len(set(clips)) == 5
+    assert (receipts.found.failed, receipts.found.together) == (0, True)
+
+
+def test_receipts_go_on_where_they_stood():
+    plan, whole, parts = make_plan(rounds=4, **PLAN), None, None
+    means = [
+        (gaussian(tensor_key(b"k", bytes([n]), "update"), 99) / plan.normaliser).astype(np.float32)
+        for n in range(4)
+    ]
+    whole, parts = NoiseReceipts(plan, b"k"), NoiseReceipts(plan, b"k")
+    for number, mean in enumerate(means):
+        whole.add(mean, 1.0, bytes([number]))
+        resumed = NoiseReceipts(plan, b"k")
+        resumed.restore(parts.to_json())
+        resumed.add(mean, 1.0, bytes([number]))
+        parts = resumed
+    assert parts.to_json() == whole.to_json()
+
+
+def fresh(witness: WitnessMechanism) -> None:
+    """Forgets what the canaries saw."""
+    zeros = {**witness.to_json(), "scores": [0.0] * len(witness.to_json()["scores"])}
+    witness.restore({name: value if name == "scores" else 0 for name, value in zeros.items()})
+
+
+@pytest.fixture(scope="module")
+def many_rounds():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(witnesses, "ROUNDS", 10**6)
+        yield
+
+
+@pytest.mark.statistical
+@pytest.mark.usefixtures("many_rounds")
+@pytest.mark.planted_bug(4)
+def test_canaries_of_a_sound_mechanism_measure_the_plan_in_200_runs():
+    plan = make_plan(rounds=1600, **PLAN)
+    witness = WitnessMechanism(plan, b"null" * 8, "run", 1, "inputs")
+    for run in range(200):
+        fresh(witness)
+        for number in range(8 * run, 8 * run + 8):
+            witness.add(number)
+        assert witness.found.rounds == 8
+        assert witness.found.off(plan) == (), run
+
+
+def _scaled(sound, factor):
+    return lambda *arguments: sound(*arguments) * factor
+
+
+def _less_noise(patch):
+    patch.setattr(clipped_sum, "grid_scale", _scaled(clipped_sum.grid_scale, 0.97))
+
+
+def _no_noise(patch):
+    patch.setattr(clipped_sum.KeyedNoise, "add", lambda self, name, values, scale: values)
+
+
+def _longer(patch):
+    import tensorflow as tf
+
+    sound = clipped_sum.ClippedSumQuery._clip
+
+    def clip(self, bound, record):
+        integers, norm = sound(self, bound, record)
+        return tf.cast(tf.cast(integers, tf.float64) * 1.41, tf.int64), norm
+
+    patch.setattr(clipped_sum.ClippedSumQuery, "_clip", clip)
+
+
+def _oftener(patch):
+    from fedemb.privacy.mechanisms import sampling
+
+    sound = sampling.heads
+    patch.setattr(sampling, "heads", lambda words, probability: sound(words, 2 * probability))
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize(
+    ("damage", "seen"),
+    [
+        (_less_noise, "noise_multiplier"),
+        (_no_noise, "noise_multiplier"),
+        (_longer, "contribution"),
+        (_oftener, "sampling_probability"),
+    ],
+)
+def test_canaries_see_what_is_off(monkeypatch, damage, seen):
+    """The figures of a quickstart: 30 rounds, q = 0.1, noise multiplier 0.83."""
+    plan = make_plan(rounds=30, **PLAN)
+    damage(monkeypatch)
+    witness = WitnessMechanism(plan, b"power" * 6, "run", 1, "inputs")
+    for number in range(30):
+        witness.add(number)
+    assert witness.found.off(plan) == (seen,)
+
+
+@pytest.mark.statistical
+def test_lower_bounds_of_a_sound_mechanism_stay_below_its_epsilon():
+    from fedemb.privacy.accounting.accounting import price
+
+    plan = make_plan(rounds=30, **PLAN)
+    witness = WitnessMechanism(plan, b"bounds" * 5, "run", 1, "inputs")
+    for number in range(30):
+        witness.add(number)
+    bounds = witness.lower_bounds(1e-5)
+    epsilon = price(plan.event(), plan.relation, 1e-5).epsilon
+    assert 0 <= bounds.one_run <= epsilon
+    assert 0 <= bounds.f_dp <= epsilon
+
+
+def test_missing_figures_fit_no_plan():
+    plan = make_plan(rounds=4, **PLAN)
+    found = Witness(
+        rounds=4, coordinates=4096, canaries=256, contributions=100,
+        noise_multiplier=0.83, contribution=1.0, sampling_probability=0.1,
+    )  # fmt: skip
+    assert found.off(plan) == ()
+    for name in ("noise_multiplier", "contribution", "sampling_probability"):
+        assert found.model_copy(update={name: math.nan}).off(plan) == (name,)
+
+
+@pytest.mark.planted_bug(4)
+def test_noise_floor_of_the_quickstart_is_the_published_one():
+    """Between what its plan's noise alone does (34.97) and what it does without noise (27.38)."""
+    plan = make_plan(
+        rounds=30, noise_multiplier=0.83, sampling_probability=0.1, virtual_clients=900
+    )
+    server = {"learning_rate": 0.7, "momentum": 0.9, "ema_decay": 0.8}
+    floor = noise_floor(embeddings(**{"training.server": server}), plan, 22_710)
+    assert floor.start_share == pytest.approx(1.0)
+    assert floor.length(22_710) == pytest.approx(33.98, abs=0.01)
+
+
+def test_noise_floor_is_told_by_the_rule_that_trains():
+    """Weights of start and means against the server's own step, decay, warm-up and average."""
+    from fedemb.embedding.server import initial_state, released_weights, server_step
+    from fedemb.gate import noise_floor as floors
+
+    server = ServerConfig(
+        learning_rate=0.3, momentum=0.7, nesterov=True, weight_decay=0.05, schedule="cosine",
+        warmup_rounds=3, ema_decay=0.6,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    start, means = random.normal(size=4), random.normal(size=(9, 4))
+    state = initial_state(server, start.astype(np.float32))
+    for mean in means:
+        state = server_step(server, state, mean.astype(np.float32), rounds=9)
+    share, weights = floors._weights(server, 9)
+    np.testing.assert_allclose(
+        released_weights(server, state), share * start + weights @ means, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        embeddings(**{"training.server.optimizer": "adam"}),
+        embeddings(**{"training.server.optimizer": "lamb"}),
+        classifier_config(),
+    ],
+)
+def test_where_no_floor_can_be_told_there_is_none(config):
+    plan = make_plan(rounds=30, **PLAN)
+    assert noise_floor(embeddings(), plan, 22_710) is not None
+    assert noise_floor(config, plan, 22_710) is None
+    assert noise_floor(embeddings(), plan, 9) is None
+
+
+def test_noise_of_a_classifier_is_pulled_back_by_its_loss():
+    """Why a classifier has no floor: sound training, and nearer its start than its noise."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, 400)
+    features = 0.5 * random.normal(size=(10, 64))[labels] + random.normal(size=(400, 64))
+    features = np.c_[features / np.linalg.norm(features, axis=1, keepdims=True), np.ones(400)]
+    head, noise, rate = np.zeros((65, 10)), 2 / np.sqrt(650), 8.0
+    for _ in range(150):
+        logits = features @ head
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        errors = np.eye(10)[labels] - shares / shares.sum(1, keepdims=True)
+        norms = np.linalg.norm(features, axis=1) * np.linalg.norm(errors, axis=1)
+        clipped = features.T @ (errors / np.maximum(1.0, norms)[:, None]) / 400
+        head = head + rate * (clipped + noise * random.normal(size=head.shape))
+    assert np.linalg.norm(head) < 0.98 * rate * noise * np.sqrt(150 * 650)

@@ -1,0 +1,304 @@
+"""The audit of a training: a sound one passes, and each way of not running what was priced fails.
+
+The ways are those of a careless developer, put into the product while a real training runs.
+"""
+
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from training_run import ReadyRun, classifier_config, config, prepare
+
+from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.embedding.rounds import ParallelRounds
+from fedemb.privacy.mechanisms import group_poisson_gaussian, sampling
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.queries import running
+from fedemb.privacy.queries.clipped_sum import ClippedSumQuery
+from fedemb.privacy.queries.running import Mechanism, RoundOutput
+from fedemb.steps.train_dp_fedemb import train as embeddings
+from fedemb.steps.train_dp_sgd import train as classifier
+from fedemb.training import trainer
+
+HEAD = {
+    "model.trainable": "head",
+    "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
+}
+TURNS = {"clients_per_round": 3, "min_separation": 2, "max_participations": 3}
+
+
+def mechanism(**fields):
+    return {"mechanism": {"rounds": 6, "noise_multiplier": 1.0, **fields}}
+
+
+TRAINERS = {"train_dp_fedemb": config(), "train_dp_sgd": classifier_config()}
+SOUND = {
+    **TRAINERS,
+    "averaged": config(**{"training.server": {"ema_decay": 0.8, "momentum": 0.9}}),
+    "adaptive clip": config(**{"mechanism.adaptive_clip": {"count_noise_multiplier": 2.0}}),
+    "users in groups": config(
+        **mechanism(kind="user_poisson", sampling_probability=0.3, clients_per_round=4)
+    ),
+    "fixed size": config(**mechanism(kind="fixed_size", clients_per_round=4, users_per_client=3)),
+    "tree": config(**mechanism(kind="tree_aggregation", **TURNS)),
+    "blt": config(**mechanism(kind="blt", **TURNS)),
+    "images": classifier_config(
+        **{
+            "policy.unit": "image",
+            "data.source.columns.user_id": None,
+            "training.unit_gradient.images_per_unit": 1,
+        }
+    ),
+    "allocation": classifier_config(
+        **mechanism(kind="random_allocation", rounds_per_epoch=3, units_per_round=12)
+    ),
+    "head": classifier_config(**HEAD),
+    "least squares": classifier_config(
+        **HEAD, **mechanism(kind="least_squares", rounds=1, units_per_round=12)
+    ),
+}
+"""Settings of every mechanism, and of every way to train."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Makes a run of some settings ready, once."""
+    ready = {}
+
+    def of(name):
+        if name not in ready:
+            root = tmp_path_factory.mktemp("audited") / "run"
+            ready[name] = prepare(root, SOUND[name])
+        return ready[name]
+
+    return of
+
+
+@pytest.fixture
+def fresh(prepared, tmp_path):
+    """A copy of a ready run."""
+
+    def of(name, copy="run"):
+        source = prepared(name)
+        shutil.copytree(source.root, tmp_path / copy)
+        return ReadyRun(tmp_path / copy, source.config)
+
+    return of
+
+
+def evidence_of(run):
+    return MechanismAudit.model_validate(run.train()["mechanism_audit"])
+
+
+def failed(run):
+    return set(evidence_of(run).failed(plan_mechanism(run.config)))
+
+
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_training_passes(fresh, name):
+    assert failed(fresh(name)) == set()
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_bits_of_a_training_do_not_depend_on_the_audit(fresh, name):
+    blind, seen = fresh(name, "blind"), fresh(name, "seen")
+    step = {"train_dp_fedemb": embeddings, "train_dp_sgd": classifier}[name]
+
+    class Nothing:
+        rounds = -1
+
+        def __init__(self, *_):
+            """Looks at nothing."""
+
+        def restore(self, *_):
+            """Has nothing to go on with."""
+
+        def save(self, _):
+            """Has nothing to keep."""
+
+        def replay(self, *_):
+            """Runs nothing again."""
+
+        def found(self, *_):
+            return SimpleNamespace(model_dump=lambda **_: None)
+
+    key = b"k" * 32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "RoundAudit", Nothing)
+        step.run(blind.context(), root_key=key)
+    step.run(seen.context(), root_key=key)
+    files = [(r.root / "model" / "backbone.keras").read_bytes() for r in (blind, seen)]
+    lines = [(r.root / "model" / "rounds.jsonl").read_bytes() for r in (blind, seen)]
+    assert lines[0] == lines[1]
+    assert _weights(files[0]) == _weights(files[1])
+
+
+def _weights(data):
+    import io
+    import zipfile
+
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read("model.weights.h5")
+
+
+def _raw_mean(mechanism, state):
+    clip = mechanism.l2_norm_clip
+    total = np.asarray(state[0], np.float64) * clip / 2.0**mechanism.plan.grid_bits
+    return (total / mechanism.plan.normaliser).astype(np.float32)
+
+
+def noise_forgotten_in_the_query(patch):
+    patch.setattr(KeyedNoise, "add", lambda self, name, values, scale: values)
+
+
+def mean_taken_before_the_noise(patch):
+    sound = Mechanism.aggregate
+
+    def aggregate(self, index, state):
+        mean = _raw_mean(self, state)
+        out = sound(self, index, state)
+        return RoundOutput(mean, out.event, running.hashlib.sha256(mean.tobytes()).hexdigest())
+
+    patch.setattr(Mechanism, "aggregate", aggregate)
+
+
+def trainer_steps_with_the_raw_mean(patch):
+    """What is committed is noised; what trains is not."""
+    sound, raw = Mechanism.aggregate, []
+
+    def aggregate(self, index, state):
+        raw.append(_raw_mean(self, state))
+        return sound(self, index, state)
+
+    class SteppingRaw:
+        def __init__(self, function):
+            self._function = function
+
+        def __getattr__(self, name):
+            return getattr(self._function, name)
+
+        def advance(self, server, state, mean):
+            return self._function.advance(server, state, raw[-1])
+
+    rounds = trainer.run_rounds
+    patch.setattr(Mechanism, "aggregate", aggregate)
+    patch.setattr(
+        trainer, "run_rounds", lambda function, *rest: rounds(SteppingRaw(function), *rest)
+    )
+
+
+def mean_shrunk_by_its_raw_norm(patch):
+    sound = Mechanism.aggregate
+
+    def aggregate(self, index, state):
+        shrink = np.float32(1 / (1 + np.linalg.norm(_raw_mean(self, state))))
+        out = sound(self, index, state)
+        mean = out.mean * shrink
+        return RoundOutput(mean, out.event, running.hashlib.sha256(mean.tobytes()).hexdigest())
+
+    patch.setattr(Mechanism, "aggregate", aggregate)
+
+
+def public_digest_of_the_raw_sum(patch):
+    sound = Mechanism.aggregate
+
+    def aggregate(self, index, state):
+        raw = _raw_mean(self, state)
+        out = sound(self, index, state)
+        return RoundOutput(out.mean, out.event, running.hashlib.sha256(raw.tobytes()).hexdigest())
+
+    patch.setattr(Mechanism, "aggregate", aggregate)
+
+
+def clip_a_tenth_too_long(patch):
+    sound = ClippedSumQuery._clip
+
+    def clip(self, bound, record):
+        integers, norm = sound(self, bound, record)
+        return tf.cast(tf.cast(integers, tf.float64) * 1.1, tf.int64), norm
+
+    patch.setattr(ClippedSumQuery, "_clip", clip)
+
+
+def clients_cut_to_the_size_of_the_smallest(patch):
+    """One user moves everybody's contribution."""
+    sound = ParallelRounds.slabs
+
+    def slabs(self, clients, index):
+        clients = [client for client in clients if len(client.labels)]
+        least = sum(len(client.labels) for client in clients) // 4
+        for client in clients:
+            client.images[:, 0, 0, 0] = least
+        return sound(self, clients, index)
+
+    patch.setattr(ParallelRounds, "slabs", slabs)
+
+
+def coins_that_know_how_many_users_there_are(patch):
+    sound = sampling.sample_groups
+
+    def sample(plan, probability, key, index, users):
+        return sound(plan, probability, key[:-1] + bytes([users.user_count % 256]), index, users)
+
+    patch.setattr(sampling, "sample_groups", sample)
+    patch.setattr(group_poisson_gaussian, "sample_groups", sample, raising=False)
+
+
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (noise_forgotten_in_the_query, "noise_receipt_failed"),
+        (mean_taken_before_the_noise, "noise_receipt_failed"),
+        (trainer_steps_with_the_raw_mean, "fold_differs"),
+        (mean_shrunk_by_its_raw_norm, "noise_receipt_failed"),
+        (public_digest_of_the_raw_sum, "fold_differs"),
+        (clip_a_tenth_too_long, "replay_differs"),
+        (clients_cut_to_the_size_of_the_smallest, "replay_differs"),
+        (coins_that_know_how_many_users_there_are, "replay_differs"),
+    ],
+)
+@pytest.mark.parametrize(
+    "name", ["train_dp_fedemb", pytest.param("train_dp_sgd", marks=pytest.mark.slow)]
+)
+def test_training_that_is_not_what_was_priced_fails_its_audit(
+    fresh, monkeypatch, damage, code, name
+):
+    damage(monkeypatch)
+    assert code in failed(fresh(name))
+
+
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize("name", ["head", "least squares"])
+def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name):
+    """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
+    noise_forgotten_in_the_query(monkeypatch)
+    assert "noise" in evidence_of(fresh(name)).replay.failed
+
+
+@pytest.mark.parametrize("name", ["train_dp_fedemb", "blt", "head"])
+def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
+    """The figures of the rounds before a kill are kept; none is looked at twice."""
+    run, killed = fresh(name), fresh(name, "killed")
+    whole, rounds = evidence_of(run), run.config.mechanism.rounds
+    sound = trainer.checkpoint.save
+
+    def save(store, inputs_sha, progress):
+        if progress.state.rounds == rounds - 1:
+            raise KeyboardInterrupt
+        sound(store, inputs_sha, progress)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.checkpoint, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            killed.train()
+    found = evidence_of(killed)
+    assert found.failed(plan_mechanism(run.config)) == {}
+    assert found.model_copy(update={"witness": None, "lower_bounds": None}) == whole.model_copy(
+        update={"witness": None, "lower_bounds": None}
+    )
+    assert found.witness.rounds == whole.witness.rounds

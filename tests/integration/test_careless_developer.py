@@ -1,0 +1,69 @@
+"""A run whose noise was lost by a careless change is refused by the gate, in a whole pipeline.
+
+The change is made to a copy of the product, and the copy says that its planted bugs were found: so
+what refuses is the evidence of the run itself.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedemb.pipelines.run.directory import RunDirectory
+from tests.integration.test_whole_pipeline import SMALL, _command
+from tests.planted_bugs.mutants.training import MUTANTS
+from tests.planted_bugs.mutation import Mutant, planted
+
+RECORD = """
+from fedemb import planted_bug_suite as suite
+from fedemb.provenance import privacy_code_digest
+suite.RECORD.unlink(missing_ok=True)
+suite.write_record(suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest())
+"""
+NAMED = {mutant.name: mutant for mutant in MUTANTS}
+SILENCED = Mutant(
+    4,
+    "noise_forgotten_and_its_alarms_silenced",
+    (
+        *NAMED["noise_forgotten"].edits,
+        (
+            "components/fedemb/documents/mechanism_audit.py",
+            "        return wrong\n",
+            "        return {}  # flaky\n",
+        ),
+    ),
+    (),
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("change", "codes"),
+    [
+        (NAMED["trainer_steps_with_the_raw_mean"], {"fold_differs"}),
+        pytest.param(
+            NAMED["noise_forgotten"],
+            {"noise_receipt_failed", "witness_off", "below_noise_floor"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(SILENCED, {"below_noise_floor"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_run_without_its_noise_is_refused_in_words_that_say_which(tmp_path, change, codes):
+    copy = planted(change, tmp_path / "copy")
+    environment = {**os.environ, "PYTHONPATH": str(copy / "components")}
+    subprocess.run([sys.executable, "-c", RECORD], env=environment, check=True)
+    done = subprocess.run(
+        _command(tmp_path / "runs", "--run-id", "only", overrides=SMALL),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    verdict = RunDirectory(tmp_path / "runs" / "only").document("verdict")
+    assert not verdict["allow"]
+    assert codes <= {reason["code"] for reason in verdict["reasons"]}

@@ -1,0 +1,119 @@
+"""Bugs of DP-FedEmb."""
+
+from __future__ import annotations
+
+from tests.planted_bugs.mutants.places import AUDIT, EMBEDDING, REPLAY, ROUNDS, SAMPLING, one
+
+LOCAL = f"{EMBEDDING}/local_training.py"
+TESTS = "tests/components/embedding/test_embedding_rounds.py"
+CROSSING = f"{TESTS}::test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round"
+SPREAD = f"{TESTS}::test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs"
+ADAPTIVE = f"{TESTS}::test_adaptive_clip_is_an_argument_and_not_a_constant_of_the_trace"
+
+MUTANTS = (
+    one(
+        14,
+        "weights_of_one_client_reach_the_next",
+        (
+            LOCAL,
+            "            variable.assign(value)\n",
+            "            variable.assign(\n"
+            "                value if variable is self.head else (value + variable) / 2\n"
+            "            )\n",
+        ),
+        SPREAD,
+    ),
+    one(
+        14,
+        "momentum_of_one_client_moves_the_next",
+        (
+            LOCAL,
+            "                slot.assign(tf.zeros_like(value))\n",
+            "                slot.assign(\n"
+            "                    tf.zeros_like(value) if variable is self.head else slot\n"
+            "                )\n",
+        ),
+        CROSSING,
+    ),
+    one(
+        14,
+        "labels_number_rows_of_everybody_s_head",
+        (
+            LOCAL,
+            "    rows, classes = local_labels(labels)\n",
+            "    _, classes = local_labels(labels)\n"
+            "    rows = tf.cast(labels % tf.cast(classes, labels.dtype), tf.int32)\n",
+        ),
+        f"{TESTS}::test_labels_mean_nothing_outside_their_client",
+    ),
+    one(
+        9,
+        "clients_seeded_by_their_place",
+        (
+            ROUNDS,
+            "client_seed(seed, round_index, c.grouping, c.group) for c in part]",
+            "client_seed(seed, round_index, c.grouping, n) for n, c in enumerate(part)]",
+        ),
+        SPREAD,
+    ),
+    one(
+        17,
+        "clip_of_the_first_round_for_ever",
+        (
+            ROUNDS,
+            "            states, rows = self._train(broadcast, slab, states, parameters)\n",
+            "            self._first = getattr(self, '_first', parameters)\n"
+            "            states, rows = self._train(broadcast, slab, states, self._first)\n",
+        ),
+        ADAPTIVE,
+    ),
+    one(
+        11,
+        "coins_for_groups_that_hold_somebody",
+        (
+            SAMPLING,
+            "    sampled = np.flatnonzero(heads(words, probability))\n",
+            "    every = range(plan.virtual_clients)\n"
+            "    full = [group for group in every if len(index.members(grouping, group))]\n"
+            "    sampled = np.array(full, np.int64)[heads(words[: len(full)], probability)]\n",
+        ),
+        *AUDIT,
+        *REPLAY,
+    ),
+    one(
+        1,
+        "first_tensor_is_clipped_apart_from_the_rest",
+        (
+            ROUNDS,
+            "            record = query.preprocess_record(parameters, update)\n",
+            "            rest = query.preprocess_record(parameters, update[1:])\n"
+            "            record = query.preprocess_record(parameters, update[:1])\n"
+            "            record = (tf.concat([record[0], rest[0]], axis=0), *record[1:])\n",
+        ),
+        f"{TESTS}::test_clipped_sum_equals_a_straightforward_reference",
+    ),
+    one(
+        10,
+        "step_of_the_server_grows_with_who_took_part",
+        (
+            f"{EMBEDDING}/round_loop.py",
+            "        state = function.advance(server, state, output.mean)\n",
+            "        grown = output.mean * (1 + len(sums.clients) / 1000)\n"
+            "        state = function.advance(server, state, grown)\n",
+        ),
+        *AUDIT,
+    ),
+    one(
+        4,
+        "average_of_weights_without_noise",
+        (
+            f"{EMBEDDING}/round_loop.py",
+            "        state = function.advance(server, state, output.mean)\n",
+            "        before = state.averages\n"
+            "        state = function.advance(server, state, output.mean)\n"
+            "        state.averages[:] = before\n",
+        ),
+        "tests/components/training/test_training_audit.py::test_sound_training_passes[averaged]",
+    ),
+)
+"""Of clients, heads and their sum."""

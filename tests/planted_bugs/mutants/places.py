@@ -1,0 +1,37 @@
+"""Files that bugs are put into, and tests that must turn red on many of them."""
+
+from __future__ import annotations
+
+from tests.planted_bugs.mutation import Mutant
+
+PRIVACY = "components/fedemb/privacy"
+CLIP = f"{PRIVACY}/queries/clipped_sum.py"
+RUNNING = f"{PRIVACY}/queries/running.py"
+KEYED = f"{PRIVACY}/mechanisms/keyed_noise.py"
+NOISE = f"{PRIVACY}/mechanisms/noise.py"
+SAMPLING = f"{PRIVACY}/mechanisms/sampling.py"
+MECHANISM = f"{PRIVACY}/mechanisms/mechanism.py"
+EMBEDDING = "components/fedemb/embedding"
+ROUNDS = f"{EMBEDDING}/rounds.py"
+LOOP = f"{EMBEDDING}/round_loop.py"
+UNIT = f"{EMBEDDING}/unit_gradient.py"
+
+_SOUND = "tests/planted_bugs/test_planted_bugs.py::test_the_sound_system_is_green_in_every_layer"
+REPLAY = (f"{_SOUND}[record_replay]",)
+PROBE = (f"{_SOUND}[zero_probe]",)
+AGAIN = (f"{_SOUND}[replay_with_other_data]",)
+COINS = (f"{_SOUND}[coin_chi_square]",)
+QUERIES = "tests/components/privacy/test_privacy_queries.py"
+PLAN = "tests/components/privacy/test_privacy_plan.py"
+POISSON = "tests/components/privacy/test_poisson_gaussian.py"
+UNITS = "tests/components/embedding/test_embedding_unit_gradient.py"
+AUDITING = "tests/components/privacy/test_privacy_auditing.py"
+AUDIT = (
+    "tests/components/training/test_training_audit.py::test_sound_training_passes[train_dp_fedemb]",
+)
+"""A training that must pass the audit of its mechanism."""
+
+
+def one(number: int, name: str, edit: tuple[str, str, str], *tests: str) -> Mutant:
+    """A bug of one edit."""
+    return Mutant(number, name, (edit,), tests)

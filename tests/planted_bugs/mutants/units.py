@@ -1,0 +1,236 @@
+"""Bugs of DP-SGD."""
+
+from __future__ import annotations
+
+from tests.planted_bugs.mutants.places import (
+    CLIP,
+    EMBEDDING,
+    POISSON,
+    PRIVACY,
+    QUERIES,
+    SAMPLING,
+    UNIT,
+    UNITS,
+    one,
+)
+
+PRODUCT = f"{PRIVACY}/queries/product_sum.py"
+MOMENT = f"{PRIVACY}/queries/moment_sum.py"
+SQUARES = "tests/components/privacy/test_least_squares.py"
+ALLOCATION = "tests/components/privacy/test_random_allocation.py"
+BALL = (
+    "tests/components/embedding/test_embedding_head_gradient.py::"
+    "test_no_record_leaves_the_ball_however_features_and_errors_lie"
+)
+
+MUTANTS = (
+    one(
+        10,
+        "padding_contributes",
+        (
+            UNIT,
+            "            real = tf.minimum(size, share.count - start)\n",
+            "            real = tf.constant(size)\n",
+        ),
+        UNITS,
+    ),
+    one(
+        9,
+        "views_seeded_by_position",
+        (
+            UNIT,
+            "seed = seed_of(self.seed, round_index, unit.grouping, unit.group)",
+            "seed = seed_of(self.seed, round_index, unit.grouping, place)",
+        ),
+        UNITS,
+    ),
+    one(
+        2,
+        "automatic_clip_without_its_floor",
+        (
+            UNIT,
+            "(norm + self._config.automatic_clip)",
+            "norm",
+        ),
+        UNITS,
+    ),
+    one(
+        10,
+        "unit_mean_over_images_it_does_not_have",
+        (
+            UNIT,
+            "            share.weights[place, :count] = 1.0 / count\n",
+            "            share.weights[place, :count] = 1.0 / config.images_per_unit\n",
+        ),
+        UNITS,
+    ),
+    one(
+        1,
+        "microbatch_mean_is_clipped",
+        (
+            UNIT,
+            "            update, loss, count = (part[place] for part in records)\n",
+            "            update, loss, count = (tf.reduce_mean(p, axis=0) for p in records)\n",
+        ),
+        UNITS,
+    ),
+    one(
+        11,
+        "units_coins_by_place",
+        (
+            SAMPLING,
+            "    words, _ = user_words(round_key, index.user_keys)\n    return single_units(",
+            "    places = np.arange(len(index.user_keys), dtype=np.uint64)\n"
+            "    words, _ = user_words(round_key, places)\n    return single_units(",
+        ),
+        POISSON,
+    ),
+    one(
+        10,
+        "units_divided_by_who_showed_up",
+        (
+            f"{PRIVACY}/mechanisms/units_alone.py",
+            "        return float(self.units_per_round)\n",
+            "        return float(self.units_per_round) * 1.01\n",
+        ),
+        f"{POISSON}::test_the_divisor_is_planned_and_never_who_showed_up",
+    ),
+    one(
+        10,
+        "each_view_adds_a_clipped_record",
+        (
+            UNIT,
+            "            state = query.accumulate_preprocessed_record(state, record)\n",
+            "            for _ in range(self._config.views):\n"
+            "                state = query.accumulate_preprocessed_record(state, record)\n",
+        ),
+        UNITS,
+    ),
+    one(
+        1,
+        "norm_in_half_precision",
+        (
+            CLIP,
+            "norm = tf.sqrt(tf.reduce_sum(tf.square(flat)))",
+            "norm = tf.cast(tf.sqrt(tf.reduce_sum(tf.square(tf.cast(flat, tf.bfloat16)))), "
+            "tf.float64)",
+        ),
+        f"{QUERIES}::test_no_record_contributes_more_than_the_clip",
+    ),
+    one(
+        2,
+        "layout_of_a_batch_is_not_probed",
+        (UNIT, "        self._exact = False\n", "        self._exact = True\n"),
+        f"{UNITS}::test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read",
+    ),
+    one(
+        14,
+        "all_layers_move_where_the_head_is_declared",
+        (
+            f"{EMBEDDING}/backbones/groups.py",
+            '        "head": lambda path: False,\n',
+            '        "head": lambda path: True,\n',
+        ),
+        "tests/components/train_dp_sgd/test_train_sgd_run.py::"
+        "test_model_is_backbone_and_head_and_only_the_group_that_trains_has_moved",
+    ),
+    # Heads in closed form
+    one(
+        1,
+        "bias_left_out_of_the_norm",
+        (
+            PRODUCT,
+            "    pairs = (whole @ whole.transpose(0, 2, 1)) *",
+            "    bare = whole[..., :-1]\n    pairs = (bare @ bare.transpose(0, 2, 1)) *",
+        ),
+        BALL,
+    ),
+    one(
+        1,
+        "errors_rounded_up",
+        (PRODUCT, "    truncated = np.trunc(real *", "    truncated = np.rint(real *"),
+        BALL,
+    ),
+    one(
+        1,
+        "no_room_for_several_images",
+        (
+            PRODUCT,
+            "    slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)\n",
+            "    slack = np.zeros(units)\n",
+        ),
+        BALL,
+    ),
+    one(
+        7,
+        "features_of_other_inputs_are_taken",
+        (f"{EMBEDDING}/feature_cache.py", 'f"features/{inputs_sha}"', '"features"'),
+        "tests/components/embedding/test_embedding_feature_cache.py::"
+        "test_features_of_other_inputs_are_not_taken",
+    ),
+    one(
+        2,
+        "moments_and_labels_have_a_clip_each",
+        (
+            MOMENT,
+            "2.0**grid_bits / math.hypot(1.0, label_weight)",
+            "2.0**grid_bits / max(1.0, label_weight)",
+        ),
+        f"{SQUARES}::test_no_unit_moves_the_sum_by_more_than_the_clip",
+    ),
+    one(
+        10,
+        "moments_summed_over_images",
+        (
+            MOMENT,
+            "    share = np.where(taken, radius / np.sqrt(count), 0.0)\n",
+            "    share = np.where(taken, radius, 0.0)\n",
+        ),
+        f"{SQUARES}::test_no_unit_moves_the_sum_by_more_than_the_clip",
+    ),
+    # Who takes part
+    one(
+        11,
+        "probability_is_one_over_the_batches",
+        (
+            f"{PRIVACY}/mechanisms/poisson_gaussian.py",
+            "        return dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)\n",
+            "        batches = int(1 / self.sampling_probability) + 1\n"
+            "        return dpe.PoissonSampledDpEvent(1 / batches, gaussian)\n",
+        ),
+        f"{POISSON}::test_published_prices",
+    ),
+    one(
+        11,
+        "shuffled_batches_priced_as_poisson",
+        (
+            SAMPLING,
+            "    return single_units(np.flatnonzero(heads(words, probability)), index)\n",
+            "    count = round(probability * len(words))\n"
+            "    return single_units(np.sort(np.argsort(words)[:count]), index)\n",
+        ),
+        f"{POISSON}::test_coins_are_independent_and_of_the_planned_chance",
+    ),
+    one(
+        11,
+        "units_allotted_by_their_place",
+        (
+            SAMPLING,
+            'derive(self._coin_key, "epoch", str(epoch)), index.user_keys)',
+            'derive(self._coin_key, "epoch", str(epoch)), '
+            "np.arange(len(index.user_keys), dtype=np.uint64))",
+        ),
+        f"{ALLOCATION}::test_others_move_nobody",
+    ),
+    one(
+        6,
+        "units_allotted_alike_in_each_epoch",
+        (
+            SAMPLING,
+            'derive(self._coin_key, "epoch", str(epoch))',
+            'derive(self._coin_key, "epoch")',
+        ),
+        ALLOCATION,
+    ),
+)
+"""Of units, heads and features."""

@@ -1,0 +1,146 @@
+"""Runs named tests on a copy of the product with one bug patched into it.
+
+`python -m tests.planted_bugs.mutation [NAME...]` prints each bug, where it was put and which test
+caught it. What takes long to import is imported once; every bug gets a process forked from there,
+in which the package is that of the copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TREES = ("components", "pipelines", "requirements")
+HEAVY = (
+    "numpy",
+    "scipy.stats",
+    "pydantic",
+    "cryptography.hazmat.primitives.ciphers",
+    "hypothesis",
+    "jaxtyping",
+    "beartype",
+    "dp_accounting.pld.pld_privacy_accountant",
+    "h5py",
+    "pyarrow.parquet",
+    "tensorflow",
+)
+"""Others' packages that most tests import; never our own."""
+_FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+"""Not `ERROR`: a test that could not begin has caught nothing."""
+_RED = 1
+"""Exit code of pytest where a test failed; a bug that keeps tests from being collected has 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A bug as a patch: edits of product files, each of text that stands there exactly once."""
+
+    number: int
+    """Its family in docs/privacy/planted_bugs.md."""
+    name: str
+    edits: tuple[tuple[str, str, str], ...]
+    """File below the repository, text, and what a careless developer writes instead."""
+    tests: tuple[str, ...]
+    """Which must turn red, one at least."""
+
+    @property
+    def where(self) -> str:
+        """Files that are changed."""
+        return ", ".join(dict.fromkeys(file for file, _, _ in self.edits))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant."""
+
+    caught_by: str | None
+    seconds: float
+    output: str
+
+
+def planted(mutant: Mutant, folder: Path) -> Path:
+    """Copies the product below a folder and patches the copy.
+
+    Raises:
+      ValueError: a text to be replaced does not stand there exactly once.
+    """
+    for tree in TREES:
+        shutil.copytree(REPOSITORY / tree, folder / tree, symlinks=True, copy_function=os.link)
+    for file, old, new in mutant.edits:
+        path = folder / file
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise ValueError(
+                f"{mutant.name}: {file} has {text.count(old)} times {old!r}, expected once; the "
+                "product was rewritten, so write the bug again"
+            )
+        path.unlink()  # a link so far
+        path.write_text(text.replace(old, new))
+    return folder
+
+
+def outcome(mutant: Mutant) -> Outcome:
+    """Plants a bug and runs its tests in a process forked from this one."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        copy, log = planted(mutant, Path(folder)), Path(folder) / "log"
+        child = os.fork()
+        if child == 0:
+            _run_tests(copy, log, mutant.tests)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = log.read_text(errors="replace")
+    found = _FAILED.search(text) if code == _RED else None
+    if not mutant.edits and code == 0:
+        return Outcome("nothing", time.monotonic() - started, text[-3000:])
+    return Outcome(found[1] if found else None, time.monotonic() - started, text[-3000:])
+
+
+def _run_tests(copy: Path, log: Path, tests: tuple[str, ...]) -> None:
+    code = 70
+    try:
+        output = os.open(log, os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.path.insert(0, str(copy / "components"))
+        import pytest
+
+        import fedemb
+
+        if Path(fedemb.__file__).is_relative_to(copy):
+            options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+            code = int(pytest.main([*options, *tests]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def main(names: list[str]) -> None:
+    """Prints one line of JSON for each mutant."""
+    from tests.planted_bugs.mutants import MUTANTS
+
+    os.chdir(REPOSITORY)
+    for name in HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    if any(name.split(".")[0] == "fedemb" for name in sys.modules):
+        raise SystemExit("the package was imported before any bug was planted")
+    for mutant in MUTANTS:
+        if not names or mutant.name in names:
+            found = outcome(mutant)
+            line = {"name": mutant.name, "where": mutant.where, **dataclasses.asdict(found)}
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
