@@ -50,8 +50,9 @@ test: check planted-bugs ## Everything CI runs (15 minutes at most)
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
 
-bench: setup ## Time the engine against the plain loop
+bench: setup ## Time the engine against the plain loop: W1, W2, and W3 of DP-SGD
 	$(BIN)/python -m tests.benchmarks.bench_engine
+	$(BIN)/python -m tests.benchmarks.bench_unit_gradient
 
 golden: setup ## Rewrite golden files; review the diff
 	-$(BIN)/python -m pytest -q -k "golden" --force-regen tests/components/config tests/components/gate tests/pipelines
@@ -87,6 +88,9 @@ wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite
 study: setup ## Compare methods at equal noise on Omniglot; BUDGET=hours, resumes
 	$(BIN)/python -m studies.utility --data $(FEDEMB_DATA)/omniglot_background.parquet $(if $(BUDGET),--budget $(BUDGET))
 
+study-dp-sgd: setup ## What De et al. and Kurakin et al. claim, on small nets; BUDGET=hours, resumes
+	$(BIN)/python -m studies.dp_sgd --data $(FEDEMB_DATA) $(if $(BUDGET),--budget $(BUDGET))
+
 images: setup attested ## Build the light and cpu images with podman or docker
 	images/build.sh light cpu
 
@@ -102,4 +106,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean

@@ -47,6 +47,8 @@ def make_plan(kind: str = "group_poisson_gaussian", **changes) -> MechanismPlan:
     }
     if kind == "poisson_gaussian":
         fields |= {"units_per_round": 20}
+    if kind == "capped_image_poisson":
+        fields |= {"images_per_round": 20}
     if kind == "random_allocation":
         fields |= {"rounds_per_epoch": 4, "units_per_round": 20}
         del fields["sampling_probability"]

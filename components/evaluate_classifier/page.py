@@ -7,7 +7,7 @@ from typing import Any
 
 from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
 from fedemb.reports import report as pages
-from fedemb.reports.utility_words import COVERS, utility_sentence
+from fedemb.reports.utility_words import covers, utility_sentence
 
 _NAMES = {
     "public_backbone": "public start",
@@ -32,7 +32,7 @@ def write_classifier_page(path: Path, report: ClassifierReport) -> None:
         tone=_tone(report),
         report=report,
         sentence=utility_sentence(report),
-        covers=COVERS,
+        covers=covers(report.unit),
         models=models,
         others=others,
         chart=_chart(models) if models else None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedemb.documents.utility import Compared, UtilityReport
 from fedemb.reports import report as pages
-from fedemb.reports.utility_words import COVERS, utility_sentence
+from fedemb.reports.utility_words import covers, utility_sentence
 
 NAMES = {
     "model": "this model",
@@ -78,7 +78,7 @@ def write_utility_page(path: Path, report: UtilityReport) -> None:
         tone=_tone(report),
         report=report,
         sentence=utility_sentence(report),
-        covers=COVERS,
+        covers=covers("user"),
         models=_models(report) if report.measured else [],
         charts=charts,
     )

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from fedemb.privacy.accounting.accounting import price as price
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
     from fedemb.privacy.mechanisms.blt import BltConfig as BltConfig
+    from fedemb.privacy.mechanisms.capped_image_poisson import (
+        CappedImagePoissonConfig as CappedImagePoissonConfig,
+    )
     from fedemb.privacy.mechanisms.fixed_size import FixedSizeConfig as FixedSizeConfig
     from fedemb.privacy.mechanisms.group_poisson_gaussian import (
         GroupPoissonGaussianConfig as GroupPoissonGaussianConfig,
@@ -113,6 +116,7 @@ _NAMES = {
     "privacy.accounting.accounting": "price",
     "privacy.accounting.guarantee": "PrivacyGuarantee",
     "privacy.mechanisms.blt": "BltConfig",
+    "privacy.mechanisms.capped_image_poisson": "CappedImagePoissonConfig",
     "privacy.mechanisms.fixed_size": "FixedSizeConfig",
     "privacy.mechanisms.group_poisson_gaussian": "GroupPoissonGaussianConfig",
     "privacy.mechanisms.least_squares": "LeastSquaresConfig",

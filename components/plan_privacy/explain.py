@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
-_UNITS = {
-    "user": (
-        "Unit. One user with everything they own: all their images, however many. The guarantee "
-        "does not multiply by images, and it does not cover a person who appears under two user "
-        "ids or in other people's images."
-    ),
-    "image": (
-        "Unit. One image. Whoever owns several images is protected less: k images multiply "
-        "epsilon by about k. Nothing is promised for a person with everything they own."
-    ),
-}
 _ACCOUNTANTS = {
     "pld": (
         "Accountant. Privacy loss distributions (dp-accounting): the losses of all rounds are "
@@ -34,7 +24,9 @@ def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> list[str]:
     """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits."""
     if not plan.private:
         return [plan.explanation]
-    paragraphs = [_UNITS[plan.unit], plan.adjacency, plan.explanation]
+    unit = UNITS[plan.unit]
+    protected = f"Unit. {unit.whole[0].upper()}{unit.whole[1:]}. {unit.covered}"
+    paragraphs = [protected, plan.adjacency, plan.explanation]
     paragraphs.append(
         f"Clip and noise. A contribution is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "

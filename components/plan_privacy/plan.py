@@ -16,6 +16,7 @@ from fedemb.documents.plan import PrivacyPlan
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.privacy.accounting.accounting import library_version
 from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
@@ -81,7 +82,7 @@ def warnings(config: RunConfig) -> dict[str, str]:
     if delta > customary:
         found["delta_above_customary"] = (
             f"delta={delta:g} is above the customary users_lower_bound**-1.1={customary:.3g}; lower"
-            " it, as a mechanism may expose a share delta of its users"
+            f" it, as a mechanism may expose a share delta of its {UNITS[policy.unit].many}"
         )
     if plan.normaliser < 1:
         found["rounds_mostly_empty"] = (

@@ -6,9 +6,7 @@ configuration, which report and model card show.
 
 from __future__ import annotations
 
-import json
 import logging
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,9 @@ from fedemb.documents.model import Pretrained
 from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import with_head, without_head
+from fedemb.embedding.imported import check_import
 from fedemb.embedding.whitened import fit_constants
-from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
 
@@ -30,44 +29,6 @@ _LOG = logging.getLogger(__name__)
 
 _CONSTANT_IMAGES = 2000
 """Images that constants of features are computed from, at most."""
-ALLOWED_LAYERS = frozenset(
-    {
-        "Activation",
-        "Add",
-        "AveragePooling2D",
-        "Concatenate",
-        "Conv2D",
-        "Dense",
-        "DepthwiseConv2D",
-        "Flatten",
-        "Functional",
-        "GainConv2D",
-        "GlobalAveragePooling2D",
-        "GlobalMaxPooling2D",
-        "GroupNormalization",
-        "Identity",
-        "InputLayer",
-        "LayerNormalization",
-        "LeakyReLU",
-        "MaxPooling2D",
-        "Multiply",
-        "PReLU",
-        "ReLU",
-        "Rescaling",
-        "Reshape",
-        "SeparableConv2D",
-        "Scattering",
-        "Sequential",
-        "Softmax",
-        "StandardizedConv2D",
-        "UnitNormalization",
-        "ZeroPadding2D",
-        "fedemb>GainConv2D",
-        "fedemb>Scattering",
-        "fedemb>StandardizedConv2D",
-    }
-)
-"""Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
 
 
 def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
@@ -89,11 +50,11 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = 0
     loss: float | None = None
-    if model.whitened_directions and pretraining.kind in ("none", "import"):
+    if model.whitened_directions and pretraining.kind == "none":
         raise ConfigError(
             "model.whitened_directions takes constants from images that are not private, and "
-            f"pretraining.kind={pretraining.kind} has none; set it to random_process, supervised or"
-            " simclr, or whitened_directions: 0"
+            "pretraining.kind=none has none; set it to random_process, supervised, simclr, or "
+            "import of a backbone that has them, or set whitened_directions: 0"
         )
     if pretraining.kind == "import":
         backbone = import_backbone(Path(pretraining.import_path or ""), model)
@@ -168,33 +129,6 @@ def import_backbone(path: Path, model: ModelConfig) -> Any:
       ArtifactError: missing, damaged, or with layers that are not allowed.
       ConfigError: it does not fit `model`, or mixes the images of different users.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"pretraining.import_path={path} does not exist; name a .keras file"
-        ) from error
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ArtifactError(
-            f"{path.name} is not a .keras file; save the backbone with Keras 3"
-        ) from error
-    found = sorted(_layer_classes(config) - ALLOWED_LAYERS)
-    if found:
-        raise ArtifactError(
-            f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
-            f"backbone of {', '.join(sorted(ALLOWED_LAYERS))}"
-        )
+    check_import(path)
     backbone = load_backbone(path, model.model_copy(update={"classes": ()}))
     return with_head(backbone, model) if model.classes else backbone
-
-
-def _layer_classes(config: Any) -> set[str]:
-    """Class names of a model's configuration and of all layers inside, however deep."""
-    names = {str(config.get("class_name"))}
-    if config.get("registered_name") not in (None, config.get("class_name")):
-        names.add(str(config["registered_name"]))
-    inner = config.get("config")
-    for layer in inner.get("layers", []) if isinstance(inner, dict) else []:
-        names |= _layer_classes(layer)
-    return names

@@ -10,12 +10,13 @@ from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.ledger import Ledger
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.privacy_report_words import (
-    ASSUMPTIONS,
-    LIMITATIONS,
     OVERLAPS,
+    assumptions,
     guarantee_sentence,
+    limitations,
 )
 from fedemb.reports.utility_words import utility_sentence
 
@@ -37,6 +38,8 @@ def model_card(
     waivers = [ledger.chain.records[item.sequence] for item in report.approvals]
     approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
     classes = config.model.classes
+    unit = report.unit.unit
+    rests_on, not_covered = assumptions(unit), limitations(unit)
     outputs = "probabilities" if classes else "embeddings"
     header = {
         "name": name,
@@ -44,10 +47,10 @@ def model_card(
         "library_name": "keras",
         "pipeline_tag": "image-classification" if classes else "image-feature-extraction",
         "license": config.pretraining.licence,
-        "tags": ["differential-privacy", f"{report.unit.unit}-level", config.task],
+        "tags": ["differential-privacy", f"{unit}-level", config.task],
         "epsilon": accounting.epsilon,
         "delta": accounting.delta,
-        "privacy_unit": report.unit.unit,
+        "privacy_unit": unit,
         "cumulative_epsilon": cumulative.max_block_epsilon,
         "epsilon_cap": cumulative.cap,
         "audit_level": report.setting.recurring.audit_level,
@@ -61,24 +64,24 @@ def model_card(
         "",
         f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
-        f"{'s' if model.channels > 1 else ''}. Trained with {report.unit.unit}-level differential "
+        f"{'s' if model.channels > 1 else ''}. Trained with {unit}-level differential "
         "privacy.",
         "",
         "## Privacy",
         "",
-        f"This model carries {guarantee_sentence(report.guarantee)}.",
+        f"This model carries {guarantee_sentence(report.guarantee)}. {UNITS[unit].covered}",
         "",
-        f"With all earlier runs of policy `{cumulative.policy_id}`, no user block has spent "
-        f"more than epsilon {cumulative.max_block_epsilon or math.inf:.4g} of its cap "
-        f"{cumulative.cap:g}.",
+        f"With all earlier runs of policy `{cumulative.policy_id}`, no block of "
+        f"{UNITS[unit].many} has spent more than epsilon "
+        f"{cumulative.max_block_epsilon or math.inf:.4g} of its cap {cumulative.cap:g}.",
         "",
         "Assumptions:",
         "",
-        *(f"- {ASSUMPTIONS[code]}" for code in report.assumptions),
+        *(f"- {rests_on[code]}" for code in report.assumptions),
         "",
         "Limitations:",
         "",
-        *(f"- {LIMITATIONS[code]}" for code in report.limitations),
+        *(f"- {not_covered[code]}" for code in report.limitations),
         "",
         f"Audit: {audit_sentence(evidence.audit.body)}",
         *(

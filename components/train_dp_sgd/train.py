@@ -39,7 +39,9 @@ def _train(attempt: Attempt) -> ServerState:
     unit = training.unit_gradient
     classifier = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
     store = UserStore(attempt.users)
-    loader = ClientLoader(store, config.model, max_examples=unit.images_per_unit)
+    alone = config.mechanism.samples_images
+    most = config.partition.max_images_per_user if alone else unit.images_per_unit
+    loader = ClientLoader(store, config.model, max_examples=most, one_image=alone)
     if config.model.trainable == "head":
         cache = FeatureCache(without_head(classifier), attempt.store, attempt.log.inputs_sha)
         solves = attempt.mechanism.plan.solves_head
@@ -47,7 +49,8 @@ def _train(attempt: Attempt) -> ServerState:
         head = kind(classifier, attempt.mechanism, unit)
 
         def features(client: VirtualClient) -> UnitFeatures:
-            return cache.of(client.users.tobytes(), lambda: loader.load(client))
+            key = client.users.tobytes() + client.grouping.to_bytes(4, "big")
+            return cache.of(key, lambda: loader.load(client))
 
         state = Trainer(attempt, head, features).train()
         cache.delete()

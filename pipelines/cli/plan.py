@@ -222,8 +222,6 @@ def _report(
     from fedemb.steps.plan_privacy.plan import document, warnings
 
     made = written(document(config))
-    if output is not None:
-        write_bytes(output, made.data)  # for people: no step takes what nobody signed
     plan = made.json
     mechanism = plan_from_json(plan["plan"])
     guarantee = PrivacyGuarantee.from_json(plan["guarantee"])
@@ -274,6 +272,8 @@ def _report(
         from fedemb.privacy.planning.frontier import simulation_at
 
         fields["simulation"] = simulation_at(mechanism, simulate_at)
+    if output is not None:
+        write_bytes(output, made.data)  # for people: no step takes what nobody signed
     if json_:
         typer.echo(json.dumps(fields, indent=1))
         return

@@ -50,10 +50,20 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
     columns = {"user_id": None} if numbers["unit"] == "image" else {}
     options = {name: numbers[name] for name in mechanism.options}
 
+    section = mechanism.section
+    classifies = (
+        section.solves_head or section.samples_images
+    )  # and have no price for anything else
+    classifier = {
+        "task": "classification",
+        "model": {"classes": ["a", "b"], "trainable": "head" if section.solves_head else "all"},
+        "training": {"algorithm": "dp_sgd", "unit_gradient": {"microbatch": 1}},
+    }
     return validate(
         {
             "purpose": "simulation",
-            "data": {"source": {"uri": "builtin", "columns": columns}},
+            **(classifier if classifies else {}),
+            "data": {"source": {"uri": "builtin", "columns": columns, "label_scope": "global"}},
             "partition": {
                 "virtual_clients": groups,
                 "max_images_per_user": numbers["images_per_user"],

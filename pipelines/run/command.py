@@ -29,6 +29,7 @@ from fedemb.pipelines.run.local import (
 )
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
+from fedemb.privacy.accounting.units import UNITS
 
 
 def run(
@@ -81,7 +82,8 @@ def prepare(
     Raises:
       ConfigError: the configuration is wrong. Nothing has been written.
       LedgerError: the ledger is in a bucket, and was never made there.
-      InputError: a run of this name exists.
+      InputError: a run of this name exists, or the backbone to import does not.
+      ArtifactError: the backbone to import is none that may be trained.
     """
     loaded = checked(config, overrides, parent, data)
     if data is not None:
@@ -100,6 +102,10 @@ def checked(
     loaded = config if isinstance(config, RunConfig) else load_config(config, overrides)
     found = with_data(loaded, data)
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
+    if found.pretraining.kind == "import":
+        from fedemb.embedding.imported import check_import
+
+        check_import(Path(found.pretraining.import_path or ""))
     return found
 
 
@@ -109,7 +115,8 @@ def _said_of(config: RunConfig) -> list[str]:
     public = f"{start.kind}, from {start.source.uri if start.source else start.import_path}"
     return [
         f"public start: {public if start.kind != 'none' else 'none'}",
-        f"said of these images: never fewer than {policy.users_lower_bound:,} users; settings "
+        f"said of these images: never fewer than {policy.users_lower_bound:,} "
+        f"{UNITS[policy.unit].many}; settings "
         f"chosen on {tuning.data} data ({tuning.method or 'not said how'}). `fedemb init` writes a "
         "configuration for them",
     ]

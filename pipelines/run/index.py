@@ -14,6 +14,7 @@ from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
 from fedemb.pipelines.steps import pipeline_of
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index, significant
 from fedemb.storage import open_store
@@ -138,10 +139,10 @@ def _step(
 
 def _report(name: str, run: RunDirectory) -> dict[str, str]:
     """Link and what is behind it; the page's head has said guarantee and utility already."""
-    path = run.output(name)
+    path, many = run.output(name), UNITS[run.config().policy.unit].many
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
-        "utility_report": "How well the model does on people who never trained.",
+        "utility_report": f"How well the model does on {many} that never trained.",
         "audit_report": audit_sentence(read(path, AuditReport).body)
         if path is not None and name == "audit_report"
         else "",

@@ -24,6 +24,7 @@ from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
 from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
 from fedemb.reports.report import WAY_BACK
 from fedemb.reports.utility_words import utility_sentence
@@ -237,8 +238,9 @@ def _guarantee(run: RunDirectory) -> str:
     if plan is None:
         return "none (nothing was planned)"
     if run.config().purpose == "simulation":
+        many = UNITS[run.config().policy.unit].many
         projections = ", ".join(
-            f"{_stated(item['epsilon'])} at {item['population']:,} users"
+            f"{_stated(item['epsilon'])} at {item['population']:,} {many}"
             for item in plan["projections"]
         )
         return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
@@ -254,10 +256,10 @@ def _utility(run: RunDirectory) -> str:
     if report is None:
         return "not measured"
     store = open_store(run.stores()["ledger"])
-    policy = run.config().policy.policy_id
+    policy, many = run.config().policy.policy_id, UNITS[run.config().policy.unit].many
     looks = len(open_ledger(store.uri, policy, trust=read_trust(store)).state.looks)
     return (
-        f"{utility_sentence(report)} Measurements on these people so far, "
+        f"{utility_sentence(report)} Measurements on these {many} so far, "
         f"under policy {policy}: {looks}."
     )
 

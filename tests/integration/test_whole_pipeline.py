@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.whole_run import closing_line, finish, run_command
+
 SMALL = [
     "data.builtin.users=400",
     "data.builtin.images_per_user=3",
@@ -30,51 +32,35 @@ SMALL = [
 
 
 def _command(runs: Path, *extra: str, overrides: list[str] = SMALL) -> list[str]:
-    settings = [part for item in overrides for part in ("--set", item)]
-    return [
-        sys.executable,
-        "-m",
-        "fedemb.pipelines.cli.main",
-        "run",
-        "--runs",
-        str(runs),
-        *settings,
-        *extra,
-    ]
-
-
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-
-
-def _line(output: str, name: str) -> str:
-    found = [line for line in output.splitlines() if line.startswith(f"{name}: ")]
-    assert len(found) == 1, output
-    return found[0].split(": ", 1)[1]
+    return run_command(runs, *extra, overrides=overrides)
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A run with a lasting policy that ends in a release."""
     folder = tmp_path_factory.mktemp("released")
-    done = _run(_command(folder / "runs", "--run-id", "first", "--policy", str(folder / "policy")))
+    done = finish(
+        _command(folder / "runs", "--run-id", "first", "--policy", str(folder / "policy"))
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
 
 def test_run_ends_with_guarantee_utility_release_and_report(released):
     folder, output = released
-    assert "differential privacy for one user" in _line(output, "guarantee")
-    assert _line(output, "utility")
-    assert Path(_line(output, "release").removeprefix("file://")).is_dir()
-    assert Path(_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
+    assert "differential privacy for one user" in closing_line(output, "guarantee")
+    assert closing_line(output, "utility")
+    assert Path(closing_line(output, "release").removeprefix("file://")).is_dir()
+    assert (
+        Path(closing_line(output, "report")) == (folder / "runs" / "first" / "index.html").resolve()
+    )
 
 
 def test_first_line_of_the_run_page_says_how_it_ended_and_reports_lead_back(released):
     folder, output = released
     run = folder / "runs" / "first"
     headline = re.search(r'<p class="headline">(.*?)</p>', (run / "index.html").read_text())[1]
-    epsilon = re.match(r"\(([\d.]+), ", _line(output, "guarantee"))[1]
+    epsilon = re.match(r"\(([\d.]+), ", closing_line(output, "guarantee"))[1]
     assert headline.startswith(f"Released: epsilon {float(epsilon):.3g} for one user")
     assert "points over the public start" in headline
     for page in (run / "reports").glob("*.html"):
@@ -92,19 +78,21 @@ def test_nothing_raw_lies_outside_the_private_root(released):
 
 def test_bundle_verifies_offline(released):
     folder, output = released
-    bundle = _line(output, "release")
+    bundle = closing_line(output, "release")
     ledger = folder / "policy" / "ledger"
     command = [sys.executable, "-m", "fedemb", "verify", bundle]
-    done = _run([*command, "--trust", str(ledger / "trust.json"), "--ledger", str(ledger)])
+    done = finish([*command, "--trust", str(ledger / "trust.json"), "--ledger", str(ledger)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verified" in done.stdout
 
 
 def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
     folder, _ = released
-    done = _run(_command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy")))
+    done = finish(
+        _command(folder / "runs", "--run-id", "second", "--policy", str(folder / "policy"))
+    )
     assert done.returncode == 3, done.stdout + done.stderr
-    assert _line(done.stdout, "release").startswith("refused: ")
+    assert closing_line(done.stdout, "release").startswith("refused: ")
     assert not list((folder / "runs" / "second" / "private").iterdir())
 
 
@@ -117,9 +105,9 @@ def test_report_prints_the_closing_lines_again(released):
         "report",
         str(folder / "runs" / "first"),
     ]
-    done = _run(command)
-    assert _line(done.stdout, "guarantee") == _line(output, "guarantee")
-    shown = json.loads(_run([*command, "--json"]).stdout)
+    done = finish(command)
+    assert closing_line(done.stdout, "guarantee") == closing_line(output, "guarantee")
+    shown = json.loads(finish([*command, "--json"]).stdout)
     assert shown["accounting"]["epsilon"] <= 8
 
 
@@ -130,19 +118,19 @@ def test_simulation_never_releases(tmp_path):
         "mechanism.noise_multiplier=0.01",
         "policy.certify_at=[100000]",
     ]
-    done = _run(_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
+    done = finish(_command(tmp_path / "runs", "--run-id", "only", overrides=overrides))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert _line(done.stdout, "release") == "none (simulation)"
-    assert "projected epsilon" in _line(done.stdout, "guarantee")
+    assert closing_line(done.stdout, "release") == "none (simulation)"
+    assert "projected epsilon" in closing_line(done.stdout, "guarantee")
     releases = tmp_path / "runs" / "only" / "releases"
     assert not releases.exists() or not list(releases.rglob("*.keras"))
 
 
 def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
     overrides = [*SMALL, "mechanism.noise_multiplier=0.1"]
-    done = _run(_command(tmp_path / "runs", overrides=overrides))
+    done = finish(_command(tmp_path / "runs", overrides=overrides))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "cap" in _line(done.stdout, "release")
+    assert "cap" in closing_line(done.stdout, "release")
 
 
 @pytest.mark.slow
@@ -159,7 +147,7 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 5, output
     resume = [sys.executable, "-m", "fedemb", "run", "--resume"]
-    done = _run([*resume, str(tmp_path / "runs" / "only")])
+    done = finish([*resume, str(tmp_path / "runs" / "only")])
     assert done.returncode == 0, done.stdout + done.stderr
     records = [
         json.loads(line)

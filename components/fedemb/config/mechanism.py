@@ -34,6 +34,9 @@ class MechanismConfig(Section):
     samples_units: ClassVar[bool] = False
     """Whether each unit has its own coin and contribution, so that a unit may be an image."""
 
+    samples_images: ClassVar[bool] = False
+    """Whether a user's images are sampled one by one, each with a coin and a record of its own."""
+
     solves_head: ClassVar[bool] = False
     """Whether the only round gives second moments, from which a head is solved."""
 

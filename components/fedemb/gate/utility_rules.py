@@ -11,7 +11,7 @@ from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_nam
 from fedemb.gate.case import Case, Reason
 
 _REMEDY = (
-    "train on more users, with less noise or from a better public start; or let the policy owner "
+    "train on more data, with less noise or from a better public start; or let the policy owner "
     "sign `fedemb ledger waive {code}` and resume the run"
 )
 

@@ -28,7 +28,7 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
-from fedemb.reports.privacy_report_words import ASSUMPTIONS, LIMITATIONS, TRUST
+from fedemb.reports.privacy_report_words import TRUST, assumptions, limitations
 
 
 def build_report(
@@ -90,8 +90,8 @@ def build_report(
         "pretraining": _pretraining(config, evidence),
         "audit": _audit(evidence),
         "utility": _utility(evidence),
-        "assumptions": list(ASSUMPTIONS),
-        "limitations": list(LIMITATIONS),
+        "assumptions": list(assumptions(plan.unit)),
+        "limitations": list(limitations(plan.unit)),
         "approvals": [
             {
                 "code": record.body["code"],

@@ -12,6 +12,7 @@ from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.state import PricePoint
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
@@ -45,6 +46,7 @@ def report_page(
     before = _before(report, ledger, block)
     after = cumulative["max_block_epsilon"]
     simulation = report["purpose"] == "simulation"
+    plan = plan_from_json(evidence.plan.body.plan)
     within = after is not None and after <= cumulative["cap"]
     return pages.render(
         "privacy_report.html",
@@ -57,7 +59,12 @@ def report_page(
         after=after if after is not None else math.inf,
         odds=_odds(report["accounting"]["epsilon"]),
         words=words,
-        plan=plan_from_json(evidence.plan.body.plan),
+        unit=UNITS[plan.unit],
+        method="DP-SGD" if evidence.config.task == "classification" else "DP-FedEmb",
+        assumptions=words.assumptions(plan.unit),
+        limitations=words.limitations(plan.unit),
+        plan=plan,
+        samplers={other.name: other.words for other in plan.comparisons()},
         guarantee=words.guarantee_sentence(signed.body.guarantee),
         audit=audit_sentence(evidence.audit.body),
         self_test_passed=not signed.body.audit.self_test.failed,
@@ -69,7 +76,7 @@ def report_page(
         projections=evidence.plan.body.projections,
         lineage=lineage_dag(lineage),
         curve=_curve(report),
-        spending=_spending(points, cumulative["cap"]),
+        spending=_spending(points, cumulative["cap"], UNITS[plan.unit].many),
     )
 
 
@@ -87,7 +94,7 @@ def _before(report: dict[str, Any], ledger: Ledger, block: str | None) -> Spent 
 
 
 def _odds(epsilon: float | None) -> float | None:
-    """By what factor one user's data can move the odds of any conclusion."""
+    """By what factor one unit can move the odds of any conclusion."""
     return math.exp(epsilon) if epsilon is not None and epsilon < 50 else None
 
 
@@ -108,7 +115,7 @@ def _curve(report: dict[str, Any]) -> Any:
     )
 
 
-def _spending(points: list[PricePoint], cap: float) -> Any:
+def _spending(points: list[PricePoint], cap: float, units: str) -> Any:
     if not points:
         return None
     records = [0, *(point.sequence for point in points)]
@@ -123,7 +130,8 @@ def _spending(points: list[PricePoint], cap: float) -> Any:
         [pages.Line("spent", records, spent), pages.Line("cap", ends, [cap, cap])],
         x_label="ledger record and its date",
         y_label="cumulative epsilon",
-        alt="Cumulative epsilon of the fullest user block over the ledger's records, with its cap",
+        alt=f"Cumulative epsilon of the fullest block of {units} over the ledger's records, with "
+        "its cap",
         y_limits=(0.0, max([cap, *spent]) * 1.08),
         x_ticks=ticks,
         steps=True,

@@ -8,37 +8,55 @@ from typing import Any
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.units import UNITS, Unit
 
 TRUST = {
     "training_operator": "the operator of the training job, who sees the private images",
     "private_stores": "the store of private artifacts and the key store",
     "code": "the code whose digest this report carries",
 }
-ASSUMPTIONS = {
-    "owner_of_record": "Every image is under the id of the user it is about; an image of two "
-    "people protects the owner of the record only.",
-    "computational": "Noise and sampling coins come from ChaCha20 under a secret key, so the "
-    "guarantee is computational: it holds against whoever cannot break the cipher.",
-    "private_root": "Whoever reads the private root (images, diagnostics, rejects, raw audit "
-    "scores, logs of failures) is outside the guarantee.",
-    "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
-    "same in every run of the policy; another id or cohort would be charged to another account. "
-    "Whoever has records of several cohorts takes no part.",
-    "preflight": "The thresholds of `fedemb check-data` are the data owner's preflight and lie "
-    "before the guarantee.",
-}
-LIMITATIONS = {
-    "evaluation_users": "Held-out evaluation users are not covered: the utility figures are exact "
-    "on them.",
-    "declared_tuning": "How hyperparameters were chosen is declared, not observed: each private "
-    "run that was looked at costs its own price in the ledger, and what lies in no ledger is not "
-    "covered.",
-    "monitoring": "The audit is monitoring: it can refute the guarantee, never prove it.",
-    "timing": "How long steps take depends on how many users took part; whoever watches the "
-    "pipeline's clock sees that, and it is not covered.",
-    "other_policies": "Other policies over the same users add up; this report knows its own ledger "
-    "only.",
-}
+
+
+def assumptions(unit: Unit) -> dict[str, str]:
+    """What the guarantee rests on, by its code."""
+    rows = {
+        "owner_of_record": "Every image is under the id of the user it is about; an image of two "
+        "people protects the owner of the record only.",
+        "one_row_an_image": "Every image is one row, the same in every run of the policy; a copy "
+        "of it in another row is another image, with an account of its own.",
+        "computational": "Noise and sampling coins come from ChaCha20 under a secret key, so the "
+        "guarantee is computational: it holds against whoever cannot break the cipher.",
+        "private_root": "Whoever reads the private root (images, diagnostics, rejects, raw audit "
+        "scores, logs of failures) is outside the guarantee.",
+        "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
+        "same in every run of the policy; another id or cohort would be charged to another "
+        "account. Whoever has records of several cohorts takes no part.",
+        "preflight": "The thresholds of `fedemb check-data` are the data owner's preflight and "
+        "lie before the guarantee.",
+    }
+    others = {"user": {"one_row_an_image"}, "image": {"owner_of_record", "one_id_and_cohort"}}
+    return {code: words for code, words in rows.items() if code not in others[unit]}
+
+
+def limitations(unit: Unit) -> dict[str, str]:
+    """What is not covered, by its code."""
+    words = UNITS[unit]
+    several = {"owners_of_several": words.covered} if unit == "image" else {}
+    return {
+        **several,
+        "evaluation_users": f"Held-out evaluation {words.many} are not covered: the utility "
+        "figures are exact on them.",
+        "declared_tuning": "How hyperparameters were chosen is declared, not observed: each "
+        "private run that was looked at costs its own price in the ledger, and what lies in no "
+        "ledger is not covered.",
+        "monitoring": "The audit is monitoring: it can refute the guarantee, never prove it.",
+        "timing": f"How long steps take depends on how many {words.many} took part; whoever "
+        "watches the pipeline's clock sees that, and it is not covered.",
+        "other_policies": f"Other policies over the same {words.many} add up; this report knows "
+        "its own ledger only.",
+    }
+
+
 OVERLAPS = {
     "no_public_images": "no public images",
     "unchecked": "unchecked: the images of an imported backbone are unknown",
@@ -62,6 +80,6 @@ def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
     spent = "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
     return (
         f"all {recurring['run_index']} runs of policy {recurring['policy_id']!r} together: {spent} "
-        f"of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}, for the users who "
-        "took part in most"
+        f"of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}, for the "
+        f"{UNITS[fields['unit']['unit']].many} that took part in most"
     )

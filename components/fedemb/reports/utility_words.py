@@ -5,11 +5,16 @@ from __future__ import annotations
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility, UtilityReport
+from fedemb.privacy.accounting.units import UNITS, Unit
 
-COVERS = (
-    "The privacy guarantee covers training users only. The figures are exact, without noise, on "
-    "evaluation users, who never trained and whom it does not cover."
-)
+
+def covers(unit: Unit) -> str:
+    """Whom the guarantee covers, and of whom the figures are."""
+    many = UNITS[unit].many
+    return (
+        f"The privacy guarantee covers training {many} only. The figures are exact, without "
+        f"noise, on evaluation {many}, which never trained and which it does not cover."
+    )
 
 
 def _points(estimate: Interval) -> str:

@@ -22,6 +22,7 @@ class ClientLoader:
       store: the users.
       model: what images are shown to it.
       max_examples: of one client, in keyed order.
+      one_image: clients are images sampled alone; of its owner's, each brings the one at its place.
       classes: DP-FedAvg: all labels of the world, ascending; labels become rows of the shared head.
       cache_bytes: bound on the decoded images kept.
     """
@@ -32,10 +33,11 @@ class ClientLoader:
         model: ModelConfig,
         *,
         max_examples: int,
+        one_image: bool = False,
         classes: np.ndarray | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._store, self._classes = store, classes
+        self._store, self._classes, self._one_image = store, classes, one_image
         self._how = {
             "max_examples": max_examples,
             "image_size": model.image_size,
@@ -55,6 +57,8 @@ class ClientLoader:
         while self._room < 0:
             _, (images, _) = self._cache.popitem(last=False)
             self._room += images.nbytes
+        if self._one_image:
+            found = tuple(part[client.grouping : client.grouping + 1] for part in found)
         return ClientExamples(client.grouping, client.group, *found)
 
     def _read(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -41,6 +41,37 @@ def test_backbone_has_the_published_number_of_parameters(name, size, channels, p
     assert not backbone.non_trainable_variables
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "features", "parameters"),
+    [
+        ("tanh_cnn", 32, 2048, 287_008),
+        ("resnet8_wide", 32, 768, 689_904),
+        ("wrn_16_4", 32, 256, 2_750_832),
+        ("wrn_40_4", 32, 256, 8_958_320),
+        ("resnet18_gn", 32, 512, 11_168_832),
+        ("nf_resnet50", 64, 2048, 23_508_032),
+    ],
+)
+def test_backbone_of_dp_sgd_has_the_published_size(name, size, features, parameters):
+    """Without a head. WRN-16-4 has 2.7, WRN-40-4 8.9, ResNet-18 11.2, ResNet-50 23.5 million."""
+    model = ModelConfig(
+        backbone=name, image_size=size, channels=3, projection=False, embedding_dim=features
+    )
+    assert _count(build_backbone(model, 0).trainable_variables) == parameters
+
+
+def test_scale_norm_adds_one_normalisation_to_each_residual_sum():
+    small = {"image_size": 8, "channels": 3, "projection": False, "embedding_dim": 64}
+    plain, normed = (
+        build_backbone(ModelConfig(backbone="resnet8", scale_norm=on, **small), 0)
+        for on in (False, True)
+    )
+    added = {v.path for v in normed.variables} - {v.path for v in plain.variables}
+    assert added == {
+        f"block{stage}_1_scale_norm/{part}" for stage in (1, 2, 3) for part in ("gamma", "beta")
+    }
+
+
 def test_quickstart_backbone_is_small():
     assert _count(build_backbone(ModelConfig(backbone="tiny"), 0).trainable_variables) <= 60_000
 

@@ -98,6 +98,43 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     np.testing.assert_allclose(sorted(sums.clients[:, 0]), sorted(norms), rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("backbone", "size", "features"),
+    [
+        ("wrn_16_4", 8, 256),
+        pytest.param("wrn_40_4", 8, 256, marks=pytest.mark.slow),
+        pytest.param("resnet18_gn", 8, 512, marks=pytest.mark.slow),
+        pytest.param("nf_resnet50", 32, 2048, marks=pytest.mark.slow),
+        ("resnet8_wide", 8, 768),
+    ],
+)
+def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(backbone, size, features):
+    """`require_exact` refuses on the first round where they do; what trains is the whole net."""
+    model = MODEL.model_copy(
+        update={
+            "backbone": backbone,
+            "image_size": size,
+            "channels": 3,
+            "projection": False,
+            "embedding_dim": features,
+        }
+    )
+    function = _function(UnitGradientConfig(microbatch=2), model=model)
+    random = np.random.default_rng(0)
+    units = [
+        ClientExamples(
+            0, unit, random.integers(0, 256, (1, size, size, 3), np.uint8), np.array([unit % 3])
+        )
+        for unit in range(3)
+    ]
+    total, sums = _sum(function, units)
+    norms = sums.clients[:, 0]
+    assert np.isfinite(norms).all()
+    assert (norms > 0).all()
+    grid = 2.0**function.mechanism.plan.grid_bits
+    assert 0 < np.linalg.norm(total / grid) <= 3
+
+
 def test_a_unit_more_moves_its_own_record_in_and_no_other_bit():
     """Record and replay: at most the clip, whatever the place, the neighbours and the fill."""
     function, units = _function(workers=2), _units(9)

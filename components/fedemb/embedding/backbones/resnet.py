@@ -7,6 +7,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.embedding.backbones.blocks import convolution, embedding, group_norm, joined, layers
 from fedemb.embedding.backbones.registry import backbone
+from fedemb.embedding.whitened import whitened_layer
 
 _GROUPS, _WIDE_GROUPS = 8, 32
 
@@ -38,6 +39,10 @@ def _small_resnet(
         for index in range(1, blocks + 1):
             stride = 2 if stage > 1 and index == 1 else 1
             x = _basic_block(x, model, conv, filters, stride, f"block{stage}_{index}")
+    return x
+
+
+def _pooled(x: Any, model: ModelConfig) -> Any:
     return embedding(layers().GlobalAveragePooling2D(name="pool")(x), model)
 
 
@@ -45,14 +50,27 @@ def _small_resnet(
 @backbone("resnet8_ws")
 def resnet8(x: Any, model: ModelConfig) -> Any:
     """ResNet-8 for small images: 16, 32 and 64 channels, GroupNorm with 8 groups."""
-    return _small_resnet(x, model, 1)
+    return _pooled(_small_resnet(x, model, 1), model)
+
+
+@backbone("resnet8_wide")
+def resnet8_wide(x: Any, model: ModelConfig) -> Any:
+    """ResNet-8 of 48, 96 and 192 channels, for public starts: means of the four quarters.
+
+    768 features without a projection; `whitened_directions` brings them to one size.
+    """
+    x = _small_resnet(x, model, 1, widths=(48, 96, 192))
+    x = layers().AveragePooling2D(x.shape[1] // 2, name="quarters")(x)
+    if model.whitened_directions:
+        return embedding(whitened_layer()(model.whitened_directions, name="whitened")(x), model)
+    return embedding(layers().Flatten(name="flatten")(x), model)
 
 
 @backbone("resnet14")
 @backbone("resnet14_ws")
 def resnet14(x: Any, model: ModelConfig) -> Any:
     """ResNet-14: two blocks a stage."""
-    return _small_resnet(x, model, 2)
+    return _pooled(_small_resnet(x, model, 2), model)
 
 
 @backbone("resnet18_gn")
@@ -61,7 +79,7 @@ def resnet18(x: Any, model: ModelConfig) -> Any:
 
     The net of Kurakin et al. (arXiv 2201.12328), which at 224 pixels has a 7x7 stem and a pool.
     """
-    return _small_resnet(x, model, 2, widths=(64, 128, 256, 512))
+    return _pooled(_small_resnet(x, model, 2, widths=(64, 128, 256, 512)), model)
 
 
 def _decay() -> Any:

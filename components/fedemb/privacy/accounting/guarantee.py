@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dp_accounting import NeighboringRelation
 
 from fedemb.errors import ArtifactError
-
-Unit = Literal["user", "image"]
-"""Whose presence the guarantee hides."""
-UNITS: dict[Unit, str] = {"user": "one user with everything they own", "image": "one image"}
-"""The unit, as a reader sees it."""
+from fedemb.privacy.accounting.units import UNITS, Unit
 
 
 def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
@@ -55,10 +51,11 @@ class PrivacyGuarantee:
     def __str__(self) -> str:
         """The guarantee as one sentence."""
         over = f" over {self.rounds} rounds" if self.rounds else ""
+        whole = UNITS[self.unit].whole
         if math.isinf(self.epsilon):
-            return f"no differential privacy for {UNITS[self.unit]}{over}: epsilon is infinite"
+            return f"no differential privacy for {whole}{over}: epsilon is infinite"
         return (
-            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for {UNITS[self.unit]}, "
+            f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for {whole}, "
             f"if {neighbours(self.relation, self.unit)}{over}; "
             f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
             f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fedemb.config.mechanism import AdaptiveClipConfig
 from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.capped_image_poisson import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import (
     Cohort,
     Comparison,
@@ -110,28 +111,19 @@ class PoissonGaussian(PoissonGaussianConfig, UnitsAlone):
         Gaussians (Charles et al., arXiv 2407.07737). m times as many records carry m times the
         noise.
         """
-        import numpy as np
-        from dp_accounting import NeighboringRelation
         from dp_accounting import dp_event as dpe
-        from scipy.stats import binom
 
         most = self.images_per_unit
         if self.unit != "user" or most == 1 or self.adaptive_clip is not None:
             return ()
-        chances = binom.pmf(np.arange(most + 1), most, self.sampling_probability)
-        counts = np.flatnonzero(chances)
-        mixture = dpe.MixtureOfGaussiansDpEvent(
-            self.noise_multiplier * most,
-            [float(count) for count in counts],
-            (chances[counts] / chances.sum()).tolist(),
-        )
+        mixture = binomial_mixture(most, self.sampling_probability, self.noise_multiplier * most)
         return (
             Comparison(
                 name="images_sampled",
                 words=f"epsilon if images were sampled, {most} of a user at most, same noise on "
                 "the mean",
                 event=dpe.SelfComposedDpEvent(mixture, self.rounds),
-                relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+                relation=self.relation,
             ),
         )
 

@@ -12,6 +12,7 @@ from fedemb.config.mechanism import MechanismConfig
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.privacy.mechanisms.blt import Blt
+from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.fixed_size import FixedSize
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.least_squares import LeastSquares
@@ -30,6 +31,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
     for mechanism in (
         GroupPoissonGaussian,
         PoissonGaussian,
+        CappedImagePoisson,
         RandomAllocation,
         LeastSquares,
         UserPoisson,

@@ -64,6 +64,7 @@ class VirtualClient:
     """
 
     grouping: int
+    """Number of the grouping; of an image sampled alone: its place among those of its owner."""
     group: int
     """Number of the virtual client, or the keyed hash of the unit: never its place in a list."""
     users: Rows
@@ -147,6 +148,33 @@ def sample_units(probability: float, round_key: bytes, index: Index) -> list[Vir
     """
     words, _ = user_words(round_key, index.user_keys)
     return single_units(np.flatnonzero(heads(words, probability)), index)
+
+
+def sample_images(
+    most: int, probability: float, round_key: bytes, index: Index
+) -> list[VirtualClient]:
+    """Each image takes part with probability q, alone; a user has `most` of them or fewer.
+
+    The coin of an image depends on the key, the round, its owner's keyed hash and its place among
+    the images of its owner only. Coins are tossed for places without an image too.
+
+    Raises:
+      PlanMismatch: more images than one sum has room for.
+    """
+    keys = index.user_keys
+    if len(keys) * most > MOST_UNITS:
+        raise PlanMismatch(
+            f"more than {MOST_UNITS} images, {most} of each user, could overflow 64-bit sums; "
+            "lower partition.max_images_per_user"
+        )
+    found: list[VirtualClient] = []
+    for place in range(most):
+        words, _ = user_words(derive(round_key, "image", str(place)), keys)
+        rows = np.flatnonzero(heads(words, probability)).astype(np.int64)
+        found += [
+            VirtualClient(place, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)
+        ]
+    return found
 
 
 def single_units(rows: Rows, index: Index) -> list[VirtualClient]:

@@ -1,0 +1,202 @@
+"""DP-SGD for users, image by image: every image has a coin of its own, a user at most m images.
+
+Charles et al., Fine-tuning LLMs with user-level DP (arXiv 2407.07737), "example-level sampling".
+The other way to protect users is to sample them whole: `poisson_gaussian`.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.config.mechanism import NoisedConfig
+from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.grid import MOST_UNITS
+from fedemb.privacy.mechanisms.mechanism import (
+    Cohort,
+    Comparison,
+    MechanismPlan,
+    PublicNumbers,
+    times,
+)
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.config.run import RunConfig
+    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+
+
+def binomial_mixture(images: int, probability: float, noise_multiplier: float) -> dpe.DpEvent:
+    """The sum of as many vectors of length 1 as `images` coins bring up, in Gaussian noise.
+
+    Counts of a chance below 5e-324 are left out: no delta is that small.
+
+    Args:
+      images: coins.
+      probability: of each.
+      noise_multiplier: standard deviation of the noise.
+    """
+    import numpy as np
+    from dp_accounting import dp_event as dpe
+    from scipy.stats import binom
+
+    chances = binom.pmf(np.arange(images + 1), images, probability)
+    counts = np.flatnonzero(chances)
+    return dpe.MixtureOfGaussiansDpEvent(
+        noise_multiplier,
+        [float(count) for count in counts],
+        (chances[counts] / chances.sum()).tolist(),
+    )
+
+
+class CappedImagePoissonConfig(NoisedConfig):
+    """DP-SGD for users by images sampled alone; sensitivity C for each image of a user."""
+
+    samples_units = True
+    samples_images = True
+
+    kind: Literal["capped_image_poisson"] = "capped_image_poisson"
+    sampling_probability: Probability
+    """Chance (q) of each image in each round."""
+    images_per_round: PositiveInt
+    """Expected images per round (B), a public constant: what the noised sum is divided by."""
+
+    @override
+    def check_run(self, config: RunConfig) -> None:
+        super().check_run(config)
+        most = config.partition.max_images_per_user
+        if config.policy.unit == "image":
+            raise ValueError(
+                f"mechanism.kind={self.kind} protects users by a cap on their images, got "
+                "policy.unit=image; set mechanism.kind: poisson_gaussian, or unit: user"
+            )
+        if config.task != "classification" or config.training.unit_gradient.images_per_unit != 1:
+            raise ValueError(
+                f"mechanism.kind={self.kind} sums gradients of single images, got task="
+                f"{config.task} and training.unit_gradient.images_per_unit="
+                f"{config.training.unit_gradient.images_per_unit}; set task: classification and "
+                "images_per_unit: 1"
+            )
+        if self.images_per_round > most * config.policy.users_lower_bound:
+            raise ValueError(
+                f"mechanism.images_per_round={self.images_per_round} exceeds {most} images "
+                f"(partition.max_images_per_user) of each of the {config.policy.users_lower_bound} "
+                "users the policy promises; lower it"
+            )
+
+
+class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
+    """A user's images take part each with probability q, alone, one vector of norm <= C each.
+
+    A user has at most m images. Their coins are independent, so the user adds the sum of a random
+    set of at most m vectors, of norm at most C times its size: a mixture of Gaussians, which is
+    dominated by the one-dimensional mixture at 0, C, ..., mC with binomial chances
+    (docs/privacy/sensitivity.md#rule-j).
+    """
+
+    section = CappedImagePoissonConfig
+    proof = "a user adds one vector of norm at most C for each of at most m sampled images"
+    sampler_words = "each image independently with the sampling probability, m of a user at most"
+    label = "capped image poisson"
+    look: ClassVar[tuple[str, Any]] = ("#8a6d1f", (0, (4, 1, 1, 1)))
+
+    images_per_user: PositiveInt = 1
+    """Images of a user at most (m)."""
+
+    @override
+    @classmethod
+    def derived(cls, section: Any, numbers: PublicNumbers) -> dict[str, Any]:
+        return {"images_per_user": numbers.max_images_per_user}
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "sampling_probability": min(1.0, cohort.clients_per_round / cohort.groups),
+            "images_per_round": cohort.clients_per_round,
+        }
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.images_per_round)
+
+    @property
+    @override
+    def most_contributions(self) -> int:
+        return MOST_UNITS
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        from fedemb.privacy.mechanisms.sampling import sample_images
+
+        return sample_images(self.images_per_user, self.sampling_probability, round_key, index)
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        return binomial_mixture(
+            self.images_per_user, self.sampling_probability, self.noise_multiplier
+        )
+
+    @override
+    def conservative_event(self) -> None:
+        """None: no user shares a contribution with another."""
+
+    @override
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Users sampled whole, at the same noise on the mean: m times fewer records."""
+        from dp_accounting import dp_event as dpe
+
+        whole = dpe.GaussianDpEvent(self.noise_multiplier / self.images_per_user)
+        round_event = dpe.PoissonSampledDpEvent(self.sampling_probability, whole)
+        return (
+            Comparison(
+                name="users_sampled",
+                words="epsilon if users were sampled whole, same noise on the mean",
+                event=dpe.SelfComposedDpEvent(round_event, self.rounds),
+                relation=self.relation,
+            ),
+        )
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        return {
+            "sampling_probability": self.sampling_probability * (compute / population),
+            "images_per_round": times(self.images_per_round, compute),
+        }
+
+    @property
+    @override
+    def explanation(self) -> str:
+        return (
+            f"Sampler. In every round a secret coin with chance {self.sampling_probability:.4g} is "
+            f"tossed for each image, {self.images_per_user} of a user at most. About "
+            f"{self.images_per_round} images take part; how many did is never published. The price "
+            "is that of a user: of as many of their images at once as coins may bring up."
+        )
+
+    @property
+    @override
+    def adjacency(self) -> str:
+        return (
+            "Adjacency. Two data sets that differ by one user with everything they own being there "
+            f"or not: up to {self.images_per_user} clipped vectors more or less in the sum of a "
+            "round, as many as their coins say."
+        )
+
+    @property
+    @override
+    def participants(self) -> str:
+        return (
+            f"about {self.images_per_round:,} images a round (probability "
+            f"{self.sampling_probability:.4g}), {self.images_per_user} of a user at most"
+        )

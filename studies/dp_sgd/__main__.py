@@ -1,0 +1,62 @@
+"""`python -m studies.dp_sgd`: the study of docs/dp_sgd_study.md; resumes where it stopped."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedemb.documents.artifacts import read_json, write_json
+from fedemb.errors import InputError
+from fedemb.pipelines.cli.main import errors_as_sentences
+
+SCHEMA = "fedemb/dp_sgd_study_row/1"
+FILES = ("cifar10_train.parquet", "tinyimagenet32.parquet")
+
+
+def study(
+    data: Annotated[Path, typer.Option(help="Folder of the two Parquet files.")],
+    cache: Annotated[
+        Path, typer.Option(help="Folder of finished rows; the study goes on from it.")
+    ] = Path("runs/study-dp-sgd"),
+    budget: Annotated[float, typer.Option(min=0, help="Hours; later rows are not begun.")] = 2.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row.")] = 1,
+    page: Annotated[
+        Path | None, typer.Option(help="Folder for dp_sgd_study.md and its pictures.")
+    ] = None,
+) -> None:
+    """Run the parts of the study that are not there yet, and write tables and pictures."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    for name in FILES:
+        if not (data / name).is_file():
+            raise InputError(f"the study needs {data / name}, which is not there; name its folder")
+    from studies.dp_sgd.grid import rows
+    from studies.dp_sgd.page import write_page
+    from studies.dp_sgd.train import Data, run_row
+
+    deadline = time.monotonic() + 3600 * budget
+    wanted, results = rows(seeds), {}
+    for number, row in enumerate(wanted, start=1):
+        path = cache / "rows" / f"{row.digest}.json"
+        if not path.exists():
+            if time.monotonic() > deadline:
+                continue
+            found = run_row(row, Data(data, cache))
+            write_json(path, SCHEMA, found)
+            typer.echo(
+                f"{number} of {len(wanted)}: {row.part}, {row.name}, {row.at:g}, seed {row.seed}: "
+                f"{found['value']:.4g} in {found['seconds']:.0f} s"
+            )
+        results[row] = read_json(path, SCHEMA)
+    missing = len(wanted) - len(results)
+    if missing:
+        typer.echo(f"{missing} rows are not there yet; the same command goes on")
+    write_page(page or cache, results, missing)
+
+
+if __name__ == "__main__":
+    with errors_as_sentences():
+        typer.run(study)

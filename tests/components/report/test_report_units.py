@@ -1,0 +1,82 @@
+"""What is protected is said in one way: no text of a guarantee for images speaks of users."""
+
+import html
+import re
+
+import honest_run
+import pytest
+
+from fedemb.config import RunConfig
+from fedemb.documents.document import read
+from fedemb.documents.evidence import read_evidence
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.pipelines.run.command import _said_of
+from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.reports.utility_words import covers
+from fedemb.steps.plan_privacy.explain import explain
+from fedemb.steps.plan_privacy.plan import plan_mechanism, warnings
+from fedemb.steps.release_model.model_card import model_card
+
+ALONE = {
+    "kind": "poisson_gaussian",
+    "rounds": 6,
+    "sampling_probability": 0.05,
+    "noise_multiplier": 2.0,
+    "units_per_round": 900,
+}
+OTHER = {"user": r"\b(one|every|each|any one) image\b", "image": r"\busers?\b|\bpeople\b"}
+
+
+def _config(unit):
+    tree = honest_run.config().model_dump(mode="json") | {"mechanism": ALONE}
+    if unit == "image":
+        tree["policy"]["unit"] = "image"
+        tree["data"]["source"]["columns"]["user_id"] = None
+    return RunConfig.model_validate(tree)
+
+
+@pytest.fixture(scope="module", params=UNITS)
+def said(request, tmp_path_factory):
+    """A unit, and every text about it; the audit has words of its own."""
+    config = _config(request.param)
+    run = honest_run.start(tmp_path_factory.mktemp(request.param))
+    run.config = config
+    run.until_gate()
+    page = re.sub(r"<(style|svg).*?</\1>", "", run.page.read_text(), flags=re.DOTALL)
+    page = re.sub(r"<h2[^>]*>Audit</h2>.*?<h2", "<h2", page, flags=re.DOTALL)
+    page = re.sub(r"<h2[^>]*>Lineage</h2>.*", "", page, flags=re.DOTALL)  # names of steps
+    evidence = read_evidence(config, run.artifacts)
+    report = read(run.report, PrivacyReport).body
+    card = model_card(evidence, report, run.ledger(), "glyphs", "1.0")
+    plan = plan_mechanism(config)
+    return request.param, {
+        "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
+        "card": "\n".join(part for part in card.splitlines() if not part.startswith("Audit: ")),
+        "plan": "\n".join(explain(plan, guarantee_of(plan, config.policy.delta))),
+        "warnings": "\n".join(
+            text for code, text in warnings(config).items() if code != "delta_above_customary"
+        ),
+        "start": "\n".join(_said_of(config)),
+        "utility": covers(request.param),
+    }
+
+
+def test_page_and_card_name_the_unit_in_its_one_sentence(said):
+    unit, texts = said
+    for name in ("page", "card", "plan"):
+        assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
+
+
+def test_no_text_speaks_of_the_other_unit(said):
+    unit, texts = said
+    for name, text in texts.items():
+        rest = text.replace(UNITS[unit].covered, "")
+        found = re.search(rf".{{0,40}}({OTHER[unit]}).{{0,40}}", rest)
+        assert not found, (name, found)
+
+
+def test_page_prices_both_ways_to_sample_images_of_users(said):
+    unit, texts = said
+    assert ("epsilon if images were sampled" in texts["page"]) == (unit == "user")
+    assert "virtual client" not in texts["page"]

@@ -1,0 +1,132 @@
+"""DP-SGD through the whole DAG: a verified classifier, a denial, a kill inside a round."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedemb.documents.artifacts import file_digest
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.step_context import StepContext
+from tests.whole_run import closing_line, fedemb, finish, run_command
+
+ROUNDS = 4
+STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_dp_sgd".*\})')
+SMALL = [
+    "data.builtin.users=300",
+    "data.builtin.images_per_user=2",
+    "data.builtin.public_classes=4",
+    "data.builtin.public_images_per_class=4",
+    "partition.max_images_per_user=2",
+    "pretraining.epochs=1",
+    "model.embedding_dim=8",
+    f"mechanism.rounds={ROUNDS}",
+    "mechanism.units_per_round=20",
+    "mechanism.noise_multiplier=2.0",
+    "training.unit_gradient.images_per_unit=2",
+    "training.unit_gradient.microbatch=8",
+    "policy.users_lower_bound=240",
+    "policy.delta=1e-3",
+    "release.min_gain_over_public=null",  # four rounds of a few people gain nothing
+    "evaluation.bootstrap_samples=20",
+    "audit.bootstrap_samples=20",
+    "audit.max_users=40",
+]
+
+
+def _command(runs: Path, *extra: str) -> list[str]:
+    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=SMALL)
+
+
+def _killed_inside_a_round(command: list[str], log: Path) -> None:
+    """Runs a command, and kills the trainer as soon as it says that its first round is done."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 300
+        while "round 1/" not in (text := log.read_text() if log.exists() else ""):
+            assert process.poll() is None, text[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (event,) = (json.loads(found[1]) for found in STARTED.finditer(text))
+        os.kill(event["pid"], signal.SIGKILL)
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0, output
+
+
+def _records(run: Path) -> list[Path]:
+    return list(run.glob("private/**/train/attempt-1/rounds/*.record"))
+
+
+@dataclass
+class Killed:
+    """A reservation whose trainer was killed in its second round, and what became of it twice."""
+
+    whole: Path
+    """The run directory, trained again from its first round, without a kill, and released."""
+    output: str
+    killed: RunDirectory
+    """As the kill left it, where its ledger says it is."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Both trainings draw from one reservation's key: what differs is the kill."""
+    folder = tmp_path_factory.mktemp("classifier")
+    run, copy = folder / "runs" / "only", folder / "copy"
+    _killed_inside_a_round(_command(folder / "runs", "--run-id", "only"), run / "run.log")
+    assert 0 < len(_records(run)) < ROUNDS
+    shutil.copytree(run, copy, symlinks=True)
+    for path in _records(run)[0].parent.parent.iterdir():  # as if no round had ever been computed
+        if path.name == "rounds":
+            shutil.rmtree(path)
+        elif path.name.startswith("checkpoint"):
+            path.unlink()
+    done = finish(fedemb("run", "--resume", str(run)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run.rename(folder / "whole")
+    copy.rename(run)
+    return Killed(folder / "whole", done.stdout, RunDirectory.open(run))
+
+
+def _bundle(runs: Killed) -> Path:
+    address = Path(closing_line(runs.output, "release").removeprefix("file://"))
+    return runs.whole / address.relative_to(runs.killed.root)
+
+
+def test_run_ends_with_a_released_classifier_that_verifies(runs):
+    assert "differential privacy for one user" in closing_line(runs.output, "guarantee")
+    assert "names the right one of 10 classes" in closing_line(runs.output, "utility")
+    ledger = runs.whole / "policy" / "ledger"
+    trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
+    done = finish(fedemb("verify", str(_bundle(runs)), *trust))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verified" in done.stdout
+
+
+def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
+    from fedemb.steps.train_dp_sgd import train
+
+    run = runs.killed
+    started = len(_records(run.root))
+    inputs = ("privacy_plan", "reservation", "users", "pretrained")
+    artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, model=tmp_path)
+    stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
+    train.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
+    assert 0 < started < ROUNDS
+    for name in ("backbone.keras", "rounds.jsonl"):
+        assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)
+
+
+def test_too_little_noise_is_refused_before_anything_is_read(tmp_path):
+    done = finish([*_command(tmp_path / "runs"), "--set", "mechanism.noise_multiplier=0.2"])
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "cap" in closing_line(done.stdout, "release")
+    (run,) = (tmp_path / "runs").glob("*/config.yaml")
+    assert not list((run.parent / "private").iterdir())

@@ -1,0 +1,119 @@
+"""What no classifier can be made of: one sentence, exit code 2, nothing written or charged."""
+
+import json
+import zipfile
+
+import pytest
+
+from fedemb.pipelines.cli import main as cli
+
+UNIT = "training.unit_gradient"
+
+
+def _imported(layer):
+    """A `.keras` file as far as it is read before anything is charged."""
+
+    def write(folder):
+        path = folder / "net.keras"
+        layers = [{"class_name": "InputLayer"}, {"class_name": layer}]
+        with zipfile.ZipFile(path, "w") as archive:
+            description = {"class_name": "Functional", "config": {"layers": layers}}
+            archive.writestr("config.json", json.dumps(description))
+        return ["pretraining.kind=import", f"pretraining.import_path={path}"]
+
+    return write
+
+
+BAD = {
+    "no view": ([f"{UNIT}.views=0"], "views: input should be greater than or equal to 1, got 0"),
+    "more images of a unit than a user may have": (
+        [f"{UNIT}.images_per_unit=5"],
+        "images_per_unit=5 exceeds the 4 that one user can have",
+    ),
+    "a microbatch that is never full": (
+        [f"{UNIT}.microbatch=4096", "policy.users_lower_bound=4000"],
+        "microbatch=4096 exceeds policy.users_lower_bound=4000",
+    ),
+    "a batch above the population": (
+        ["mechanism.units_per_round=10501"],
+        "units_per_round=10501 exceeds the 10500 units",
+    ),
+    "a chance above one": (["mechanism.sampling_probability=1.5"], "sampling_probability"),
+    "no noise": (["mechanism.noise_multiplier=0"], "noise_multiplier"),
+    "no clip": (["mechanism.l2_norm_clip=0"], "l2_norm_clip"),
+    "one class": (["model.classes=[a]"], "lists 1 classes"),
+    "a class twice": (["model.classes=[a, b, a]"], "2 of them distinct"),
+    "no class": (["model.classes=[]"], "0 model.classes"),
+    "embeddings by DP-SGD": (["task=embedding"], "an embedding has neither"),
+    "labels of each user's own": (
+        ["data.source.label_scope=user"],
+        "labels that mean the same for every user",
+    ),
+    "images with owners as units": (["policy.unit=image"], "no column names its owner"),
+    "units that are grouped": (
+        [
+            "policy.unit=image",
+            "data.source.columns.user_id=null",
+            "mechanism={kind: group_poisson_gaussian, rounds: 2, sampling_probability: 0.1, "
+            "noise_multiplier: 1.0}",
+        ],
+        "policy.unit=image has no price under it",
+    ),
+    "views of features": (
+        ["model.trainable=head", f"{UNIT}.views=2"],
+        "computes the features of an image once",
+    ),
+    "a crop wider than the image": ([f"{UNIT}.crop_padding=28"], "must be below"),
+    "a head solved for all layers": (
+        [
+            "mechanism={kind: least_squares, noise_multiplier: 1.0, units_per_round: 100}",
+        ],
+        "solves for the head",
+    ),
+    "BatchNorm in an imported net": (_imported("BatchNormalization"), "(BatchNormalization)"),
+    "dropout in an imported net": (_imported("Dropout"), "not allowed here (Dropout)"),
+    "code in an imported net": (_imported("Lambda"), "not allowed here (Lambda)"),
+    "no imported net": (
+        ["pretraining.kind=import", "pretraining.import_path=/none.keras"],
+        "does not exist",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence_and_leaves_nothing(capsys, tmp_path, name):
+    settings, sentence = BAD[name]
+    overrides = settings(tmp_path) if callable(settings) else settings
+    words = [part for item in overrides for part in ("--set", item)]
+    runs = tmp_path / "runs"
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["run", "--config", "dp_sgd_quickstart", "--runs", str(runs), *words])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2, shown
+    assert sentence in shown.err
+    assert len(shown.err.strip().splitlines()) == 1, shown.err
+    assert not runs.exists()
+
+
+NUMBERS = "--mechanism poisson_gaussian --population 1000 --users-per-client 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (f"{NUMBERS} --clients-per-round 900 --rounds 100000 --target-epsilon 1e-9", "epsilon"),
+        (f"{NUMBERS} --clients-per-round 2000 --rounds 3 --noise-multiplier 1", "2000"),
+        (f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --delta 0.5", "delta"),
+        (
+            f"{NUMBERS} --clients-per-round 10 --rounds 3 --noise-multiplier 1 --simulate-at 2",
+            "share between 0 and 1",
+        ),
+    ],
+)
+def test_a_plan_out_of_reach_is_one_sentence(capsys, tmp_path, words, sentence):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["plan", *words.split(), "--output", str(tmp_path / "plan.json")])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 2, shown
+    assert sentence in shown.err
+    assert not (tmp_path / "plan.json").exists()
