@@ -103,7 +103,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
     [
         ("wrn_16_4", 8, 256),
         pytest.param("wrn_40_4", 8, 256, marks=pytest.mark.slow),
-        pytest.param("resnet18_gn", 8, 512, marks=pytest.mark.slow),
+        pytest.param("resnet18_gn", 32, 512, marks=pytest.mark.slow),
         pytest.param("nf_resnet50", 32, 2048, marks=pytest.mark.slow),
         ("resnet8_wide", 8, 768),
     ],
