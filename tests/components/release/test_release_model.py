@@ -231,5 +231,5 @@ def test_model_card_says_the_guarantee_in_header_and_words(released):
     report = json.loads(released.report.read_text())
     assert header["epsilon"] == report["accounting"]["epsilon"]
     assert words.guarantee_sentence(report["guarantee"]) in text
-    for line in (*words.LIMITATIONS.values(), *words.ASSUMPTIONS.values()):
+    for line in (*words.limitations("user").values(), *words.assumptions("user").values()):
         assert line in text
