@@ -70,7 +70,7 @@ def _own_coins(random, samples):
 
 def _problems(losses, event):
     """Where sampled losses show a larger delta than is priced; one false alarm in 10^5."""
-    exact = pld_of(event, ADD)
+    exact = pld_of(event, ADD)._pld
     found = []
     for values, priced in zip(losses, (exact._pmf_remove, exact._pmf_add), strict=True):
         for epsilon in (0.1, 0.5, 1.0, 1.5):
@@ -94,7 +94,7 @@ def test_no_directions_of_a_users_images_cost_more_than_is_priced(vectors):
 
 @pytest.mark.statistical
 def test_price_is_tight_where_all_images_say_the_same():
-    priced = pld_of(binomial_mixture(MOST, Q, NOISE), ADD)._pmf_remove
+    priced = pld_of(binomial_mixture(MOST, Q, NOISE), ADD)._pld._pmf_remove
     terms = np.maximum(0.0, -np.expm1(0.5 - _losses(SAME, _own_coins)[0]))
     assert priced.get_delta_for_epsilon(0.5) <= 1.02 * terms.mean()
 
