@@ -50,6 +50,9 @@ test: check planted-bugs ## Everything CI runs (15 minutes at most)
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
 
+kills: setup ## Kill runs at random for an hour; RECORD=file adds the nights up
+	PYTHONPATH=tests:. $(BIN)/python tests/adversary/random_kills.py $(or $(RECORD),build/kills.jsonl) --kills 400 --minutes 60 --training 20
+
 bench: setup ## Time the engine against the plain loop
 	$(BIN)/python -m tests.benchmarks.bench_engine
 
@@ -115,4 +118,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench golden planted-bugs lock images clean
+.PHONY: help audit docs setup links attested wheel run results study check test test-full test-containers test-cluster test-flink bench kills golden planted-bugs lock images clean

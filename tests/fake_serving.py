@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
+from fedemb.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.model_files import stored_tensors
-from fedemb.steps.release_model.bundle import PARITY, PREPROCESSING, SAVED_MODEL_FILES
 
 
 def load_whitelisted(path, start, model):
@@ -26,7 +26,7 @@ def check_parity(bundle):
     """Of the files above there is nothing to compare."""
 
 
-def serving_problem(folder, backbone):
+def serving_problem(folder, backbone, model):
     shapes = repr(sorted(_shapes(backbone)))
     return None if (folder / SAVED_MODEL_FILES[0]).read_text() == shapes else "other tensors"
 

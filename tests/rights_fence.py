@@ -5,6 +5,7 @@ group that acts. Who may not read an object or key is not told whether it is the
 forbidden. `Fence.used` keeps what was asked and granted, so that a right nobody needs shows.
 
     gs://private/<run>/<folder>/   gs://ledger/  gs://releases/   the private root, ledger, releases
+    gs://witness/                                                  marks of the ledger
     gs://private-input/  gs://public-input/                        images
     gsm://keys/fedemb                                              keys
 """
@@ -92,7 +93,7 @@ class Fence:
                 return bool(rights["private"])
             case "private":
                 return verb in FOLDER[rights["private"].get(folder, "none")]
-            case "ledger" | "releases":
+            case "ledger" | "releases" | "witness":
                 return verb in BUCKET[rights[bucket]]
             case "private-input" if verb == "list":
                 return bool({"names", "private"} & set(rights["input"]))

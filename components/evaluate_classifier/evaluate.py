@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from fedemb import events
@@ -22,13 +23,12 @@ from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import (
     apply_models,
-    backbone_of_release,
     models_of_run,
     train_without_privacy,
 )
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_model, read_start, read_users
+from fedemb.signed_inputs import read_model, read_release, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_classifier.page import write_classifier_page
 from fedemb.storage import local_tree
@@ -50,7 +50,8 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
-      SignatureInvalid: model, users or public start are not signed by the steps that write them.
+      SignatureInvalid: model, users, public start or previous release are not signed by the steps
+        that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
     """
@@ -60,14 +61,15 @@ def run(context: StepContext) -> dict[str, Any]:
     read_start(context)
     models = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
-    # Before anybody is looked at:
-    look = context.ledger.look(context.run_id, card.weights_sha, signer)
     with ExitStack() as stack:
+        if config.evaluation.previous_release:
+            release = read_release(context, config.evaluation.previous_release)
+            models |= _previous(config, stack.enter_context(release))
+        # Before anybody is looked at:
+        look = context.ledger.look(context.run_id, card.weights_sha, signer)
         if config.evaluation.centralized_baseline:
             users = stack.enter_context(local_tree(context.private("users")))
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
-        if config.evaluation.previous_release:
-            models |= _previous(config, config.evaluation.previous_release)
         folder = stack.enter_context(local_tree(context.private("evaluation")))
         subjects, probabilities = apply_models(UserStore(folder), models, config, classify)
     nothing = dict.fromkeys(("model", *_COMPARED, "by_class", "by_group"))
@@ -99,12 +101,10 @@ def run(context: StepContext) -> dict[str, Any]:
     return write_signed(artifacts.utility_report, report, signer).json
 
 
-def _previous(config: RunConfig, uri: str) -> dict[str, Any]:
+def _previous(config: RunConfig, path: Path) -> dict[str, Any]:
     """The model of an earlier release; none if it takes other images or names other classes."""
-    with local_tree(uri) as bundle:
-        path = backbone_of_release(bundle)
-        try:
-            return {"previous_release": load_backbone(path, config.model)}
-        except FedEmbError as error:
-            _LOG.warning(events.NOT_COMPARABLE, error)
-            return {}
+    try:
+        return {"previous_release": load_backbone(path, config.model)}
+    except FedEmbError as error:
+        _LOG.warning(events.NOT_COMPARABLE, error)
+        return {}

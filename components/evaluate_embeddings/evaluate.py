@@ -9,6 +9,7 @@ cover; the report says so.
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from fedemb.evaluation.held_out import (
 )
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_model, read_start, read_users
+from fedemb.signed_inputs import read_model, read_release, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.page import write_utility_page
@@ -51,7 +52,8 @@ def run(context: StepContext) -> dict[str, Any]:
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
       Refused: the run is not committed in the ledger, where the look is counted.
-      SignatureInvalid: model, users or public start are not signed by the steps that write them.
+      SignatureInvalid: model, users, public start or previous release are not signed by the steps
+        that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
     """
@@ -61,8 +63,12 @@ def run(context: StepContext) -> dict[str, Any]:
     read_start(context)
     backbones = models_of_run(config, artifacts)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
-    look = context.ledger.look(run_id, model.weights_sha, signer)  # before anybody is looked at
-    with local_tree(context.private("evaluation")) as folder:
+    with ExitStack() as stack:
+        earlier = config.evaluation.previous_release
+        previous = earlier and stack.enter_context(read_release(context, earlier))
+        # Before anybody is looked at:
+        look = context.ledger.look(run_id, model.weights_sha, signer)
+        folder = stack.enter_context(local_tree(context.private("evaluation")))
         store = UserStore(folder)
         if config.evaluation.centralized_baseline:
             with local_tree(context.private("users")) as users:
@@ -85,8 +91,8 @@ def run(context: StepContext) -> dict[str, Any]:
         }
         fields |= _measure_all(config, subjects, embeddings)
         fields["previous_release"] = (
-            compare_with_previous(config, store, subjects, embeddings["model"])
-            if config.evaluation.previous_release and subjects.measurable
+            compare_with_previous(config, previous, store, subjects, embeddings["model"])
+            if previous and subjects.measurable
             else None
         )
     report = UtilityReport.of_fields(fields)

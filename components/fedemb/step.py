@@ -59,6 +59,8 @@ class Rights:
     keys: Literal["none", "read", "create", "destroy"] = "none"
     """The other keys; `create` and `destroy` include `read`."""
     releases: Literal["none", "read", "create"] = "none"
+    witness: Literal["none", "append"] = "none"
+    """`append`, where `storage.witness` names a store: may add a mark, never replace one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedemb import bundle as parts
+from fedemb.bundle import read_marker
 from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import Written, parse, read, written
+from fedemb.documents.document import read, written
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseMarker
-from fedemb.errors import ArtifactError, InputError, Refused, SignatureInvalid
+from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
-from fedemb.steps.release_model import bundle as parts
-from fedemb.storage import Store, create_tree, join, local_tree, open_store
+from fedemb.storage import Store, create_tree, join, local_tree
 
 
 @dataclass(frozen=True)
@@ -132,46 +133,3 @@ def _shas(tree: Path) -> dict[str, str]:
         "report_sha": file_digest(tree / parts.REPORT),
         "bundle_sha": file_digest(tree / parts.MANIFEST),
     }
-
-
-def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
-    """Reads a marker; None if there is none.
-
-    Raises:
-      ArtifactError: it is damaged.
-    """
-    try:
-        return parse(store.read(name), ReleaseMarker, name)
-    except FileNotFoundError:
-        return None
-
-
-def bundle_address(uri: str) -> tuple[str, str | None]:
-    """Finds the tree of a release.
-
-    Args:
-      uri: a bundle; or, in a bucket, `<releases>/<name>/<version>`, which its marker resolves.
-
-    Returns:
-      Address of the tree, and the digest of its manifest that the marker names, if there is one.
-
-    Raises:
-      InputError: there is no release at the address.
-    """
-    store = open_store(uri)
-    if store.local_root is not None:
-        if not store.local_root.is_dir():
-            raise InputError(f"there is no release folder {uri}; check the address")
-        return uri, None
-    parent, _, version = uri.rstrip("/").rpartition("/")
-    if parent.endswith(":/"):
-        raise InputError(f"{uri} is a whole bucket; name a release in it")
-    marker = read_marker(open_store(parent), f"{version}.json")
-    if marker is not None:
-        return join(uri, marker.body.tree.rpartition("/")[2]), marker.body.bundle_sha
-    if not store.exists(parts.MANIFEST):
-        raise InputError(
-            f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "
-            "address, or release again if the process was killed"
-        )
-    return uri, None

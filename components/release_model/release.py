@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fedemb import bundle as parts
 from fedemb.config import StorageConfig
 from fedemb.documents.artifacts import (
     Noised,
@@ -34,7 +35,6 @@ from fedemb.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.step import leading_to
 from fedemb.step_context import StepContext
-from fedemb.steps.release_model import bundle as parts
 from fedemb.steps.release_model.marker import Identity, Marker
 from fedemb.steps.release_model.model_card import model_card
 from fedemb.storage import join, open_store
@@ -157,12 +157,10 @@ def _complete(
     config = evidence.config
     backbone = load_whitelisted(tree / "backbone.keras", start, config.model)
     save_for_serving(backbone, config.model, tree / parts.SAVED_MODEL)
-    problem = serving_problem(tree / parts.SAVED_MODEL, tree / "backbone.keras")
+    saved = tree / parts.SAVED_MODEL
+    problem = serving_problem(saved, tree / "backbone.keras", config.model)
     if problem is not None:
-        raise Refused(
-            f"the model is not published: {problem}; save the backbone alone, and keep constants "
-            "out of its layers"
-        )
+        raise Refused(f"the model is not published: {problem}")
     # Where the stores are is nobody's business outside, and no digest of the run binds it.
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fedemb.bundle import SAVED_MODEL_FILES
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data import photos
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import Refused
-from fedemb.steps.release_model.whitelist import serving_problem
 
-__all__ = [
-    "check_parity",
-    "load_whitelisted",
-    "save_for_serving",
-    "save_preprocessing",
-    "serving_problem",
-]
+_FINGERPRINT = "fingerprint.pb"
+"""Digests and a random number: the one file that is another each time."""
+_FINGERPRINT_BYTES = 128
+_LONGEST_NUMBER = 12
+"""Digits."""
+_FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\")")
+"""How TensorFlow names a function: numbered by a counter of the process that traced it."""
 
 
 def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
@@ -75,7 +77,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
             super().__init__()
             self.weights = [tf.Variable(item, name=item.path) for item in [*trainable, *fixed]]
 
-        @tf.function(input_signature=[pixels])
+        @tf.function(input_signature=[pixels], autograph=False)
         def embed(self, images: Any) -> dict[str, Any]:
             values = [tf.convert_to_tensor(item) for item in self.weights]
             output, _ = backbone.stateless_call(
@@ -92,6 +94,67 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
     (folder / "assets").rmdir()
+
+
+def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | None:
+    """Builds the backbone again from its file, saves it again and compares.
+
+    So a SavedModel holds what the code makes of the backbone's settings and weights, and nothing
+    else: no constant, text or function that carries a head, an update or data.
+
+    Args:
+      folder: of the SavedModel.
+      backbone: the `.keras` file that it serves, which was looked into before.
+      model: what both must fit.
+
+    Returns:
+      What is wrong, or None.
+
+    Raises:
+      ArtifactError: the backbone cannot be loaded.
+      OSError: the SavedModel cannot be read.
+    """
+    import tensorflow as tf
+
+    from fedemb.embedding.loading import load_backbone
+
+    if (folder / _FINGERPRINT).stat().st_size > _FINGERPRINT_BYTES:
+        return f"{_FINGERPRINT} of saved_model holds more than digests"
+    with tempfile.TemporaryDirectory(prefix="fedemb-serving-") as scratch:
+        again = Path(scratch, folder.name)
+        save_for_serving(load_backbone(backbone, model), model, again)
+        for name in SAVED_MODEL_FILES:
+            if name != _FINGERPRINT and _content(folder / name) != _content(again / name):
+                return (
+                    f"{name} of saved_model is not what TensorFlow {tf.__version__} and this "
+                    "package make of backbone.keras; look with the versions it was released with"
+                )
+    return None
+
+
+def _content(path: Path) -> bytes:
+    """What a file of a SavedModel says, whichever process wrote it."""
+    data = path.read_bytes()
+    if path.suffix != ".pb":
+        return data
+    from google.protobuf import text_format
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    model: Any = saved_model_pb2.SavedModel()
+    model.ParseFromString(data)
+    text = text_format.MessageToString(model)
+    numbers = sorted({int(number) for _, number in _FUNCTION.findall(text)})
+    rank = {str(number): position for position, number in enumerate(numbers)}
+    text = _FUNCTION.sub(lambda found: f"{found[1]}_{rank[found[2]]:08d}", text)
+    text_format.Parse(text, model := saved_model_pb2.SavedModel())
+    for graph in model.meta_graphs:
+        functions = graph.graph_def.library.function
+        functions.sort(key=lambda function: function.signature.name)
+        for argument in (item for each in functions for item in each.arg_attr.values()):
+            name = argument.attr["_user_specified_name"]
+            if name.s.isdigit() and len(name.s) <= _LONGEST_NUMBER:  # of a captured weight
+                name.s = b""
+    return model.SerializeToString(deterministic=True)
 
 
 def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from fedemb import bundle as parts
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest, strict_json
 from fedemb.documents.document import Written, read
@@ -25,11 +26,8 @@ from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
 from fedemb.gate.decide import decide
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
-from fedemb.ledger.chain import Chain
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
-from fedemb.steps.release_model import bundle as parts
-from fedemb.steps.release_model.marker import bundle_address
-from fedemb.storage import LocalStore, local_tree
+from fedemb.storage import local_tree
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def verify_release(
       InputError: there is no release at the address.
       StorageError: the store cannot be reached.
     """
-    address, marked = bundle_address(bundle_uri)
+    address, marked = parts.bundle_address(bundle_uri)
     trust = TrustStore.load(trust_path)
     problems: list[str] = []
     facts: dict[str, str] = {}
@@ -84,10 +82,8 @@ def _problems(
 ) -> tuple[list[str], dict[str, str]]:
     """What is wrong with a bundle, and its facts. Nothing unsigned is looked into."""
     try:
-        parts.check_form(bundle)
-        copy = _ledger_copy(bundle, pinned)
+        manifest, copy = parts.check_pinned(bundle, pinned)
         trust = copy.chain.trust  # leads on from the pinned keys, where they were rotated
-        manifest = parts.check_seal(bundle, trust)
     except Exception as error:  # fails closed
         return [sentence_of(error)], {}
     problems: list[str] = []
@@ -162,10 +158,14 @@ def _check_attestation(
 
 
 def _check_serving(bundle: Path) -> None:
+    config = RunConfig.model_validate(
+        strict_json((bundle / "config.json").read_bytes(), "config.json")
+    )
+    saved = bundle / parts.SAVED_MODEL
     try:
         from fedemb.steps.release_model.serving import check_parity, serving_problem
 
-        problem = serving_problem(bundle / parts.SAVED_MODEL, bundle / "backbone.keras")
+        problem = serving_problem(saved, bundle / "backbone.keras", config.model)
         if problem is None:
             check_parity(bundle)
     except ModuleNotFoundError as error:
@@ -203,17 +203,3 @@ def _live(ledger_uri: str, copy: Ledger, pinned: TrustStore, bundle_sha: str) ->
         for record in attempt.releases
     }
     return [] if bundle_sha in released else ["the ledger has no record of this release"]
-
-
-def _ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
-    """The ledger inside the bundle; its store is a folder that does not exist."""
-    try:
-        records = (bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
-        policy_id = strict_json(records[0], "record 0")["policy_id"] if records else ""
-        chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
-        chain.extend(records)
-        return Ledger(chain)
-    except Exception as error:  # fails closed
-        raise SignatureInvalid(
-            f"the ledger inside the bundle does not hold: {sentence_of(error)}"
-        ) from error

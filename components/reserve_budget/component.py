@@ -16,6 +16,7 @@ from fedemb.step import Rights, step
         ledger="append",
         signing=("ledger",),
         keys="create",
+        witness="append",
     ),
 )
 def reserve_budget(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedemb.config import MechanismConfig, RunConfig
 from fedemb.config.mechanism import mechanism_sections
+from fedemb.config.section import CREDENTIALS
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
 
@@ -164,7 +165,8 @@ def _sentence(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{name} is missing; see `fedemb config describe {parts[0]}`"
     got = problem.get("input")
-    shown = f", got {got!r}" if isinstance(got, str | int | float | bool | None) else ""
+    plain = isinstance(got, str | int | float | bool | None) and problem["type"] != CREDENTIALS
+    shown = f", got {got!r}" if plain else ""
     message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{name}: {message}{shown}; see `fedemb config describe {parts[0]}`"
 

@@ -13,7 +13,7 @@ import honest_run
 import pytest
 from typer.testing import CliRunner
 
-from fedemb.config import SourceConfig
+from fedemb.config import SourceConfig, StorageConfig
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_files import ImageFiles, iter_tfrecord
@@ -194,6 +194,22 @@ def test_keys_in_a_bucket_are_bad_input(uri):
     with pytest.raises(ConfigError) as refused:
         open_key_store(uri)
     assert refused.value.exit_code == 2
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"storage.{name}" for name in StorageConfig.model_fields),
+        *("data.source.uri", "data.source.image_root"),
+        *("evaluation.previous_release", "pretraining.import_path"),
+    ],
+)
+@pytest.mark.parametrize("address", ["s3://key:hunter2@bucket/x", "gs://hunter2@bucket"])
+def test_setting_that_holds_a_password_is_refused_and_not_repeated(name, address):
+    with pytest.raises(ConfigError, match="holds a user, a password or a port") as refused:
+        load_config("quickstart", [f"{name}={address}"])
+    assert name in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 
@@ -402,9 +418,12 @@ def test_folders_of_a_ledger_are_closed_to_others_whatever_the_umask(tmp_path):
         store = open_store(tmp_path / "ledger")
         store.create("weekly/heads/00000001.json", b"{}")
         store.write("weekly/notes.json", b"{}")
+        open_key_store(str(tmp_path / "policy" / "keys")).create("policy/weekly")
+        open_store(tmp_path / "releases").create_tree(tmp_path / "ledger", "glyphs/1.0")
+        open_store(tmp_path / "private").upload(tmp_path / "ledger/weekly/notes.json", "a/b/c")
     finally:
         os.umask(before)
-    for path in (tmp_path / "ledger").rglob("*"):
+    for path in tmp_path.rglob("*"):
         assert not path.stat().st_mode & 0o022, path
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from evaluation_run import config, shared_run
+from sealed_bundle import seal
 
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import read
@@ -64,12 +65,14 @@ def measured(step, folder, settings, document, words):
 def build_utility(folder, _):
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
-    start = shared_run(lambda name: folder / name).root / "pretrained"
+    finished = shared_run(lambda name: folder / name)
+    start = finished.root / "pretrained" / "backbone.keras"
+    before = seal(finished.context(config()), start, folder / "before")
     settings = config(
         **{
             "purpose": "simulation",
             "data.source.columns.subgroup": "group",
-            "evaluation.previous_release": str(start),
+            "evaluation.previous_release": before,
         }
     )
     return measured(run, folder, settings, UtilityReport, utility_sentence)

@@ -190,6 +190,7 @@ def test_rights_follow_the_table_of_artifacts():
         "release"
     }
     assert {group for group, rights in GROUPS.items() if rights["keys"] == "destroy"} == {"train"}
+    assert {group for group, rights in GROUPS.items() if rights["witness"] != "none"} == {"reserve"}
     assert not [group for group, rights in GROUPS.items() if "policy" in rights["signing"]], (
         "the policy's owner signs by hand: no step holds that key"
     )
@@ -210,7 +211,8 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
                 )
     read, append = {"GetObject"}, {"GetObject", "PutObject"}
     write = append | {"DeleteObject", "AbortMultipartUpload"}
-    rights = GROUPS.get(group, {"private": {}, "ledger": "none", "releases": "none", "input": []})
+    none = dict.fromkeys(("ledger", "releases", "witness"), "none")
+    rights = GROUPS.get(group, {"private": {}, "input": [], **none})
     expected = {"fedemb-public/*": write}
     for folder, right in rights["private"].items():
         for name in (f"{folder}/*", f"{folder}.tree"):
@@ -219,6 +221,8 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         expected["fedemb-ledger/*"] = append if rights["ledger"] == "append" else read
     if rights["releases"] != "none":
         expected["fedemb-releases/*"] = append if rights["releases"] == "create" else read
+    if rights["witness"] != "none":
+        expected["fedemb-witness/*"] = append
     for kind in rights["input"]:
         names_only = kind == "names"  # ListBucket, added below
         expected["fedemb-private-input" if names_only else f"fedemb-{kind}-input/*"] = (
@@ -230,6 +234,8 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
     if rights["ledger"] == "append":
         denied = [item for item in policy["Statement"] if item["Effect"] == "Deny"]
         assert "s3:DeleteObject" in denied[0]["Action"]
+        never = {resource for item in denied for resource in item["Resource"]}
+        assert ("arn:aws:s3:::fedemb-witness/*" in never) == (rights["witness"] != "none")
 
 
 # ---- Terraform -------------------------------------------------------------------------------
@@ -264,12 +270,13 @@ def test_ledger_is_locked_and_keys_are_in_no_bucket():
         name: body for name, body in resources.items() if name.startswith("google_storage_bucket.")
     }
     assert set(buckets) == {
-        f"google_storage_bucket.{name}" for name in ("public", "private", "ledger", "releases")
+        f"google_storage_bucket.{name}"
+        for name in ("public", "private", "ledger", "releases", "witness")
     }
-    assert "retention_policy" in buckets["google_storage_bucket.ledger"]
-    assert all(
-        "retention_policy" not in body for name, body in buckets.items() if "ledger" not in name
-    )
+    locked = {name for name, body in buckets.items() if "retention_policy" in body}
+    assert locked == {"google_storage_bucket.ledger", "google_storage_bucket.witness"}
+    witness = buckets["google_storage_bucket.witness"]
+    assert "var.witness_project" in str(witness["project"]), "not the ledger's"
     for body in buckets.values():
         assert str(body["public_access_prevention"]).strip('"') == "enforced"
 

@@ -24,9 +24,11 @@ from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run
 from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
+from tests.sealed_bundle import seal
 
 LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"
+WITNESS = "gs://witness"
 PREVIOUS = f"{RELEASES}/embedding/before"
 
 
@@ -47,7 +49,8 @@ def _owner_begins(config: RunConfig) -> None:
     keys = open_key_store(KEYS)
     trust = ensure_trust(open_store(LEDGER), keys)
     ledger = open_ledger(LEDGER, config.policy.policy_id, trust=trust)
-    begin_policy(ledger, terms_of(config, series_of(config, plan_mechanism(config))), keys)
+    terms = terms_of(config, series_of(config, plan_mechanism(config)))
+    begin_policy(ledger, terms, keys, config.storage.witness)
 
 
 def _put_images(address: str, users: int, images: int, tmp_path: Any) -> None:
@@ -77,6 +80,7 @@ SIMULATION = {
     "evaluation__previous_release": PREVIOUS,
     "audit__bootstrap_samples": 20,
     "storage__deletion_marks": DELETION_MARKS,
+    "storage__witness": WITNESS,
 }
 
 
@@ -112,7 +116,8 @@ def simulated(fence, tmp_path_factory):
         plan.run(context())
     with fence.acting("pretrain_public"):
         pretrain.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
-    put_tree(here / "pretrained", PREVIOUS)
+    seal(context(), here / "pretrained" / "backbone.keras", here / "before")
+    put_tree(here / "before", PREVIOUS)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
             reserve.run(context())
@@ -198,7 +203,11 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, released):
         for (kind, _), asked in verbs.items()
         if kind.endswith("-input")
     )
-    for bucket, most in (("ledger", "append"), ("releases", "create")):
+    for bucket, most in (
+        ("ledger", "append"),
+        ("releases", "create"),
+        ("witness", "append"),
+    ):
         asked = verbs.get((bucket, ""), set())
         found[bucket] = most if "create" in asked else "read" if asked else "none"
     found["signing"] = sorted(role for kind, role in verbs if kind == "signing")

@@ -1,6 +1,7 @@
 """What every store promises, on a folder, moto's S3 and the Google Cloud Storage stand-in."""
 
 import multiprocessing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def test_list_is_sorted_relative_and_by_string_prefix(store_uri):
     assert store.list("nothing/here") == []
     store.delete("a/1")
     assert store.list("a/") == ["a/2"]
+
+
+def test_bucket_says_what_time_it_is_there(store_uri):
+    store = open_store(store_uri)
+    store.write("a", b"")
+    there = store.clock()
+    assert (there is None) == (store.local_root is not None)
+    assert there is None or abs(datetime.now(UTC) - there) < timedelta(minutes=2)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "a/../b", ".hidden", "a//b", "a\n", "a\\b"])

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fedemb.config.section import Fraction, Section
+from fedemb.config.section import Address, Fraction, Section
 
 ONE_COHORT = "all"
 """Cohort of all users where no column names one."""
@@ -33,11 +33,11 @@ class Columns(Section):
 class SourceConfig(Section):
     """Where images come from."""
 
-    uri: str
+    uri: Address
     """File, folder or glob; local, gs:// or s3://. `builtin` stands for the generated glyphs."""
     format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
     """`auto` decides by the ending: .parquet, .tfrecord[.gz], .csv, else a folder per user."""
-    image_root: str | None = None
+    image_root: Address | None = None
     """CSV only: folder of the image files."""
     columns: Columns = Columns()
     """Which column is what."""

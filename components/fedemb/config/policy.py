@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from fedemb.config.section import Name, Section
+from fedemb.config.section import Address, Name, Section
 
 
 class PolicyConfig(Section):
@@ -91,7 +91,7 @@ class EvaluationConfig(Section):
     """Simulation only: also train centrally, and print the utility drop."""
     centralized_epochs: PositiveInt = 15
     """Passes of the centralized baseline."""
-    previous_release: str | None = None
+    previous_release: Address | None = None
     """Bundle of the previous release, for the recall of new queries against the old gallery."""
 
 
@@ -122,18 +122,18 @@ class ReleaseConfig(Section):
 class StorageConfig(Section):
     """Roots of the stores; null: below the run directory."""
 
-    public_root: str | None = None
+    public_root: Address | None = None
     """Public and noised artifacts; file, gs:// or s3://."""
-    private_root: str | None = None
+    private_root: Address | None = None
     """Raw artifacts; must not be readable by who reads the pipeline UI."""
-    ledger: str | None = None
+    ledger: Address | None = None
     """The lasting privacy ledger; null: a ledger of its own for this run directory."""
-    keys: str | None = None
+    keys: Address | None = None
     """Key store, apart from the ledger and unversioned."""
-    deletion_marks: str | None = None
+    deletion_marks: Address | None = None
     """Keyed deletion marks of users who asked to be forgotten; null: there are none."""
-    witness: str | None = None
+    witness: Address | None = None
     """Store that whoever can restore ledger and keys cannot write, such as a bucket with a locked
     retention policy: each charge is marked there too, so that an older ledger is noticed."""
-    releases: str | None = None
+    releases: Address | None = None
     """Where bundles are published."""

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from fedemb.config.data import SourceConfig
-from fedemb.config.section import Section
+from fedemb.config.section import Address, Section
 
 
 class ModelConfig(Section):
@@ -218,7 +218,7 @@ class PretrainingConfig(Section):
     """SimCLR only."""
     augmentation: AugmentationConfig | None = AugmentationConfig()
     """Public augmentation; null trains on the images as they are."""
-    import_path: str | None = None
+    import_path: Address | None = None
     """`import` only: a .keras file with whitelisted layers."""
     licence: str = "unknown"
     """Licence of the public data or model, printed in report and model card."""

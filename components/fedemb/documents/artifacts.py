@@ -180,6 +180,12 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise write_error(f"could not write {path.name}", path, error) from error
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed writer left in a folder of which there is one writer: temporaries."""
+    for path in folder.glob(".*"):
+        path.unlink()
+
+
 def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)

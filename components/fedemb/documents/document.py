@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
-from fedemb.documents.artifacts import sha256_hex, strict_json, write_bytes
+from fedemb.documents.artifacts import canonical_json, sha256_hex, strict_json, write_bytes
 from fedemb.errors import ArtifactError
 
 _SCHEMA = re.compile(r"fedemb/([a-z_]{1,40})/([1-9][0-9]{0,3})")
@@ -87,6 +87,8 @@ class Document(Part):
     kind: ClassVar[str]
     newest: ClassVar[int] = 1
     """Version that is written; all before it can be read."""
+    compact: ClassVar[bool] = False
+    """Whether it is written as one line of canonical JSON, or indented for people."""
     role: ClassVar[str | None] = None
     """Whose key signs it; None: what is written down and read by one step alone."""
 
@@ -144,12 +146,14 @@ def _signed(content: dict[str, Any], signature: Mapping[str, str]) -> dict[str, 
     return {**content, "signature": dict(signature)}
 
 
-def encode(content: Mapping[str, Any]) -> bytes:
-    """The one way to write a document's JSON object: sorted, indented for people.
+def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
+    """The one way to write a document's JSON object: sorted, in a line or indented for people.
 
     Raises:
       ArtifactError: it holds NaN, infinity or what JSON has no word for.
     """
+    if compact:
+        return canonical_json(content)
     try:
         text = json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -160,17 +164,19 @@ def encode(content: Mapping[str, Any]) -> bytes:
 def written(document: D, signature: Mapping[str, str] | None = None) -> Written[D]:
     """A document and its signature as they are to be written."""
     content = document.content()
-    data = encode(content if signature is None else _signed(content, signature))
+    whole = content if signature is None else _signed(content, signature)
+    data = encode(whole, compact=document.compact)
     return Written(document, document.newest, signature, data)
 
 
-def parse(data: bytes, expected: type[D], name: str) -> Written[D]:
+def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> Written[D]:
     """Reads the bytes of a document; its signature is checked by a `TrustStore`.
 
     Args:
       data: the bytes, which must be those `written` gives their content.
       expected: class of the document.
       name: of the file, for the message.
+      exact: False leaves to somebody else that the bytes are the one way to write the content.
 
     Raises:
       ArtifactError: of another kind or version, with an unknown or missing field, or with bytes
@@ -197,7 +203,7 @@ def parse(data: bytes, expected: type[D], name: str) -> Written[D]:
             "again with this version"
         ) from error
     result = Written(body, version, signature, data)
-    if encode(result.json) != data:
+    if exact and encode(result.json, compact=expected.compact) != data:
         raise ArtifactError(f"{what} was changed after it was written; run its step again")
     return result
 

@@ -14,7 +14,6 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.errors import ArtifactError
 from fedemb.evaluation.pairs import MAX_UNITS
 
 PIECE = 512
@@ -114,21 +113,6 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: Path) -> A
     )
     epochs = config.evaluation.centralized_epochs
     return train_centralized(backbone, images, labels, config.training, epochs=epochs)
-
-
-def backbone_of_release(bundle: Path) -> Path:
-    """The model file of an earlier release.
-
-    Raises:
-      ArtifactError: the bundle holds none.
-    """
-    found = sorted(bundle.rglob("*.keras"))
-    if not found:
-        raise ArtifactError(
-            "the previous release holds no .keras file; point evaluation.previous_release to a "
-            "bundle that release_model wrote, or leave it out"
-        )
-    return found[0]
 
 
 def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord]:

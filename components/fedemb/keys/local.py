@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedemb.documents.artifacts import create_bytes
+from fedemb.documents.artifacts import create_bytes, make_folder
 from fedemb.errors import LedgerError, StorageError
 from fedemb.keys.base import DESTROYED, KEY_BYTES, KeyStore, checked_name, generation_name
 
@@ -28,8 +28,9 @@ class LocalKeyStore(KeyStore):
         with self._reached(name):
             if self._destroyed(path).exists():
                 raise FileExistsError(f"key {name} was destroyed and its name is not used again")
+            make_folder(self.root.parent)
             for folder in (self.root, path.parent.parent, path.parent):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
             key = key or os.urandom(KEY_BYTES)
             create_bytes(path, key, mode=0o600)
         return key

@@ -17,19 +17,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json, parse_json
-from fedemb.errors import LedgerError, StorageError
+from fedemb.documents.document import parse, written
+from fedemb.documents.ledger_record import LedgerHead
+from fedemb.errors import ArtifactError, LedgerError, StorageError
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.records import GENESIS, Record, decode_record, encode_record, record_name
 from fedemb.storage import Store
 
-HEAD_SCHEMA = "fedemb/ledger_head/1"
 HEADS = "heads"
 """Folder of the signed heads, one per record."""
+CLOCK_TOLERANCE = timedelta(minutes=10)
+"""Between this machine and the store."""
 _RETRIES = 10_000
 _PARALLEL_READS = 32
 
@@ -159,9 +161,13 @@ class Chain:
             self.refresh()
             decision = decide()
             if isinstance(decision, Record):
+                if decision is self.head and signer.role == "ledger":
+                    self.write_head(decision, signer)  # a killed writer may have left it without
                 return decision
             sequence = len(self.records)
             self.trust.require(signer.trusted())
+            now = datetime.now(UTC)
+            self._check_clock(now)
             data = encode_record(
                 policy_id=self.policy_id,
                 sequence=sequence,
@@ -169,7 +175,7 @@ class Chain:
                 kind=kind,
                 run_id=run_id,
                 attempt=attempt(),
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                time=now.isoformat(timespec="seconds"),
                 actor=actor,
                 body=decision,
                 signer=signer,
@@ -190,6 +196,16 @@ class Chain:
             f"the ledger of policy {self.policy_id!r} changed {_RETRIES} times while this record "
             "was written; run again"
         )
+
+    def _check_clock(self, now: datetime) -> None:
+        """Refuses to date a record by a clock that the store's own does not bear out."""
+        there = self.store.clock()
+        if there is not None and abs(now - there) > CLOCK_TOLERANCE:
+            raise StorageError(
+                f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC and that of "
+                f"{self.store.uri} {there:%Y-%m-%d %H:%M}, so the record would carry a wrong date; "
+                "nothing was written: set the clock right, then run again"
+            )
 
     def _highest(self, folder: str) -> int:
         """Highest numbered object directly in a folder, -1 if none."""
@@ -239,22 +255,20 @@ class Chain:
             raise LedgerError(
                 f"{name} is missing although the store lists it; restore the ledger from its backup"
             ) from error
-        head = parse_json(data, HEAD_SCHEMA, name)
-        body = {key: value for key, value in head.items() if key != "signature"}
-        self.trust.verify(body, head.get("signature"), "ledger", name, at=newest)
-        if body.get("policy_id") != self.policy_id or body.get("sequence") != newest:
+        try:
+            head = parse(data, LedgerHead, name)
+        except ArtifactError as error:
+            raise LedgerError(f"{error}; restore the ledger from its backup") from error
+        self.trust.check(head, at=newest)
+        if (head.body.policy_id, head.body.sequence) != (self.policy_id, newest):
             raise LedgerError(f"{name} belongs to another policy or record; restore the ledger")
-        return Anchor(newest, str(body["sha"]), "the signed head")
+        return Anchor(newest, head.body.sha, "the signed head")
 
     def write_head(self, record: Record, signer: Signer) -> None:
         """Writes the head down under a new name: a locked bucket lets nobody replace anything."""
-        body = {
-            "schema": HEAD_SCHEMA,
-            "policy_id": self.policy_id,
-            "sequence": record.sequence,
-            "sha": record.sha,
-        }
-        data = canonical_json({**body, "signature": signer.sign(body)})
+        self.trust.require(signer.trusted())
+        head = LedgerHead(policy_id=self.policy_id, sequence=record.sequence, sha=record.sha)
+        data = written(head, signer.sign(head.content())).data
         with suppress(FileExistsError):
             self.store.create(self._head_name(record.sequence), data)
 

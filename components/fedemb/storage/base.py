@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from fedemb.documents.artifacts import (
@@ -112,6 +113,14 @@ class Store(ABC):
     @abstractmethod
     def digest(self, name: str) -> str | None:
         """SHA-256 recorded at upload (remote) or computed (local); None: missing or unknown."""
+
+    def clock(self) -> datetime | None:
+        """What time it is where the store is; None: there is no clock but this machine's.
+
+        Raises:
+          StorageError: the store cannot be reached.
+        """
+        return None
 
     def upload(self, local: Path, name: str) -> str:
         """Writes or replaces an object with a local file, in pieces; returns its SHA-256.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedemb.documents.artifacts import create_bytes, file_digest, write_bytes
+from fedemb.documents.artifacts import create_bytes, file_digest, make_folder, write_bytes
 from fedemb.errors import InputError, StorageError
 from fedemb.storage.base import Entry, Progress, Store, check_name, visible
 
@@ -97,12 +97,12 @@ class LocalStore(Store):
     def _rename_in(self, local: Path, prefix: str, progress: Progress | None) -> dict[str, str]:
         target = self._path(prefix)
         with self._sentences("written"):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             with tempfile.TemporaryDirectory(
                 prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
             ) as temporary:
                 staged = Path(temporary, "tree")
-                staged.mkdir()
+                staged.mkdir(mode=0o755)
                 digests = LocalStore(staged.parent).upload_tree(local, "tree", progress=progress)
                 try:
                     staged.rename(target)
@@ -122,7 +122,7 @@ class LocalStore(Store):
     def _upload(self, local: Path, name: str, digest: str) -> None:
         with self._sentences("written"):
             target = self._path(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             try:
                 with os.fdopen(descriptor, "wb") as sink, local.open("rb") as source:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,12 @@ class S3Store(Store):
             return self._metadata(name).get("fedemb-sha256")
         except FileNotFoundError:
             return None
+
+    def clock(self) -> datetime:
+        """The date of an answer; see `Store.clock`."""
+        with self._sentences("read"):
+            answer = self._fs.call_s3("list_objects_v2", Bucket=self._bucket, MaxKeys=1)
+            return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
     def _upload(self, local: Path, name: str, digest: str) -> None:
         with self._sentences("written"):

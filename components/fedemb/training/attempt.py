@@ -20,6 +20,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
     config_digest,
     json_digest,
+    remove_leftovers,
     sha256_hex,
     tree_digest,
     write_bytes,
@@ -161,6 +162,7 @@ def run_attempt(
     signer = Signer.current(keys, "trainer", ledger.chain.trust)
     card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
     turn.check()
+    remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
     # The last act: from here on nothing may be computed under this reservation.
     ledger.commit(
         reservation,

@@ -7,6 +7,7 @@ output "storage" {
     ledger         = "gs://${google_storage_bucket.ledger.name}"
     keys           = "gsm://${var.keys_project}/fedemb"
     releases       = "gs://${google_storage_bucket.releases.name}"
+    witness        = one([for bucket in google_storage_bucket.witness : "gs://${bucket.name}"])
   }
 }
 

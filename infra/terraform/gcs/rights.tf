@@ -126,6 +126,25 @@ resource "google_storage_bucket_iam_member" "ledger_read" {
   member   = local.member[each.key]
 }
 
+# A custom role counts in the project it was made in.
+resource "google_project_iam_custom_role" "witness" {
+  count       = var.witness_project == null ? 0 : 1
+  project     = var.witness_project
+  role_id     = "fedembWitness"
+  title       = "fedemb: add and read marks, never replace or delete"
+  permissions = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
+}
+
+resource "google_storage_bucket_iam_member" "witness" {
+  for_each = {
+    for group, rights in local.groups : group => rights
+    if rights.witness == "append" && var.witness_project != null
+  }
+  bucket = google_storage_bucket.witness[0].name
+  role   = google_project_iam_custom_role.witness[0].name
+  member = local.member[each.key]
+}
+
 # ---- private root --------------------------------------------------------------------------------
 
 resource "google_storage_bucket_iam_member" "private" {

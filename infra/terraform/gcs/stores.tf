@@ -55,6 +55,26 @@ resource "google_storage_bucket" "ledger" {
   }
 }
 
+# The witness of the ledger: the marks it is held against, where whoever can put ledger and keys back
+# to an older state cannot. In a project of its own, with other owners.
+resource "google_storage_bucket" "witness" {
+  count                       = var.witness_project == null ? 0 : 1
+  project                     = var.witness_project
+  name                        = "${var.project}-fedemb-witness"
+  location                    = var.location
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  retention_policy {
+    retention_period = var.ledger_retention_days * 86400
+    is_locked        = var.lock_ledger
+  }
+
+  lifecycle {
+    prevent_destroy = true
+  }
+}
+
 resource "google_storage_bucket" "releases" {
   name                        = "${var.project}-fedemb-releases"
   location                    = var.location

@@ -13,6 +13,17 @@ variable "keys_project" {
   }
 }
 
+variable "witness_project" {
+  type        = string
+  description = "Project of the witness, whose owners are not those of project and keys_project; null: none."
+  default     = null
+
+  validation {
+    condition     = var.witness_project != ""
+    error_message = "Name a project of its own for the witness, or leave it out."
+  }
+}
+
 variable "location" {
   type        = string
   description = "Region of all buckets."

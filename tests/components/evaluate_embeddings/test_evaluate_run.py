@@ -6,14 +6,15 @@ import shutil
 
 import pytest
 from evaluation_run import FinishedRun, config, write_users
+from sealed_bundle import seal
 
 from fedemb.documents.artifacts import write_json
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport, embedding_space_id
-from fedemb.errors import ArtifactError, Refused
+from fedemb.errors import ArtifactError, Refused, SignatureInvalid
 from fedemb.ledger import Ledger
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.steps.evaluate_embeddings import evaluate
+from fedemb.steps.evaluate_embeddings import evaluate, previous
 from fedemb.steps.evaluate_embeddings.evaluate import run
 
 
@@ -27,9 +28,12 @@ SUBGROUPS = {"data.source.columns.subgroup": "group"}
 @pytest.fixture(scope="module")
 def report(finished, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    settings = config(
-        **SUBGROUPS, **{"evaluation.previous_release": str(finished.root / "pretrained")}
+    before = seal(
+        finished.context(config()),
+        finished.root / "pretrained" / "backbone.keras",
+        folder / "before",
     )
+    settings = config(**SUBGROUPS, **{"evaluation.previous_release": before})
     returned = run(finished.context(settings, folder))
     written = read(folder / "report.json", UtilityReport)  # of the form the gate wants
     return returned, written.json, (folder / "report.html").read_text()
@@ -171,14 +175,46 @@ def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_pa
     from fedemb.embedding import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    build_backbone(other, seed=0).save(bundle / "backbone.keras")
-    settings = config(**{"evaluation.previous_release": str(bundle)})
+    build_backbone(other, seed=0).save(tmp_path / "other.keras")
+    bundle = seal(copied.context(config()), tmp_path / "other.keras", tmp_path / "bundle")
+    settings = config(**{"evaluation.previous_release": bundle})
     report = run(copied.context(settings, tmp_path))
     assert read(tmp_path / "report.json", UtilityReport).json == report
     assert report["previous_release"]["old"] is None
     assert "embedding_dim" in caplog.text
+
+
+def _model_exchanged(copied, bundle):
+    shutil.copy(copied.root / "model" / "backbone.keras", bundle / "backbone.keras")
+
+
+def _unsigned_folder(copied, bundle):
+    shutil.rmtree(bundle)
+    shutil.copytree(copied.root / "pretrained", bundle)
+
+
+def _sealed_by_another(copied, bundle):
+    """All is in order, under the keys of somebody else."""
+    shutil.rmtree(bundle)
+    stranger = FinishedRun(bundle.parent / "stranger")
+    stranger.reserve(config(), "run-1")
+    seal(stranger.context(config()), copied.root / "pretrained" / "backbone.keras", bundle)
+
+
+@pytest.mark.parametrize("attack", [_model_exchanged, _unsigned_folder, _sealed_by_another])
+def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
+    copied, tmp_path, monkeypatch, attack
+):
+    """Nor is anybody looked at for it: the ledger counts no look."""
+    start = copied.root / "pretrained" / "backbone.keras"
+    bundle = seal(copied.context(config()), start, tmp_path / "bundle")
+    attack(copied, tmp_path / "bundle")
+    settings = config(**{"evaluation.previous_release": bundle})
+    monkeypatch.setattr(previous, "load_backbone", lambda *_: pytest.fail("was loaded"))
+    looks = len(copied.context(settings).ledger.chain.records)
+    with pytest.raises(SignatureInvalid, match=r"previous_release .* is no release under"):
+        run(copied.context(settings, tmp_path))
+    assert len(copied.context(settings).ledger.chain.records) == looks
 
 
 def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_path):

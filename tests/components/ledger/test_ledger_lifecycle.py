@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+from datetime import UTC, datetime, timedelta
 
 import ledger_kit as kit_
 import pytest
@@ -17,6 +18,7 @@ from fedemb.errors import (
     PlanMismatch,
     Refused,
     SignatureInvalid,
+    StorageError,
 )
 from fedemb.keys import reservation_key_name
 from fedemb.keys.signatures import Signer
@@ -444,6 +446,18 @@ def test_clock_set_back_changes_nothing_but_the_time_shown(kit, monkeypatch):
     assert reservation.sequence == 2
     assert kit.open().head.time.startswith("1999")
     kit.open().verify()
+
+
+@pytest.mark.parametrize("days", [-365, 365])
+def test_record_is_not_dated_by_a_clock_that_is_not_the_stores(kit, monkeypatch, days):
+    ledger = kit.open()
+    there = datetime.now(UTC) - timedelta(days=days)
+    monkeypatch.setattr(LocalStore, "clock", lambda self: there)
+    with pytest.raises(StorageError, match="would carry a wrong date; nothing was written"):
+        ledger.reserve(run_id="today", content=kit_.content())
+    assert kit.open().head.sequence == 0
+    monkeypatch.setattr(LocalStore, "clock", lambda self: datetime.now(UTC))
+    assert ledger.reserve(run_id="today", content=kit_.content()).sequence == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

@@ -4,8 +4,8 @@ import fake_serving
 import honest_run
 import pytest
 
+from fedemb.bundle import SAVED_MODEL_FILES
 from fedemb.errors import Refused
-from fedemb.steps.release_model.bundle import SAVED_MODEL_FILES
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
 from fedemb.reports import privacy_report_words as words
-from fedemb.steps.release_model import bundle, release
+from fedemb.steps.release_model import release
 from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
 from fedemb.steps.release_model.verify import verify_bundle
 

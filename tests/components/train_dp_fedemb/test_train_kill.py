@@ -29,7 +29,8 @@ def _train(root, kills):
     return status["statuses"]
 
 
-def _kill_and_compare(tmp_path, kills, seed):
+def kill_and_compare(tmp_path, kills, seed):
+    """Returns how many kills met a living trainer."""
     settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
     prepare(tmp_path / "whole", settings, users=120)
     (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
@@ -43,12 +44,13 @@ def _kill_and_compare(tmp_path, kills, seed):
     for file in ("backbone.keras", "rounds.jsonl"):
         whole, killed = (tmp_path / name / "model" / file for name in ("whole", "killed"))
         assert file_digest(whole) == file_digest(killed)
+    return statuses.count(-signal.SIGKILL)
 
 
 def test_killed_five_times_resumes_bit_identical(tmp_path):
-    _kill_and_compare(tmp_path, kills=5, seed=5)
+    kill_and_compare(tmp_path, kills=5, seed=5)
 
 
 @pytest.mark.slow
 def test_killed_twenty_times_resumes_bit_identical(tmp_path):
-    _kill_and_compare(tmp_path, kills=20, seed=6)
+    kill_and_compare(tmp_path, kills=20, seed=6)

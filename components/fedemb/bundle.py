@@ -8,7 +8,7 @@
     lineage.jsonl  attestation.json             where it comes from; the verdict, signed
     manifest.json  model.sig                    digests of all files; OpenSSF model signature
 
-Raw artifacts cannot get in: `assemble` takes `Noised | Public` only and checks every tensor.
+Raw artifacts cannot get in: `place` takes `Noised | Public` only.
 """
 
 from __future__ import annotations
@@ -35,14 +35,19 @@ from fedemb.documents.artifacts import (
     Artifact,
     file_digest,
     require_publishable,
+    strict_json,
     tree_digests,
     write_bytes,
 )
-from fedemb.documents.document import Written, read
-from fedemb.documents.release import BundleManifest
-from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.documents.document import Written, parse, read
+from fedemb.documents.evidence import sentence_of
+from fedemb.documents.release import BundleManifest, ReleaseMarker
+from fedemb.errors import ArtifactError, InputError, SignatureInvalid
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
+from fedemb.ledger import Ledger
+from fedemb.ledger.chain import Chain
+from fedemb.storage import LocalStore, Store, join, open_store
 
 PREDICATE_TYPE = "urn:fedemb:verdict:1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -237,6 +242,39 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
     return manifest
 
 
+def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
+    """As `check_seal`, for those who hold pinned keys only: the ledger inside leads to the newest.
+
+    Returns:
+      The manifest and the ledger inside.
+
+    Raises:
+      SignatureInvalid: as `check_seal`, or the ledger inside does not hold.
+      ArtifactError: there is no manifest that can be read.
+    """
+    check_form(bundle)
+    copy = ledger_copy(bundle, pinned)
+    return check_seal(bundle, copy.chain.trust), copy
+
+
+def ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
+    """The ledger inside a bundle; its store is a folder that does not exist.
+
+    Raises:
+      SignatureInvalid: it is broken, or not signed by keys that the pinned ones lead to.
+    """
+    try:
+        records = (bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
+        policy_id = strict_json(records[0], "record 0")["policy_id"] if records else ""
+        chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
+        chain.extend(records)
+        return Ledger(chain)
+    except Exception as error:  # fails closed
+        raise SignatureInvalid(
+            f"the ledger inside the bundle does not hold: {sentence_of(error)}"
+        ) from error
+
+
 def check_form(bundle: Path) -> None:
     """A bundle has all its files, no other, none a link or a device, and no text without end.
 
@@ -273,3 +311,46 @@ def check_files(bundle: Path, manifest: BundleManifest) -> None:
 
 def _hashing(hashing: Any) -> Any:
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+
+def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
+    """Reads a marker; None if there is none.
+
+    Raises:
+      ArtifactError: it is damaged.
+    """
+    try:
+        return parse(store.read(name), ReleaseMarker, name)
+    except FileNotFoundError:
+        return None
+
+
+def bundle_address(uri: str) -> tuple[str, str | None]:
+    """Finds the tree of a release.
+
+    Args:
+      uri: a bundle; or, in a bucket, `<releases>/<name>/<version>`, which its marker resolves.
+
+    Returns:
+      Address of the tree, and the digest of its manifest that the marker names, if there is one.
+
+    Raises:
+      InputError: there is no release at the address.
+    """
+    store = open_store(uri)
+    if store.local_root is not None:
+        if not store.local_root.is_dir():
+            raise InputError(f"there is no release folder {uri}; check the address")
+        return uri, None
+    parent, _, version = uri.rstrip("/").rpartition("/")
+    if parent.endswith(":/"):
+        raise InputError(f"{uri} is a whole bucket; name a release in it")
+    marker = read_marker(open_store(parent), f"{version}.json")
+    if marker is not None:
+        return join(uri, marker.body.tree.rpartition("/")[2]), marker.body.bundle_sha
+    if not store.exists(parts.MANIFEST):
+        raise InputError(
+            f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "
+            "address, or release again if the process was killed"
+        )
+    return uri, None

@@ -1,0 +1,58 @@
+"""kill -9 before every operation on files of every act on a policy; see `kills`."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import kills
+import pytest
+
+HERE = Path(kills.__file__).parent
+LEAST = {"reserve": 100, "release": 60, "rotate": 30, "forget": 10}
+"""Operations on files that an act has at least: a walk of none finds nothing."""
+
+
+def _walk(folder: Path, step: int, *acts: str, planted: str = "") -> list[dict]:
+    command = [sys.executable, str(HERE / "kills.py"), str(folder), str(step), *acts]
+    paths = f"{HERE.parent}:{HERE.parent.parent}"
+    environment = {**os.environ, "PYTHONPATH": paths, "PLANTED": planted}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _wrong(found: list[dict]) -> list[dict]:
+    return [kill for kill in found if kill["problems"]]
+
+
+def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
+    """A few of the kills of the long test below."""
+    found = _walk(tmp_path, 41, "reserve", "commit", "release", "forget")
+    assert {kill["act"] for kill in found} == {"reserve", "commit", "release", "forget"}
+    assert _wrong(found) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", kills.ACTS)
+def test_act_is_killed_before_each_of_its_operations(tmp_path, act):
+    found = _walk(tmp_path, 1, act)
+    assert Counter(kill["act"] for kill in found)[act] >= LEAST.get(act, 5)
+    assert _wrong(found) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "act", "step"),
+    [
+        pytest.param("a repeated reservation is another one", "reserve", 25, id="charged twice"),
+        pytest.param("records are written in place", "void", 1, id="torn"),
+        pytest.param("a destroyed key stays", "commit", 6, id="key stays"),
+        pytest.param("a head is written with its record only", "bind", 1, id="no head"),
+    ],
+)
+@pytest.mark.slow
+def test_walk_finds_a_planted_bug(tmp_path, planted, act, step):
+    assert planted in kills.PLANTED
+    assert _wrong(_walk(tmp_path, step, act, planted=planted))
