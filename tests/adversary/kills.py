@@ -307,13 +307,17 @@ def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:
 
 
 def visible(root: Path) -> dict[str, bytes]:
-    """Every file that counts; temporary names begin with a dot, `tmp` is nobody's."""
+    """Every file that counts, wherever the run lies.
+
+    Temporary names begin with a dot, `tmp` is nobody's, `model.sig` has a random number in it.
+    """
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         hidden = any(part.startswith(".") for part in name.parts) or name.parts[0] == "tmp"
         if path.is_file() and not hidden:
-            found[name.as_posix()] = b"" if name.name == "model.sig" else path.read_bytes()
+            data = b"" if name.name == "model.sig" else path.read_bytes()
+            found[name.as_posix()] = data.replace(str(root).encode(), b"ROOT")
     return found
 
 
