@@ -39,7 +39,7 @@ def main() -> None:
         save_backbone(backbone, start)
         honest_run.INITIAL_WEIGHTS = file_digest(start)
         for weight in backbone.weights:
-            weight.assign(weight + 0.01)
+            weight.assign(weight + 0.3)  # at least as far as the planned noise moves it
         run.model.mkdir()
         save_backbone(backbone, run.model / "backbone.keras")
         for act in ("plan", "reserve", "partition"):
