@@ -8,6 +8,7 @@ import honest_run
 import numpy as np
 import pytest
 
+from fedemb import bundle
 from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
