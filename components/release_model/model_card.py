@@ -16,7 +16,7 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.documents.utility import AnyUtility
 from fedemb.ledger import Ledger
-from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.accounting.units import UNITS, Unit
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.privacy_report_words import (
     OVERLAPS,
@@ -78,7 +78,7 @@ def model_card(
         "library_name": "keras",
         "pipeline_tag": task,
         "tags": ["differential-privacy", f"{unit}-level", config.task],
-        "model-index": [{"name": name, "results": _results(evidence.utility.body, task)}],
+        "model-index": [{"name": name, "results": _results(evidence.utility.body, task, unit)}],
         "version": version,
         "epsilon": accounting.epsilon,
         "delta": accounting.delta,
@@ -178,7 +178,7 @@ def licence_fields(words: str) -> dict[str, str]:
     return {"license": "other", "license_name": name or "not-stated", "license_link": link}
 
 
-def _results(utility: AnyUtility, task: str) -> list[dict[str, Any]]:
+def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]:
     """The figures in the form of a `model-index`; none where nothing was measured."""
     found: dict[str, tuple[str, Interval | None]]
     if isinstance(utility, ClassifierReport):
@@ -202,7 +202,8 @@ def _results(utility: AnyUtility, task: str) -> list[dict[str, Any]]:
         for kind, (words, figure) in found.items()
         if figure is not None
     ]
-    dataset = {"type": "private", "name": "held-out evaluation users, not public"}
+    many = UNITS[unit].many
+    dataset = {"type": "private", "name": f"held-out evaluation {many}, not public"}
     return [{"task": {"type": task}, "dataset": dataset, "metrics": metrics}] if metrics else []
 
 
