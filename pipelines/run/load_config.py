@@ -98,6 +98,15 @@ def with_data(config: RunConfig, data: str | None) -> RunConfig:
         overrides["pretraining.source.uri"] = uri
     if public is not None and public.uri == BUILTIN != data:
         overrides["pretraining"] = {"kind": "none"}
+    return updated(config, overrides)
+
+
+def updated(config: RunConfig, overrides: dict[str, Any]) -> RunConfig:
+    """`RunConfig.updated`; every problem becomes a sentence.
+
+    Raises:
+      ConfigError: with all problems, one a line.
+    """
     try:
         return config.updated(overrides)
     except ValidationError as error:
@@ -166,6 +175,7 @@ def _sentence(problem: Any) -> str:
         return f"{name} is missing; see `fedemb config describe {parts[0]}`"
     got = problem.get("input")
     plain = isinstance(got, str | int | float | bool | None) and problem["type"] != CREDENTIALS
+    plain = plain and not ("://" in str(got) and "@" in str(got))  # may hold a password
     shown = f", got {got!r}" if plain else ""
     message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{name}: {message}{shown}; see `fedemb config describe {parts[0]}`"

@@ -75,11 +75,11 @@ def load_schedule(file: Path) -> Loaded:
         raise ConfigError(
             f"schedule {file.name} names itself {schedule.name}; file and name must be the same"
         )
-    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.pipelines.run.load_config import load_config, updated
 
     preset = "/" not in schedule.config and not schedule.config.endswith(".yaml")
     source = schedule.config if preset else file.parent / schedule.config
-    config = load_config(source).updated(schedule.overrides)
+    config = updated(load_config(source), schedule.overrides)
     package = file.parent / schedule.package.path
     check_package(package, schedule.package.sha256)
     check_runs(package, config)

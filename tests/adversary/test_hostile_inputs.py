@@ -200,7 +200,7 @@ def test_keys_in_a_bucket_are_bad_input(uri):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"storage.{name}" for name in StorageConfig.model_fields),
+        *(f"storage.{name}" for name in StorageConfig.model_fields if name != "registries"),
         *("data.source.uri", "data.source.image_root"),
         *("evaluation.previous_release", "pretraining.import_path"),
     ],
@@ -210,6 +210,21 @@ def test_setting_that_holds_a_password_is_refused_and_not_repeated(name, address
     with pytest.raises(ConfigError, match="holds a user, a password or a port") as refused:
         load_config("quickstart", [f"{name}={address}"])
     assert name in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '["https://key:hunter2@host/hook"]',
+        '["mlflow+https://hunter2@host"]',
+        '["ftp://key:hunter2@host"]',
+        "https://key:hunter2@host",
+    ],
+)
+def test_registry_with_a_password_is_refused_and_not_repeated(value):
+    with pytest.raises(ConfigError, match=r"storage\.registries") as refused:
+        load_config("quickstart", [f"storage.registries={value}"])
     assert "hunter2" not in str(refused.value)
 
 

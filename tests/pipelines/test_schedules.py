@@ -190,7 +190,7 @@ def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
         ({"overrides": {"storage.ledger": None}}, "storage.ledger"),
         ({"overrides": {"data.source.uri": "builtin"}}, "on this machine"),
         ({"overrides": {"data.source.uri": "images/*.parquet"}}, "on this machine"),
-        ({"overrides": {"storage.ledger": "s3://me:key@host/ledger"}}, "a key or a password"),
+        ({"overrides": {"storage.ledger": "s3://me:key@host/ledger"}}, "holds a user, a password"),
         ({"beam_options": ["--s3_secret_access_key=abc"]}, "a key or a password"),
     ],
 )

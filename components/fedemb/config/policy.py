@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from fedemb.config.section import Address, Name, Section
+from fedemb.config.section import Address, Name, Section, WebAddress
 
 
 class PolicyConfig(Section):
@@ -127,9 +127,6 @@ class ReleaseConfig(Section):
     same people, or cannot be compared with it."""
 
 
-RegistryAddress = Annotated[str, Field(pattern=r"^((mlflow|kubeflow)\+)?https?://[^\s@]+$")]
-
-
 class StorageConfig(Section):
     """Roots of the stores; null: below the run directory."""
 
@@ -148,7 +145,7 @@ class StorageConfig(Section):
     retention policy: each charge is marked there too, so that an older ledger is noticed."""
     releases: Address | None = None
     """Where bundles are published."""
-    registries: tuple[RegistryAddress, ...] = ()
+    registries: tuple[WebAddress, ...] = ()
     """Whom a release is made known to, after it is published: `mlflow+https://...` (a model
     registry and tracking server), `kubeflow+https://...` (Kubeflow Model Registry), `https://...`
     (any receiver of JSON). One that fails is a warning; `fedemb register` tells it again."""

@@ -30,6 +30,20 @@ def _without_credentials(address: str) -> str:
     return address
 
 
+def _without_password(address: str) -> str:
+    if "@" in urlsplit(address, allow_fragments=False).netloc:
+        raise PydanticCustomError(
+            CREDENTIALS, "holds a user or a password; give them to the environment"
+        )
+    return address
+
+
+WebAddress = Annotated[
+    str,
+    AfterValidator(_without_password),
+    Field(pattern=r"^((mlflow|kubeflow)\+)?https?://[^\s]+$"),
+]
+"""Address of a registry; refused with credentials in it, as an `Address` is."""
 Address = Annotated[str, AfterValidator(_without_credentials)]
 """Path, or address of a store; refused with credentials in it, which would stand in every copy of
 the configuration."""
