@@ -85,7 +85,10 @@ def _same_run(evidence: Evidence, report: PrivacyReport) -> None:
         "inputs_sha": (model.inputs_sha, provenance.inputs_sha),
         "rounds": (model.rounds_run, report.mechanism.rounds_run),
         "users": (evidence.users.body.run_id, report.run_id),
-        **{name: (body.model_sha, model.weights_sha) for name, body in measured.items()},
+        **{
+            name: ((body.run_id, body.model_sha), (report.run_id, model.weights_sha))
+            for name, body in measured.items()
+        },
     }
     for name, (found, wanted) in pairs.items():
         if found != wanted:
