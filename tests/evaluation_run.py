@@ -162,18 +162,34 @@ class FinishedRun:
 
 def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
     """Teaches a backbone blobs of other identities: better than untrained, in seconds."""
+    random = np.random.default_rng(99)
+    blobs = random.uniform(0, 255, (users, SIZE // 3, SIZE // 3)).repeat(3, 1).repeat(3, 2)
+    labels = np.repeat(np.arange(users), 6)
+    images = np.clip(blobs[labels] + 40 * random.normal(size=(len(labels), SIZE, SIZE)), 0, 255)
+    teach(backbone, images[..., None].astype(np.uint8), labels, random)
+
+
+def teach(
+    backbone: Any, images: Any, labels: Any, random: np.random.Generator, steps: int = 40
+) -> None:
+    """Teaches a backbone whose images are whose, without any privacy.
+
+    Args:
+      backbone: is changed.
+      images: uint8 `[images, size, size, channels]`.
+      labels: int `[images]`, 0..users-1.
+      random: draws batches.
+      steps: of 128 images at most.
+    """
     import keras
     import tensorflow as tf
 
     from fedemb.embedding import preprocess
 
-    random = np.random.default_rng(99)
-    blobs = random.uniform(0, 255, (users, SIZE // 3, SIZE // 3)).repeat(3, 1).repeat(3, 2)
-    labels = np.repeat(np.arange(users), 6)
-    images = np.clip(blobs[labels] + 40 * random.normal(size=(len(labels), SIZE, SIZE)), 0, 255)
-    head = keras.layers.Dense(users, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+    glorot = keras.initializers.GlorotUniform(seed=1)
+    head = keras.layers.Dense(int(labels.max()) + 1, kernel_initializer=glorot)
     optimizer = keras.optimizers.Adam(3e-3)
-    inputs = preprocess(tf.constant(images[..., None].astype(np.uint8)))
+    inputs = preprocess(tf.constant(images))
     head.build((None, backbone.output_shape[-1]))
     variables = backbone.trainable_variables + head.trainable_variables
     optimizer.build(variables)
@@ -186,7 +202,7 @@ def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits))
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    for _ in range(40):
+    for _ in range(steps):
         batch = random.permutation(len(labels))[:128]
         step(tf.constant(batch), tf.constant(labels[batch]))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from privacy_worlds import ROOT, World, make_plan
 
@@ -27,6 +27,7 @@ def sampled(plan, world, rounds=range(20), key=ROOT):
 
 @settings(max_examples=25, deadline=None)
 @given(users=st.sets(st.integers(0, 10_000), min_size=2, max_size=60), groupings=st.integers(1, 3))
+@example(users=set(range(100, 160)), groupings=1)
 @pytest.mark.parametrize("kind", ["group_poisson_gaussian", "not_private"])
 def test_removing_a_user_changes_what_one_virtual_client_holds(kind, users, groupings):
     plan = make_plan(kind, groupings=groupings)
