@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 TESTS = Path(__file__).parent.parent
 sys.path.insert(0, str(TESTS))
 GOLDEN = TESTS / "golden" / "v1"
@@ -38,8 +40,9 @@ def main() -> None:
         start = run.root / "pretrained" / "backbone.keras"
         save_backbone(backbone, start)
         honest_run.INITIAL_WEIGHTS = file_digest(start)
-        for weight in backbone.weights:
-            weight.assign(weight + 0.3)  # at least as far as the planned noise moves it
+        random = np.random.default_rng(0)
+        for weight in backbone.weights:  # at least as far as the planned noise moves them
+            weight.assign(weight + random.normal(0, 0.3, weight.shape))
         run.model.mkdir()
         save_backbone(backbone, run.model / "backbone.keras")
         for act in ("plan", "reserve", "partition"):

@@ -1,7 +1,7 @@
 """DP-SGD for users, image by image: every image has a coin of its own, a user at most m images.
 
 Charles et al., Fine-tuning LLMs with user-level DP (arXiv 2407.07737), "example-level sampling".
-The other way to protect users is to sample them whole: `poisson_gaussian`.
+The other way to protect users is to sample them whole, as DP-SGD's own mechanism does.
 """
 
 # dp-accounting ships no types.
@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fedemb.config.mechanism import NoisedConfig
 from fedemb.config.section import Probability
+from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.mechanism import (
     Cohort,
@@ -31,29 +32,6 @@ if TYPE_CHECKING:
 
     from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
-
-
-def binomial_mixture(images: int, probability: float, noise_multiplier: float) -> dpe.DpEvent:
-    """The sum of as many vectors of length 1 as `images` coins bring up, in Gaussian noise.
-
-    Counts of a chance below 5e-324 are left out: no delta is that small.
-
-    Args:
-      images: coins.
-      probability: of each.
-      noise_multiplier: standard deviation of the noise.
-    """
-    import numpy as np
-    from dp_accounting import dp_event as dpe
-    from scipy.stats import binom
-
-    chances = binom.pmf(np.arange(images + 1), images, probability)
-    counts = np.flatnonzero(chances)
-    return dpe.MixtureOfGaussiansDpEvent(
-        noise_multiplier,
-        [float(count) for count in counts],
-        (chances[counts] / chances.sum()).tolist(),
-    )
 
 
 class CappedImagePoissonConfig(NoisedConfig):
@@ -83,6 +61,13 @@ class CappedImagePoissonConfig(NoisedConfig):
                 f"{config.task} and training.unit_gradient.images_per_unit="
                 f"{config.training.unit_gradient.images_per_unit}; set task: classification and "
                 "images_per_unit: 1"
+            )
+        if config.policy.audit_level == "full" and config.purpose == "release":
+            raise ValueError(
+                f"mechanism.kind={self.kind} has no full audit: a round that is run again without "
+                "one user must lack all images of that user, which the audit does not do yet; set "
+                "mechanism.kind: poisson_gaussian, policy.audit_level: monitoring, or purpose: "
+                "simulation"
             )
         if self.images_per_round > most * config.policy.users_lower_bound:
             raise ValueError(

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from fedemb.config.mechanism import AdaptiveClipConfig
 from fedemb.config.section import Probability
-from fedemb.privacy.mechanisms.capped_image_poisson import binomial_mixture
+from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import (
     Cohort,
     Comparison,
