@@ -16,15 +16,16 @@ from fedemb import planted_bug_suite  # noqa: E402
 from fedemb.provenance import privacy_code_digest  # noqa: E402
 
 REPOSITORY = Path(__file__).parent.parent
-_PLANTED = pytest.StashKey[int]()
+_PLANTED = pytest.StashKey[set[int]]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` drop any
 def pytest_collection_modifyitems(config, items):
     if [Path(name).resolve() for name in config.args] == [REPOSITORY / "tests"]:
-        marked = [item for item in items if item.get_closest_marker("planted_bug")]
-        quick = [item for item in marked if not item.get_closest_marker("slow")]
-        config.stash[_PLANTED] = len(quick)
+        marks = [{mark.name for mark in item.iter_markers()} for item in items]
+        whole = [names for names in marks if "planted_bug" in names and "slow" not in names]
+        quick = [names for names in whole if "mutation" not in names]
+        config.stash[_PLANTED] = {len(whole), len(quick)}
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +53,11 @@ def planted_bugs_are_found(tmp_path_factory):
 
 
 @pytest.fixture
-def planted_bugs_collected(request) -> int:
-    """How many tests carry the mark; skips unless all tests were collected."""
+def planted_bugs_collected(request) -> set[int]:
+    """How many tests a record may count: of `make planted-bugs`, and of its quick part.
+
+    Skips unless all tests were collected.
+    """
     if _PLANTED not in request.config.stash:
         pytest.skip("only some tests were collected, so nobody knows how many plant a bug")
     return request.config.stash[_PLANTED]

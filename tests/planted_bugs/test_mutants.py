@@ -25,7 +25,7 @@ def outcomes(request):
 def _case(place):
     """A bug as a case; the first of each family is quick to have, the others are slow."""
     mutant = MUTANTS[place]
-    marks = [pytest.mark.planted_bug(mutant.number)]
+    marks = [pytest.mark.planted_bug(mutant.number), pytest.mark.mutation]
     if mutant.number in {earlier.number for earlier in MUTANTS[:place] if earlier is not SOUND}:
         marks.append(pytest.mark.slow)
     return pytest.param(mutant, marks=marks, id=mutant.name)

@@ -27,7 +27,7 @@ def test_packaged_record_is_of_this_code():
 
 
 def test_packaged_record_counts_all_planted_bugs(planted_bugs_collected):
-    assert json.loads(PACKAGED.read_bytes())["total"] == planted_bugs_collected
+    assert json.loads(PACKAGED.read_bytes())["total"] in planted_bugs_collected
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def failed(run):
 
 
 @pytest.mark.planted_bug(4)
+@pytest.mark.mutation
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_training_passes(fresh, name):
     assert failed(fresh(name)) == set()
@@ -249,6 +250,7 @@ def coins_that_know_how_many_users_there_are(patch):
 
 
 @pytest.mark.planted_bug(4)
+@pytest.mark.mutation
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
@@ -273,6 +275,7 @@ def test_training_that_is_not_what_was_priced_fails_its_audit(
 
 
 @pytest.mark.planted_bug(4)
+@pytest.mark.mutation
 @pytest.mark.parametrize("name", ["head", "least squares"])
 def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name):
     """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
