@@ -99,16 +99,18 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "size", "features"),
+    ("backbone", "size", "features", "microbatch"),
     [
-        ("wrn_16_4", 8, 256),
-        pytest.param("wrn_40_4", 8, 256, marks=pytest.mark.slow),
-        pytest.param("resnet18_gn", 32, 512, marks=pytest.mark.slow),
-        pytest.param("nf_resnet50", 32, 2048, marks=pytest.mark.slow),
-        ("resnet8_wide", 8, 768),
+        ("wrn_16_4", 8, 256, 2),
+        pytest.param("wrn_40_4", 8, 256, 2, marks=pytest.mark.slow),
+        pytest.param("resnet18_gn", 32, 512, 2, marks=pytest.mark.slow),
+        pytest.param("nf_resnet50", 32, 2048, 2, marks=pytest.mark.slow),
+        ("resnet8_wide", 32, 768, 8),
     ],
 )
-def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(backbone, size, features):
+def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(
+    backbone, size, features, microbatch
+):
     """`require_exact` refuses on the first round where they do; what trains is the whole net."""
     model = MODEL.model_copy(
         update={
@@ -119,7 +121,7 @@ def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(backbone, si
             "embedding_dim": features,
         }
     )
-    function = _function(UnitGradientConfig(microbatch=2), model=model)
+    function = _function(UnitGradientConfig(microbatch=microbatch), model=model)
     random = np.random.default_rng(0)
     units = [
         ClientExamples(

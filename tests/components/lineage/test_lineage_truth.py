@@ -35,7 +35,7 @@ def _jobs(receiver):
 def test_denied_run_ends_in_a_gate_that_failed(receiving, tmp_path):
     receiver = receiving()
     run = honest_run.start(tmp_path / "run").until_gate()
-    _change(run.audit, level="full")
+    _change(run.audit, level="monitoring")
     with pytest.raises(GateDenied):
         run.do_gate()
     steps = lineage.read_steps(run.root)
