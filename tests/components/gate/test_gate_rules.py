@@ -194,7 +194,6 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "privacy_code_sha": "0" * 64}}, "planted_bugs_missed"),
         ({"level": "monitoring"}, "audit_stale"),
-        ({"run_id": "another"}, "audit_stale"),
         ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
         ({"lower_bound": -1.0}, "audit_refutes"),
@@ -211,10 +210,11 @@ def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
     assert code in codes(verdict_of(run))
 
 
+@pytest.mark.parametrize("other", [{"model_sha": "0" * 64}, {"run_id": "another"}])
 @pytest.mark.parametrize("name", ["audit", "utility"])
-def test_measurement_of_another_model_is_denied_and_gets_no_report(run, name):
+def test_measurement_of_another_model_or_run_is_denied_and_gets_no_report(run, name, other):
     """The gate sees it beside the report that was made before; account makes no new one."""
-    run.rewrite(getattr(run, name), model_sha="0" * 64)
+    run.rewrite(getattr(run, name), **other)
     assert f"{name}_stale" in codes(verdict_of(run))
     with pytest.raises(PlanMismatch, match=name):
         run.do_account()
