@@ -69,6 +69,10 @@ class Assigner:
         self._classes = {name: number for number, name in enumerate(named)}
         evaluation = config.partition.evaluation
         self._by_hash = evaluation if isinstance(evaluation, EvaluationByHash) else None
+        self._listed: frozenset[str] = frozenset()
+        if self._by_hash:
+            self._listed = frozenset(map(str, map(canonical_text, self._by_hash.classes)))
+            self._held_classes = hasher.held_out_classes(self._listed, self._by_hash.fraction)
         self._values: set[str | None] = set()
         if isinstance(evaluation, EvaluationByValue):
             self._values = {canonical_text(value) for value in evaluation.values} - {None}
@@ -93,7 +97,7 @@ class Assigner:
             class_id, class_held = self._classes.get(label, -1), user_held
         if forgotten:
             dropped = "dropped_forgotten"
-        elif class_id == -1 and self._classes:
+        elif (self._classes and class_id == -1) or (self._listed and label not in self._listed):
             dropped = "dropped_unlisted_class"
         elif self._shared and user_held != class_held:
             dropped = "dropped_cross_split"
@@ -123,7 +127,10 @@ class Assigner:
         return key, held, self._has_cohorts or self.may_train(key, None), forgotten
 
     def _decide_class(self, label: str, user_key: bytes) -> tuple[int, bool]:
-        held = self._by_hash is not None and self._hasher.holds_out_class(
-            label, self._by_hash.fraction
-        )
+        if self._listed:
+            held = label in self._held_classes
+        else:
+            held = self._by_hash is not None and self._hasher.holds_out_class(
+                label, self._by_hash.fraction
+            )
         return self._hasher.class_id(label, user_key), held

@@ -10,10 +10,13 @@ import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedemb.config import RunConfig
+from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
+from fedemb.data.hashing import LEAST_CLASSES
+from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.census import Census, take_census
@@ -33,12 +36,14 @@ LEFT_OUT = {
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",
-    "dropped_unlisted_class": "class that model.classes does not list",
+    "dropped_unlisted_class": "class that is not in the public list of classes",
     "dropped_cross_split": "training user with a held-out class, or the reverse",
     "dropped_other_cohort": "cohort not in partition.cohorts",
     "dropped_several_cohorts": "owner has records of several cohorts, so no block of their own",
 }
 PAGE = "check_data.html"
+_RARE = 0.01
+"""Chance that is not worth a word."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Check:
     """Reasons for which records are bad, and how many."""
     left_out: list[tuple[str, int]]
     """Reasons for which good records are left out."""
+    used: int
+    """Images that would train or evaluate."""
 
 
 def check(
@@ -71,7 +78,7 @@ def check(
       InputError: a file or column is missing, or a file is damaged.
       StorageError: a store cannot be read or written.
     """
-    root = shards.run_root(private_root, "check-data")
+    root = shards.run_root(private_root, join("check-data", _name(config.data.source)))
     census = take_census(config, progress)
     facts = _facts(config, census)
     tone = "bad" if facts["problems"] else "good"
@@ -84,7 +91,14 @@ def check(
         facts["bad_fraction"],
         facts["bad"],
         facts["left_out"],
+        facts["images"] + facts["evaluation_images"],
     )
+
+
+def _name(source: SourceConfig) -> str:
+    """Of the folder of its page: another source, or another part of it, gets its own."""
+    digest = sha256_hex(canonical_json(source.model_dump(mode="json")))
+    return f"{urlsplit(source.uri).path.rstrip('/').rpartition('/')[2] or 'data'}-{digest[:8]}"
 
 
 def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
@@ -150,6 +164,8 @@ def _problems(
         )
     if rows and evaluation == 0:
         problems.append("No user is held out for evaluation; check partition.evaluation.")
+    if rows and (few := _too_few_classes(config, classes)):
+        problems.append(few)
     if shared:
         problems.append(
             f"{shared:,} classes are in training and in evaluation, as users or classes cross the "
@@ -162,6 +178,24 @@ def _problems(
             "labels, or list the classes there are."
         )
     return problems
+
+
+def _too_few_classes(config: RunConfig, classes: int) -> str:
+    """What is wrong where coins hold out the classes that users share; empty: nothing."""
+    evaluation, source = config.partition.evaluation, config.data.source
+    if not isinstance(evaluation, EvaluationByHash) or evaluation.classes or config.model.classes:
+        return ""
+    if source.label_scope == "user" or source.columns.label is None:
+        return ""
+    fraction = evaluation.fraction
+    chance = (1 - fraction) ** classes + classes * fraction * (1 - fraction) ** (classes - 1)
+    if chance <= _RARE:
+        return ""
+    return (
+        f"{classes:,} shared classes are held out by a coin of {fraction:g} each; under "
+        f"{100 * chance:.0f} % of keys fewer than {LEAST_CLASSES} are left to evaluate with. List "
+        "the classes in partition.evaluation.classes, and that share of them is held out."
+    )
 
 
 def _shared_classes(config: RunConfig, census: Census) -> int:

@@ -55,7 +55,8 @@ def check_data(
     with counted("reading records") as progress:
         found = check(checked, root, progress)
     typer.echo(
-        f"{found.rows:,} records, {100 * found.bad_fraction:.2f} % bad (not private figures)"
+        f"{found.rows:,} records, {found.used:,} of them used, {100 * found.bad_fraction:.2f} % "
+        "bad (exact figures, for the data owner alone)"
     )
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:

@@ -83,6 +83,9 @@ class EvaluationByHash(Section):
     by: Literal["hash"] = "hash"
     fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Expected share of users (and of shared classes) that never train."""
+    classes: tuple[str, ...] = ()
+    """Public list of all shared classes: this share of them, two at least, is held out, drawn by
+keyed hash, and others go nowhere. Empty: each class has a coin of its own, for many classes."""
 
 
 class EvaluationByValue(Section):

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from fedemb.config.data import DataConfig, PartitionConfig, SourceConfig
+from fedemb.config.data import DataConfig, EvaluationByHash, PartitionConfig, SourceConfig
 from fedemb.config.mechanism import AnyMechanism
 from fedemb.config.policy import (
     AuditConfig,
@@ -23,6 +23,8 @@ SCHEMA_VERSION = 1
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
 """What may change after a training was paid for: how the model is measured and where it goes. A
 reservation binds every other section, also one that is added later."""
+
+_LEAST_LISTED = 4
 
 
 def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
@@ -99,6 +101,7 @@ class RunConfig(Section):
                 " keep them apart"
             )
         self._check_task()
+        self._check_held_out_classes()
         if self.purpose == "release":
             if self.tuning.data == "undeclared":
                 raise ValueError(
@@ -165,6 +168,26 @@ class RunConfig(Section):
             raise ValueError(
                 "model.trainable=head computes the features of an image once, so there are no views"
                 " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
+            )
+
+    def _check_held_out_classes(self) -> None:
+        evaluation = self.partition.evaluation
+        listed = evaluation.classes if isinstance(evaluation, EvaluationByHash) else ()
+        if not listed:
+            return
+        source = self.data.source
+        if self.task != "embedding" or source.columns.label is None or source.label_scope == "user":
+            raise ValueError(
+                "partition.evaluation.classes holds out classes that users share, which takes "
+                f"task: embedding, columns.label and label_scope: global, got task={self.task}, "
+                f"columns.label={source.columns.label} and label_scope={source.label_scope}; leave "
+                "it out"
+            )
+        if len(set(listed)) != len(listed) or len(listed) < _LEAST_LISTED:
+            raise ValueError(
+                f"partition.evaluation.classes lists {len(listed)} classes, {len(set(listed))} of "
+                f"them distinct; list at least {_LEAST_LISTED}, each once: two train, two are held "
+                "out"
             )
 
     def updated(self, overrides: dict[str, Any]) -> RunConfig:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ KEY_BYTES = 8
 """Bytes of a user key. Two users who collide are treated, and protected, as one."""
 DIGEST_BYTES = 16
 _WORD = 8
+LEAST_CLASSES = 2
+"""Held-out classes without which no pair of two classes can be told apart."""
 _PURPOSES = (
     "user",
     "user_split",
@@ -73,6 +75,11 @@ class Hasher:
     def holds_out_class(self, label: str, fraction: float) -> bool:
         """Whether a class that users share belongs to evaluation, for ever."""
         return self._word("class_split", label.encode()) < fraction * 2.0**64
+
+    def held_out_classes(self, labels: Collection[str], fraction: float) -> frozenset[str]:
+        """Which of all shared classes belong to evaluation, for ever: that share, two at least."""
+        ranked = sorted(labels, key=lambda label: self._word("class_split", label.encode()))
+        return frozenset(ranked[: max(LEAST_CLASSES, round(fraction * len(ranked)))])
 
     def class_id(self, label: str, user_key: bytes) -> int:
         """Signed 64-bit number of a class; an empty `user_key` makes it a class of all users."""

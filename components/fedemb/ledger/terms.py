@@ -202,7 +202,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             cohort_column=source.columns.cohort,
             blocks_per_cohort=partition.blocks_per_cohort,
             shared_label_column=source.columns.label if source.label_scope == "global" else None,
-            evaluation=partition.evaluation.model_dump(mode="json"),
+            evaluation=_held_out(partition),
         ),
         unit=policy.unit,
         covers_change_own_data=policy.covers_change_own_data,
@@ -210,6 +210,12 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         approvals=policy.approvals,
         series=series,
     )
+
+
+def _held_out(partition: PartitionConfig) -> dict[str, Any]:
+    """As it is written down; without `classes` as before there was a list of them."""
+    said = partition.evaluation.model_dump(mode="json")
+    return {name: value for name, value in said.items() if name != "classes" or value}
 
 
 def blocks_of(partition: PartitionConfig) -> list[str]:

@@ -54,6 +54,36 @@ def test_classes_that_cross_the_split_and_too_few_users_are_problems(tmp_path: P
     assert "fewer than policy.users_lower_bound" in problems
 
 
+def test_ten_shared_classes_are_not_left_to_coins(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40))]
+    source = write_parquet(tmp_path / "rows.parquet", rows)
+    coins = make_config(source, data__source__label_scope="global")
+    found = check(coins, str(tmp_path / "private"))
+    assert "under 74 % of keys fewer than 2" in " ".join(found.problems)
+    by_hash = {"by": "hash", "fraction": 0.1, "classes": list("0123456789")}
+    listed = make_config(source, data__source__label_scope="global", partition__evaluation=by_hash)
+    assert check(listed, str(tmp_path / "private")).problems == ()
+
+
+def test_every_record_is_used_bad_or_left_out_and_each_source_has_its_page(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 10)} for n, row in enumerate(rows_of(40, images=4))]
+    rows += [{"image": b"junk", "user_id": "x", "label": "y"}, dict(rows[0])]
+    pages = set()
+    for name in ("one", "two"):
+        config = make_config(
+            write_parquet(tmp_path / f"{name}.parquet", rows),
+            data__source__label_scope="global",
+            partition__max_images_per_user=3,
+            data__max_bad_fraction=0.1,
+        )
+        found = check(config, str(tmp_path / "private"))
+        lost = sum(count for _, count in (*found.bad, *found.left_out))
+        assert found.used + lost == found.rows
+        assert {"beyond partition.max_images_per_user"} < {text for text, _ in found.left_out}
+        pages.add(found.page)
+    assert len(pages) == 2
+
+
 def test_empty_data_is_a_problem(tmp_path: Path) -> None:
     config = make_config(
         write_parquet(tmp_path / "rows.parquet", rows_of(3)),
@@ -80,7 +110,7 @@ def test_commands_draw_and_check_data(tmp_path: Path) -> None:
         *("--private-root", str(tmp_path / "private")),
     ]
     checked = runner.invoke(app, [*arguments, "--set", "policy.users_lower_bound=50"])
-    assert "200 records, 0.00 % bad" in checked.output, checked.output
+    assert "200 records, 200 of them used, 0.00 % bad" in checked.output, checked.output
     assert "check_data.html" in checked.output
     failed = runner.invoke(app, arguments)
     assert isinstance(failed.exception, InputError)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from partition_run import KEY, Partitioner, make_config, rows_of, user_key, write_parquet
 
 from fedemb.data.hashing import Hasher, KeyRef, shard_of
+from fedemb.steps.partition_users.assignment import Assigner
 from fedemb.steps.partition_users.prepare import UserPart, merge, new_part
 
 
@@ -102,6 +103,30 @@ def test_evaluation_shares_no_user_and_no_class_with_training(
     kept = sum(len(record.images) for side in (training, evaluation) for record in side.values())
     assert kept + result.counts["dropped_cross_split"] == len(rows)
     assert (result.counts["dropped_cross_split"] > 0) == (scope == "global")
+
+
+@pytest.mark.parametrize("key", range(5))
+def test_a_number_of_listed_classes_is_held_out_and_others_go_nowhere(key: int) -> None:
+    classes = [str(n) for n in range(10)]
+    evaluation = {"by": "hash", "fraction": 0.1, "classes": classes}
+    config = make_config(
+        "rows.parquet", data__source__label_scope="global", partition__evaluation=evaluation
+    )
+    assigner = Assigner(config, Hasher(bytes([key]) * 32), None)
+    goes = {
+        label: {assigner.assign(str(user), label, None, None).dropped for user in range(200)}
+        for label in (*classes, "another")
+    }
+    assert goes["another"] == {"dropped_unlisted_class"}
+    held = [
+        label
+        for label in classes
+        if any(
+            found.held_out and not found.dropped
+            for found in (assigner.assign(str(user), label, None, None) for user in range(200))
+        )
+    ]
+    assert len(held) == 2
 
 
 def test_split_by_value_holds_out_whole_users(partition: Partitioner) -> None:
