@@ -53,13 +53,17 @@ class LocalStore(Store):
         if not top.is_dir():
             return []
         with self._sentences("listed"):
-            names = [
-                Path(parent, file).relative_to(self._root).as_posix()
-                for parent, _, files in os.walk(top, onerror=_raise)
-                for file in files
-                if os.path.isfile(Path(parent, file))  # noqa: PTH113  no pipe, socket or device
-            ]
-        return sorted(name for name in names if name.startswith(prefix) and visible(name))
+            return sorted(self._names(top, prefix))
+
+    def _names(self, top: Path, prefix: str) -> Iterator[str]:
+        """Visible files below `top` with the prefix; no other folder is entered."""
+        for parent, folders, files in os.walk(top, onerror=_raise):
+            below = f"{Path(parent).relative_to(self._root).as_posix()}/".removeprefix("./")
+            folders[:] = [each for each in folders if _leads(f"{below}{each}/", prefix)]
+            for file in files:
+                name = f"{below}{file}"
+                if name.startswith(prefix) and visible(name) and Path(parent, file).is_file():
+                    yield name  # no pipe, socket or device
 
     def entries(self, prefix: str = "") -> Iterator[Entry]:
         """Yields visible files with their sizes; see `Store.entries`."""
@@ -159,6 +163,11 @@ class LocalStore(Store):
                 f"the store {self.uri} could not be {what}: {error.strerror}; fix permissions or "
                 "free space, then run again"
             ) from error
+
+
+def _leads(folder: str, prefix: str) -> bool:
+    """Whether visible names that begin with `prefix` may lie in a folder, `a/b/`."""
+    return visible(folder[:-1]) and (folder.startswith(prefix) or prefix.startswith(folder))
 
 
 def _raise(error: OSError) -> None:
