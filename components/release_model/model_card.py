@@ -66,7 +66,7 @@ def model_card(
     """
     report = signed.body
     config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
-    waivers = [ledger.chain.records[item.sequence] for item in report.approvals]
+    waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
     approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
     classes = config.model.classes
     unit = report.unit.unit

@@ -225,7 +225,7 @@ class UsefulClassifier(Part):
     top_1: Interval | None
 
 
-class Approval(Part):
+class Waived(Part):
     """A waiver in the ledger; its reason stands there, signed by the policy owner."""
 
     code: Code
@@ -276,5 +276,5 @@ class PrivacyReport(Document):
     utility: Useful | UsefulClassifier
     assumptions: list[Code]
     limitations: list[Code]
-    approvals: list[Approval]
+    waivers: list[Waived]
     provenance: Provenance

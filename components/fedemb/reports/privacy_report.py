@@ -93,7 +93,7 @@ def build_report(
         "utility": _utility(evidence),
         "assumptions": list(assumptions(plan.unit)),
         "limitations": list(limitations(plan.unit)),
-        "approvals": [
+        "waivers": [
             {
                 "code": record.body["code"],
                 "model_sha": record.body["model_sha"],

@@ -72,7 +72,7 @@ def report_page(
         looks=sum(record.sequence <= last for record in ledger.state.looks),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,
-        waivers=[ledger.chain.records[item.sequence] for item in signed.body.approvals],
+        waivers=[ledger.chain.records[item.sequence] for item in signed.body.waivers],
         projections=evidence.plan.body.projections,
         lineage=lineage_dag(lineage),
         curve=_curve(report),

@@ -601,7 +601,7 @@ def test_imported_backbone_needs_a_waiver_of_the_policy_owner(tmp_path):
     verdict = verdict_of(run)
     assert verdict.allow
     assert verdict.waived == ("pretraining_overlap_unchecked",)
-    assert json.loads(run.report.read_text())["approvals"][0]["sequence"] == waived
+    assert json.loads(run.report.read_text())["waivers"][0]["sequence"] == waived
     assert "checked by hand" in run.page.read_text()
 
 
@@ -682,7 +682,7 @@ def test_floor_of_utility_can_be_waived_by_the_policy_owner_and_the_report_says_
     verdict = verdict_of(run)
     assert verdict.allow
     assert verdict.waived == ("no_gain_over_public",)
-    assert json.loads(run.report.read_text())["approvals"]
+    assert json.loads(run.report.read_text())["waivers"]
 
 
 def test_arithmetic_cannot_be_waived(run):
