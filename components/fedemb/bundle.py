@@ -87,7 +87,6 @@ SUBJECTS = ("backbone.keras", REPORT, MANIFEST)
 """Files the attestation is about."""
 SAVED_MODEL = "saved_model"
 SAVED_MODEL_FILES = (
-    "fingerprint.pb",
     "saved_model.pb",
     "variables/variables.data-00000-of-00001",
     "variables/variables.index",

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,9 +17,6 @@ from fedemb.data import photos
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import Refused
 
-_FINGERPRINT = "fingerprint.pb"
-"""Digests and a random number: the one file that is another each time."""
-_FINGERPRINT_BYTES = 128
 _LONGEST_NUMBER = 12
 """Digits."""
 _FUNCTION = re.compile(r"(__(?:inference|forward|backward)_[^\"\\]*?)_(\d+)(?=\")")
@@ -94,6 +92,10 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     serving = Serving()
     tf.saved_model.save(serving, folder, signatures={"serving_default": serving.embed})
     (folder / "assets").rmdir()
+    (folder / "fingerprint.pb").unlink()  # of the graph before the next line, with a random number
+    write_bytes(
+        folder / "saved_model.pb", _of_any_process((folder / "saved_model.pb").read_bytes())
+    )
 
 
 def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | None:
@@ -118,13 +120,11 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
 
     from fedemb.embedding.loading import load_backbone
 
-    if (folder / _FINGERPRINT).stat().st_size > _FINGERPRINT_BYTES:
-        return f"{_FINGERPRINT} of saved_model holds more than digests"
     with tempfile.TemporaryDirectory(prefix="fedemb-serving-") as scratch:
         again = Path(scratch, folder.name)
         save_for_serving(load_backbone(backbone, model), model, again)
         for name in SAVED_MODEL_FILES:
-            if name != _FINGERPRINT and _content(folder / name) != _content(again / name):
+            if (folder / name).read_bytes() != (again / name).read_bytes():
                 return (
                     f"{name} of saved_model is not what TensorFlow {tf.__version__} and this "
                     "package make of backbone.keras; look with the versions it was released with"
@@ -132,11 +132,8 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
     return None
 
 
-def _content(path: Path) -> bytes:
-    """What a file of a SavedModel says, whichever process wrote it."""
-    data = path.read_bytes()
-    if path.suffix != ".pb":
-        return data
+def _of_any_process(data: bytes) -> bytes:
+    """The graph without what is of the process that traced it: counters, threads and devices."""
     from google.protobuf import text_format
     from tensorflow.core.protobuf import saved_model_pb2
 
@@ -150,6 +147,8 @@ def _content(path: Path) -> bytes:
     for graph in model.meta_graphs:
         functions = graph.graph_def.library.function
         functions.sort(key=lambda function: function.signature.name)
+        for node in chain(graph.graph_def.node, *(each.node_def for each in functions)):
+            node.attr.pop("config_proto", None)
         for argument in (item for each in functions for item in each.arg_attr.values()):
             name = argument.attr["_user_specified_name"]
             if name.s.isdigit() and len(name.s) <= _LONGEST_NUMBER:  # of a captured weight

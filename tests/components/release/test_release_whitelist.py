@@ -2,7 +2,8 @@
 
 import io
 import json
-import shutil
+import subprocess
+import sys
 import zipfile
 
 import h5py
@@ -157,11 +158,33 @@ def test_single_number_more_is_found(saved):
     assert "saved_model.pb of saved_model is not what" in _problem(folder, graph)
 
 
-def test_fingerprint_has_no_room_for_numbers(saved, tmp_path):
-    shutil.copytree(saved[0], tmp_path / "copy")
-    with (tmp_path / "copy" / "saved_model" / "fingerprint.pb").open("ab") as file:
-        file.write(HEAD.tobytes())
-    assert "more than digests" in _problem(tmp_path / "copy")
+OTHER_PROCESS = """
+import sys
+from pathlib import Path
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(3)
+tf.config.optimizer.set_jit(True)
+for _ in range(20):
+    tf.function(lambda x: x + 1)(tf.constant(1.0))
+from fedemb.config import ModelConfig
+from fedemb.steps.release_model.serving import serving_problem
+folder = Path(sys.argv[1])
+model = ModelConfig.model_validate_json(sys.argv[2])
+print(serving_problem(folder / "saved_model", folder / "backbone.keras", model))
+"""
+
+
+def test_another_process_with_other_threads_and_compiler_makes_the_same_bytes(saved):
+    command = [sys.executable, "-c", OTHER_PROCESS, str(saved[0]), MODEL.model_dump_json()]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "None", found.stdout
+
+
+def test_settings_of_the_process_have_no_room_for_numbers(saved):
+    graph = _graph(saved[0])
+    functions = graph.meta_graphs[0].graph_def.library.function
+    functions[0].node_def[0].attr["config_proto"].s = HEAD.tobytes()
+    assert "saved_model.pb of saved_model is not what" in _problem(saved[0], graph)
 
 
 @pytest.mark.slow
