@@ -234,9 +234,7 @@ def check_seal(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
       ArtifactError: there is no manifest that can be read.
     """
     check_form(bundle)
-    manifest = read(bundle / MANIFEST, BundleManifest)
-    trust.check(manifest)
-    check_files(bundle, manifest.body)
+    manifest = _manifest(bundle, trust)
     check_signature(bundle, trust)
     return manifest
 
@@ -251,9 +249,27 @@ def check_pinned(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
       SignatureInvalid: as `check_seal`, or the ledger inside does not hold.
       ArtifactError: there is no manifest that can be read.
     """
+    manifest, copy = check_origin(bundle, pinned)
+    check_signature(bundle, copy.chain.trust)
+    return manifest, copy
+
+
+def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManifest], Ledger]:
+    """As `check_pinned` without `model.sig`, so also where model_signing is not installed.
+
+    The manifest names the same files, and the release step's key signs it: the model and how its
+    photos are read are those that were released. Whether they should have been is not asked.
+    """
     check_form(bundle)
     copy = ledger_copy(bundle, pinned)
-    return check_seal(bundle, copy.chain.trust), copy
+    return _manifest(bundle, copy.chain.trust), copy
+
+
+def _manifest(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
+    manifest = read(bundle / MANIFEST, BundleManifest)
+    trust.check(manifest)
+    check_files(bundle, manifest.body)
+    return manifest
 
 
 def ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:

@@ -1,18 +1,30 @@
 """`fedemb embed`, `search`, `export`, `serve`: a released model in use, registered in `main`.
 
-The bundle is taken as it lies there; `fedemb verify` says whether it is what it claims.
+A bundle is loaded only if it lies there as it was released, see `trusted`; `fedemb verify` says
+also whether it should have been.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
+
+if TYPE_CHECKING:
+    from fedemb.embedding.released import ReleasedModel
 
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
+
+
+def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
+    from fedemb.embedding.released import ReleasedModel
+
+    require_released(bundle, trust)
+    return ReleasedModel(bundle)
 
 
 def embed(
@@ -24,15 +36,15 @@ def embed(
     id_column: Annotated[
         str | None, typer.Option(help="Parquet only: column that names the rows.")
     ] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Embed photos by a released model; run again, it goes on where it was stopped.
 
     What is no photo is a row with a reason and no embedding.
     """
     from fedemb.embedding.embed_photos import embed_photos
-    from fedemb.embedding.released import ReleasedModel
 
-    released = ReleasedModel(model)
+    released = _opened(model, trust)
     with counted("embedding photos") as progress:
         done, bad = embed_photos(photos, released, output, id_column=id_column, progress=progress)
     typer.echo(f"{output}: {done:,} photos, {bad:,} without an embedding, see their reason")
@@ -49,14 +61,14 @@ def search(
     false_accept_rate: Annotated[
         str | None, typer.Option(help="Mark what is alike at this rate; default: the first.")
     ] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Find the stored photos nearest to one, and say which of them are alike."""
     from fedemb.data.photos import BadImageError
-    from fedemb.embedding.released import ReleasedModel
     from fedemb.embedding.search import PhotoIndex, threshold
     from fedemb.errors import InputError
 
-    released = ReleasedModel(model)
+    released = _opened(model, trust)
     released.check_parity()
     rate, least = threshold(model, false_accept_rate)
     index = PhotoIndex(embeddings, released)
@@ -75,12 +87,12 @@ def export(
     model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
     to: Annotated[list[str], typer.Option(help="onnx, tflite or keras; may be given often.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
+    trust: TrustOption = None,
 ) -> None:
     """Write a released model in other forms, each checked against it on the same pixels."""
     from fedemb.embedding.export import export as write
-    from fedemb.embedding.released import ReleasedModel
 
-    released = ReleasedModel(model)
+    released = _opened(model, trust)
     released.check_parity()
     for form in to:
         typer.echo(f"wrote {write(released, form, output)}")
@@ -96,27 +108,32 @@ def serve(
     manifest: Annotated[
         str | None,
         typer.Option(
-            help="Serve nothing: print KServe's manifest for the bundle published at this address."
+            help="Serve nothing: print KServe's manifest for this bundle, published at an address."
         ),
     ] = None,
     image: Annotated[
         str, typer.Option(help="With --manifest: image of the flavour serve, by digest.")
     ] = "",
+    trust: TrustOption = None,
 ) -> None:
     """Answer over HTTP: photos in, embeddings out, by KServe's V1 protocol."""
     from fedemb.embedding import serve as serving
-    from fedemb.embedding.released import ReleasedModel
     from fedemb.errors import InputError
 
-    released = ReleasedModel(model)
+    released = _opened(model, trust)
     called = name or released.config.release.name
     if manifest is not None:
+        import json
+
         import yaml
+
+        from fedemb.keys.trust import TRUST_SCHEMA
 
         if "@sha256:" not in image:
             raise InputError(f"--image {image!r} has no digest; name it as REF@sha256:...")
-        text = serving.manifest(called, manifest, image)
-        typer.echo(yaml.safe_dump(text, sort_keys=False), nl=False)
+        keys = json.dumps({"schema": TRUST_SCHEMA, **trust_of(model, trust).to_json()}, indent=1)
+        documents = serving.manifests(called, manifest, image, keys)
+        typer.echo(yaml.safe_dump_all(documents, sort_keys=False), nl=False)
         return
     released.check_parity()
     typer.echo(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import Refused
+from fedemb.pipelines.cli.trusted import TrustOption, require_released
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -20,7 +21,10 @@ def verify_release(
     bundle: Annotated[
         str, typer.Argument(help="Release: a folder, or gs:// or s3://.../NAME/VERSION.")
     ],
-    trust: Annotated[Path, typer.Option("--trust", help="Pinned keys from the data owner.")],
+    trust: Annotated[
+        Path,
+        typer.Option("--trust", envvar="FEDEMB_TRUST", help="Pinned keys from the data owner."),
+    ],
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Live ledgers; default: the copy inside.")
     ] = None,
@@ -51,6 +55,7 @@ def register(
         list[str],
         typer.Option(help="mlflow+https://..., kubeflow+https://... or https://...; may be often."),
     ],
+    trust: TrustOption = None,
 ) -> None:
     """Make a release known to model registries; told again, a registry changes nothing."""
     from fedemb.bundle import bundle_address
@@ -61,6 +66,7 @@ def register(
 
     address, _ = bundle_address(bundle)
     with local_tree(address) as tree:
+        require_released(tree, trust)
         release = Release.of(tree, address)
     failed = []
     for registry in to:

@@ -9,6 +9,7 @@ What may be lost to a kill is time. Between kill and repetition the ledger verif
 least what was started, and shows no release that is not whole.
 """
 
+import io
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -292,8 +293,20 @@ def start(root: Path) -> None:
     )
 
 
+def warm(root: Path) -> None:
+    """Does every step once in this process: what a child needs is imported before it is forked."""
+    start(root)
+    kept = planted_bug_suite.RECORD
+    planted_bug_suite.RECORD = root / "record.json"
+    with redirect_stdout(io.StringIO()):
+        for do in STEPS.values():
+            do(honest_run.at(root))
+    planted_bug_suite.RECORD = kept
+
+
 def prepare(root: Path, acts: tuple[str, ...] = tuple(ACTS)) -> dict[str, Path]:
     """Copies of one run right before each act."""
+    warm(root / "warm")
     now = root / "now"
     start(now)
     places: dict[str, Path] = {}

@@ -109,6 +109,7 @@ def main() -> int:
     random, ends = np.random.default_rng(asked.seed), time.monotonic() + 60 * asked.minutes
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fedemb-kills-") as folder:
+        kills.warm(Path(folder, "warm"))
         fresh = begin(Path(folder, "fresh", "run"))
         whole = Path(shutil.copytree(fresh, Path(folder, "whole", "run")))
         seconds = unbroken(whole)

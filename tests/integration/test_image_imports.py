@@ -19,8 +19,10 @@ NOT_IN_LIGHT = {
 }
 NOT_IN_SERVE = {
     "google": "keys in Secret Manager: a server opens no ledger",
+    "s3fs": "buckets: a server reads a folder",
     "jax": "blt.optimise: a server plans nothing",
     "jax_privacy": "the same",
+    "model_signing": "bundle.check_signature: the manifest names the same files",
 }
 COMMANDS = ROOT / "pipelines" / "cli" / "use.py"
 SERVE = {
@@ -149,7 +151,7 @@ def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, pa
 def test_image_that_serves_has_what_the_server_opens():
     lock = (ROOT / "requirements" / "serve.txt").read_text()
     folder = PACKAGES / "fedemb" / "embedding"
-    names = needed([folder / "serve.py", folder / "released.py"])
+    names = needed([folder / "serve.py", folder / "released.py", folder.parent / "bundle.py"])
     assert {"fastapi", "tensorflow"} <= {name.partition(".")[0] for name in names}
     assert not missing(names, lock, NOT_IN_SERVE)
     assert "apache-beam" not in lock

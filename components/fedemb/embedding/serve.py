@@ -129,21 +129,32 @@ def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
     uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
-def manifest(name: str, uri: str, image: str) -> dict[str, Any]:
-    """KServe's InferenceService that serves a published bundle.
+def manifests(name: str, uri: str, image: str, trust: str) -> list[dict[str, Any]]:
+    """KServe's InferenceService that serves a published bundle, and the keys it is held against.
 
     Args:
       name: of the service and of the model in its address.
       uri: where the bundle lies; KServe puts it to `/mnt/models`.
       image: with a digest, of the flavour `serve`.
+      trust: text of the pinned keys.
     """
-    port, models = 8080, "/mnt/models"
+    port, models, keys = 8080, "/mnt/models", "/mnt/trust"
+    pinned = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{name}-trust"},
+        "data": {"trust.json": trust},
+    }
     container = {
         "name": "kserve-container",
         "image": image,
         "command": ["/opt/fedemb/bin/fedemb", "serve", models],
-        "args": ["--name", name, "--host", "0.0.0.0", "--port", str(port)],
+        "args": [
+            *("--trust", f"{keys}/trust.json", "--name", name),
+            *("--host", "0.0.0.0", "--port", str(port)),
+        ],
         "env": [{"name": "STORAGE_URI", "value": uri}],
+        "volumeMounts": [{"name": "trust", "mountPath": keys, "readOnly": True}],
         "ports": [{"containerPort": port, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": f"/v1/models/{name}", "port": port}},
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
@@ -154,9 +165,11 @@ def manifest(name: str, uri: str, image: str) -> dict[str, Any]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    return {
+    volume = {"name": "trust", "configMap": {"name": f"{name}-trust"}}
+    service = {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": {"name": name},
-        "spec": {"predictor": {"containers": [container]}},
+        "spec": {"predictor": {"containers": [container], "volumes": [volume]}},
     }
+    return [pinned, service]

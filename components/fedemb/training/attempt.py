@@ -52,6 +52,7 @@ from fedemb.storage.turns import Turn, TurnStore
 from fedemb.training import checkpoint
 from fedemb.training.claim import claim
 from fedemb.training.round_log import RoundLog
+from fedemb.training.signed_state import Origin, SignedState
 from fedemb.training.trainer import Attempt, Trained
 
 _INJECTED = "key_injected"
@@ -83,7 +84,8 @@ def run_attempt(
     Raises:
       ConfigError: a release run was given a root key.
       PlanMismatch: plan, reservation, users, code or working state do not belong together.
-      SignatureInvalid: plan, users or public start are not signed by the steps that write them.
+      SignatureInvalid: plan, users, public start or working state are not signed by the steps that
+        write them.
       Refused: the attempt trains with another private root.
       StorageError: a host of the job was lost; resume.
       Superseded: the step was started again meanwhile.
@@ -114,8 +116,10 @@ def run_attempt(
         commitments=users.commitments.model_dump(),
         private_root=claim(store, commitments),
     )
-    turn = Turn(store.uri, step)
-    store = TurnStore(store, turn)
+    turn, trust = Turn(store.uri, step), ledger.chain.trust
+    signer = Signer.current(keys, "trainer", trust)
+    origin = Origin(run_id, reservation.attempt, inputs_sha)
+    store = SignedState(store, turn, origin, signer, trust, reservation.sequence)
 
     from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
 
@@ -171,7 +175,6 @@ def run_attempt(
     }
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
-    signer = Signer.current(keys, "trainer", ledger.chain.trust)
     card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
     turn.check()
     remove_leftovers(artifacts.model)  # nothing but the model's files may lie there

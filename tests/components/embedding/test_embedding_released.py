@@ -179,11 +179,12 @@ def test_commands_embed_and_search(folder, tmp_path):
     app.command()(embed)
     app.command()(search)
     runner, output = CliRunner(), str(tmp_path / "e.parquet")
-    done = runner.invoke(app, ["embed", str(folder), "-m", str(BUNDLE), "-o", output])
+    used = ("-m", str(BUNDLE), "--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
+    done = runner.invoke(app, ["embed", str(folder), *used, "-o", output])
     assert done.exit_code == 0, done.output
     assert "2 without an embedding" in done.output
     query = str(folder / "deep" / "jpeg_tall.jpg")
-    found = runner.invoke(app, ["search", query, "--in", output, "-m", str(BUNDLE), "-k", "2"])
+    found = runner.invoke(app, ["search", query, "--in", output, *used, "-k", "2"])
     assert found.exit_code == 0, found.output
     assert found.output.splitlines()[0].split() == ["1.000", "alike", "deep/jpeg_tall.jpg"]
 

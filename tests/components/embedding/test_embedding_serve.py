@@ -22,6 +22,7 @@ from fedemb.pipelines.cli.main import app
 from tests.conftest import REPOSITORY
 
 BUNDLE = REPOSITORY / "tests" / "golden" / "v1" / "bundle"
+TRUST = ("--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
 IMAGE = f"registry.example/fedemb-serve@sha256:{'0' * 64}"
 
 
@@ -31,7 +32,7 @@ def server(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "fedemb", "serve", str(BUNDLE), "--port", str(port)]
+    command = [sys.executable, "-m", "fedemb", "serve", str(BUNDLE), *TRUST, "--port", str(port)]
     log = (tmp_path_factory.mktemp("serve") / "log").open("w")
     process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
     url = f"http://127.0.0.1:{port}/v1/models/glyphs"
@@ -118,9 +119,9 @@ def test_request_beyond_the_bound_is_refused_before_it_is_whole(server):
 
 
 def test_manifest_runs_this_very_command_on_the_bundle(capsys):
-    words = ["serve", str(BUNDLE), "--manifest", "gs://releases/glyphs/1.0", "--image", IMAGE]
-    app(args=words, standalone_mode=False)
-    service = yaml.safe_load(capsys.readouterr().out)
+    address = ("--manifest", "gs://releases/glyphs/1.0", "--image", IMAGE)
+    app(args=["serve", str(BUNDLE), *TRUST, *address], standalone_mode=False)
+    pinned, service = yaml.safe_load_all(capsys.readouterr().out)
     assert service["apiVersion"] == "serving.kserve.io/v1beta1"
     (container,) = service["spec"]["predictor"]["containers"]
     assert container["image"] == IMAGE
@@ -135,9 +136,15 @@ def test_manifest_runs_this_very_command_on_the_bundle(capsys):
     assert parsed.params["port"] == container["ports"][0]["containerPort"]
     assert parsed.params["host"] == "0.0.0.0"
     assert parsed.params["name"] == "glyphs"
+    assert json.loads(pinned["data"]["trust.json"]) == json.loads(Path(TRUST[1]).read_bytes())
+    (volume,) = service["spec"]["predictor"]["volumes"]
+    assert volume["configMap"]["name"] == pinned["metadata"]["name"]
+    (mount,) = container["volumeMounts"]
+    assert parsed.params["trust"] == Path(mount["mountPath"], "trust.json")
 
 
 def test_manifest_names_an_image_by_digest():
-    words = ["serve", str(BUNDLE), "--manifest", "gs://releases/glyphs/1.0", "--image", "fedemb:1"]
+    address = ("--manifest", "gs://releases/glyphs/1.0", "--image", "fedemb:1")
+    words = ["serve", str(BUNDLE), *TRUST, *address]
     with pytest.raises(InputError, match="no digest"):
         app(args=words, standalone_mode=False)

@@ -232,6 +232,8 @@ def test_nobody_is_told_of_a_denied_run(tmp_path, receiver):
 
 def test_register_tells_again_from_the_bundle(run, receiver, capsys):
     bundle = run.root / "releases" / "glyphs" / "1.0"
-    app(args=["register", str(bundle), "--to", receiver.url], standalone_mode=False)
+    trust = f"{run.ledger_uri}/trust.json"
+    words = ["register", str(bundle), "--trust", trust, "--to", receiver.url]
+    app(args=words, standalone_mode=False)
     assert f"glyphs 1.0 is known to {receiver.url}" in capsys.readouterr().out
     assert receiver.posts[0][1]["name"] == "glyphs"

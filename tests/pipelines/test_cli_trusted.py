@@ -1,0 +1,176 @@
+"""Commands that use a release load nothing of it unless it lies there as it was released."""
+
+import json
+import shutil
+
+import honest_run
+import pytest
+import yaml
+
+from fedemb.documents.artifacts import file_digest
+from fedemb.documents.document import encode
+from fedemb.embedding import released as module
+from fedemb.errors import ArtifactError, FedEmbError, InputError, SignatureInvalid
+from fedemb.keys import open_key_store
+from fedemb.keys.signatures import Signer, sign_document, trust_of
+from fedemb.pipelines.cli.main import app
+from fedemb.steps.release_model import registries
+from tests.conftest import REPOSITORY
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "v1"
+TRUST = GOLDEN / "ledger" / "trust.json"
+IMAGE = f"registry.example/fedemb-serve@sha256:{'0' * 64}"
+COMMANDS = {
+    "embed": ("embed", "photos", "-m", "BUNDLE"),
+    "search": ("search", "photo.jpg", "--in", "e.parquet", "-m", "BUNDLE"),
+    "export": ("export", "BUNDLE", "--to", "onnx", "-o", "out"),
+    "serve": ("serve", "BUNDLE"),
+    "manifest": ("serve", "BUNDLE", "--manifest", "gs://releases/glyphs/1.0", "--image", IMAGE),
+    "register": ("register", "BUNDLE", "--to", "https://registry.example"),
+}
+
+
+class Loaded(Exception):
+    """Somebody looked into the bundle."""
+
+
+@pytest.fixture(autouse=True)
+def looked_into(monkeypatch, tmp_path):
+    """Tells when the model is about to be loaded, or a registry about to be told of it."""
+
+    def load(*_):
+        raise Loaded
+
+    monkeypatch.setattr(module.ReleasedModel, "__init__", load)
+    monkeypatch.setattr(registries.Release, "of", load)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDEMB_TRUST", raising=False)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    shutil.copytree(GOLDEN / "bundle", tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def _run(command, bundle, *more):
+    words = [str(bundle) if word == "BUNDLE" else word for word in COMMANDS[command]]
+    app(args=[*words, *more], standalone_mode=False)
+
+
+def _trust(path=TRUST):
+    return ("--trust", str(path))
+
+
+def _byte(name):
+    def change(bundle):
+        data = bytearray((bundle / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (bundle / name).write_bytes(data)
+
+    return change
+
+
+def _extra(bundle):
+    (bundle / "saved_model" / "assets.extra").write_bytes(b"")
+
+
+def _link(bundle):
+    (bundle / "backbone.keras").unlink()
+    (bundle / "backbone.keras").symlink_to(GOLDEN / "bundle" / "backbone.keras")
+
+
+def _missing(bundle):
+    (bundle / "preprocessing.py").unlink()
+
+
+def _unsigned(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    del manifest["signature"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _manifest_again(sign):
+    """Other weights, and a manifest that says so."""
+
+    def change(bundle):
+        _byte("backbone.keras")(bundle)
+        manifest = json.loads((bundle / "manifest.json").read_bytes())
+        manifest["files"]["backbone.keras"] = file_digest(bundle / "backbone.keras")
+        (bundle / "manifest.json").write_bytes(encode(sign(manifest, bundle)))
+
+    return change
+
+
+def _as_it_was(manifest, _):
+    return manifest
+
+
+def _by_a_stranger(manifest, bundle):
+    stranger = open_key_store(str(bundle.parent / "stranger"))
+    return sign_document(manifest, Signer.newest(stranger, "release"))
+
+
+HARMS = {
+    "manifest again, old signature": _manifest_again(_as_it_was),
+    "manifest again, other key": _manifest_again(_by_a_stranger),
+    "weights": _byte("backbone.keras"),
+    "graph": _byte("saved_model/saved_model.pb"),
+    "how photos are read": _byte("preprocessing.py"),
+    "configuration": _byte("config.json"),
+    "thresholds": _byte("utility_report.json"),
+    "parity": _byte("parity.json"),
+    "ledger": _byte("ledger.jsonl"),
+    "manifest": _byte("manifest.json"),
+    "file more": _extra,
+    "file less": _missing,
+    "link": _link,
+    "no signature": _unsigned,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bundle_that_was_changed_is_not_loaded(bundle, command, harm):
+    HARMS[harm](bundle)
+    with pytest.raises((SignatureInvalid, ArtifactError)):
+        _run(command, bundle, *_trust())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bundle_of_a_stranger_is_not_loaded(bundle, command, tmp_path):
+    trust_of(open_key_store(str(tmp_path / "keys"))).save(tmp_path / "trust.json")
+    with pytest.raises(SignatureInvalid, match="the ledger inside the bundle does not hold"):
+        _run(command, bundle, *_trust(tmp_path / "trust.json"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bundle_is_loaded_under_the_keys_of_its_owner(bundle, command, monkeypatch):
+    """What the tests above stand on."""
+    with pytest.raises(Loaded):
+        _run(command, bundle, *_trust())
+    monkeypatch.setenv("FEDEMB_TRUST", str(TRUST))
+    with pytest.raises(Loaded):
+        _run(command, bundle)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_where_nothing_says_whom_to_trust_nothing_is_loaded(bundle, command):
+    with pytest.raises(InputError, match=r"name the trust\.json that its owner gave"):
+        _run(command, bundle)
+    with pytest.raises(FedEmbError, match="no release folder"):
+        _run(command, bundle / "nowhere", *_trust())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_bundle_in_a_run_is_held_against_the_ledger_of_the_run(tmp_path, own):
+    """A bundle of somebody else does not pass for one's own by lying in the folder of a run."""
+    run = tmp_path / "week-1"
+    shutil.copytree(GOLDEN / "bundle", bundle := run / "releases" / "glyphs" / "1.0")
+    shutil.copytree(GOLDEN / "ledger", run / "policy" / "ledger")
+    if not own:
+        keys = open_key_store(str(tmp_path / "keys"))
+        trust_of(keys).save(run / "policy" / "ledger" / "trust.json")
+    (run / "config.yaml").write_text(yaml.safe_dump(honest_run.config().model_dump(mode="json")))
+    with pytest.raises(Loaded if own else SignatureInvalid):
+        _run("embed", bundle)
