@@ -88,9 +88,9 @@ if TYPE_CHECKING:
     from fedemb.privacy.planning.plan import epsilon as epsilon
     from fedemb.privacy.planning.plan import guarantee as guarantee
     from fedemb.privacy.planning.plan import plan as plan
-    from fedemb.privacy.queries import ClippedSumQuery as ClippedSumQuery
     from fedemb.privacy.queries import Mechanism as Mechanism
     from fedemb.privacy.queries import build_mechanism as build_mechanism
+    from fedemb.privacy.queries.dp_query import ClippedSumQuery as ClippedSumQuery
     from fedemb.simulation import Simulation as Simulation
     from fedemb.simulation import SimulationResult as SimulationResult
 
@@ -127,7 +127,8 @@ _NAMES = {
     "privacy.mechanisms.tree_aggregation": "TreeAggregationConfig",
     "privacy.mechanisms.user_poisson": "UserPoissonConfig",
     "privacy.planning.plan": "epsilon guarantee plan",
-    "privacy.queries": "ClippedSumQuery Mechanism build_mechanism",
+    "privacy.queries": "Mechanism build_mechanism",
+    "privacy.queries.dp_query": "ClippedSumQuery",
     "simulation": "Simulation SimulationResult",
 }
 """Module to the public names in it; the imports above say the same to type checkers."""

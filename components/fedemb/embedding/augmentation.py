@@ -1,53 +1,55 @@
-"""Random affine copies of images, every number from a stateless seed."""
+"""Random affine copies of images; who calls draws the numbers, from a seed of its own."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Float32, Int, Num
 
 from fedemb.config import AugmentationConfig
 
+DRAWS = 7
+"""Numbers in [-1, 1) that each copy takes."""
+
 
 def affine_transforms(
-    config: AugmentationConfig, count: Any, size: int, seed: Int[Any, "2"]
+    config: AugmentationConfig, size: int, draws: Float32[Any, "draws count"]
 ) -> Float32[Any, "count 8"]:
-    """Draws projective transforms about the image centre, output pixel to input pixel.
+    """Makes projective transforms about the image centre, output pixel to input pixel.
 
     Args:
       config: ranges of rotation, scale, shear, translation; whether to mirror.
-      count: int scalar, how many.
       size: height and width of the images in pixels.
-      seed: int tensor `[2]`.
+      draws: `[DRAWS, count]`, uniform in [-1, 1).
 
     Returns:
       float32 `[count, 8]`, as `ImageProjectiveTransformV3` takes them.
     """
-    import tensorflow as tf
+    from keras import ops
 
-    draws = tf.random.stateless_uniform([7, count], seed, minval=-1.0, maxval=1.0)
     angle = draws[0] * (config.rotation_degrees * math.pi / 180.0)
     zoom_x = 1.0 + draws[1] * config.scale
     zoom_y = 1.0 + draws[2] * config.scale
     shear = draws[3] * config.shear
     shift_x, shift_y = draws[4] * config.translation * size, draws[5] * config.translation * size
     if config.flip:
-        zoom_x *= tf.sign(draws[6])
-    cos, sin, center = tf.cos(angle), tf.sin(angle), (size - 1) / 2.0
+        zoom_x *= ops.sign(draws[6])
+    cos, sin, center = ops.cos(angle), ops.sin(angle), (size - 1) / 2.0
     a0, a1 = zoom_x * cos, zoom_y * (shear * cos - sin)
     b0, b1 = zoom_x * sin, zoom_y * (shear * sin + cos)
     a2 = center - a0 * center - a1 * center + shift_x
     b2 = center - b0 * center - b1 * center + shift_y
-    zero = tf.zeros_like(a0)
-    return tf.stack([a0, a1, a2, b0, b1, b2, zero, zero], axis=1)
+    zero = ops.zeros_like(a0)
+    return ops.stack([a0, a1, a2, b0, b1, b2, zero, zero], axis=1)
 
 
 def augment(
     images: Num[Any, "examples size size channels"],
     labels: Int[Any, " examples"],
     config: AugmentationConfig,
-    seed: Int[Any, "2"],
+    uniform: Callable[[Any], Any],
 ) -> tuple[Num[Any, "copies size size channels"], Int[Any, " copies"]]:
     """Returns `multiplicity` affine copies of every image, and the labels to go with them.
 
@@ -58,20 +60,23 @@ def augment(
       images: `[examples, size, size, channels]`, uint8 or float32; edges are repeated outwards.
       labels: `[examples]`.
       config: ranges and multiplicity.
-      seed: int tensor `[2]`.
+      uniform: shape to numbers in [-1, 1), float32.
     """
-    import tensorflow as tf
+    from keras import ops
 
     size = images.shape[1]
     if config.multiplicity > 1:
-        images = tf.repeat(images, config.multiplicity, axis=0)
-        labels = tf.repeat(labels, config.multiplicity, axis=0)
-    moved = tf.raw_ops.ImageProjectiveTransformV3(
-        images=images,
-        transforms=affine_transforms(config, tf.shape(images)[0], size, seed),
-        output_shape=tf.constant([size, size]),
-        fill_value=0.0,
-        interpolation="BILINEAR",
-        fill_mode="NEAREST",
+        images = ops.repeat(images, config.multiplicity, axis=0)
+        labels = ops.repeat(labels, config.multiplicity, axis=0)
+    draws = uniform([DRAWS, ops.shape(images)[0]])
+    moved = ops.image.affine_transform(
+        images, affine_transforms(config, size, draws), fill_mode="nearest"
     )
-    return tf.ensure_shape(moved, images.shape), labels
+    return moved, labels
+
+
+def stateless_draws(seed: Int[Any, "2"]) -> Callable[[Any], Any]:
+    """Numbers for `augment` from a seed `[2]`, in a TensorFlow graph."""
+    import tensorflow as tf
+
+    return lambda shape: tf.random.stateless_uniform(shape, seed, minval=-1.0, maxval=1.0)

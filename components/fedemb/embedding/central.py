@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
-from fedemb.embedding.augmentation import augment
+from fedemb.embedding.augmentation import augment, stateless_draws
 from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
 
@@ -152,7 +152,7 @@ def train_supervised(
 
     def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
         if augmentation is not None:
-            batch, wanted = augment(batch, wanted, augmentation, words)
+            batch, wanted = augment(batch, wanted, augmentation, stateless_draws(words))
         return build(embed(batch), extra[0], wanted)
 
     head = _glorot(len(distinct), int(backbone.output_shape[-1]), seed)
@@ -176,11 +176,9 @@ def train_contrastive(
 
     def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
         def project(stream: int) -> Any:
-            shifted = words + tf.constant([stream, 0], tf.int64)
-            hidden = tf.nn.relu(
-                tf.matmul(embed(augment(batch, wanted, views, shifted)[0]), extra[0])
-            )
-            return tf.matmul(hidden, extra[1])
+            draws = stateless_draws(words + tf.constant([stream, 0], tf.int64))
+            moved, _ = augment(batch, wanted, views, draws)
+            return tf.matmul(tf.nn.relu(tf.matmul(embed(moved), extra[0])), extra[1])
 
         return contrastive_loss(project(1), project(2), temperature=temperature)
 

@@ -51,12 +51,13 @@ def classify(classifier: Any, images: np.ndarray, batch_size: int = 256) -> np.n
     Returns:
       float32 `[images, classes]`, rows that sum to 1.
     """
-    import tensorflow as tf
+    from keras import ops
 
     from fedemb.embedding.preprocessing import preprocess
 
     pieces = [np.zeros((0, classifier.output_shape[-1]), np.float32)]
     for start in range(0, len(images), batch_size):
-        batch = preprocess(tf.constant(images[start : start + batch_size]))
-        pieces.append(tf.nn.softmax(classifier(batch, training=False)).numpy())
+        batch = preprocess(images[start : start + batch_size])
+        chances = ops.softmax(classifier(batch, training=False))
+        pieces.append(ops.convert_to_numpy(chances))
     return np.concatenate(pieces)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedemb.backend import traced
 from fedemb.embedding.rounds import ClientExamples
 from fedemb.privacy.queries.product_sum import Features, whole_features
 from fedemb.storage import Store
@@ -39,18 +40,13 @@ class FeatureCache:
     """
 
     def __init__(self, backbone: Any, store: Store | None = None, inputs_sha: str = "") -> None:
-        import tensorflow as tf
-
         from fedemb.embedding.preprocessing import preprocess
 
         self._dim = int(backbone.output_shape[-1])
         self._store, self._folder = store, f"features/{inputs_sha}"
         self._known: dict[bytes, UnitFeatures] = {}
         self._fresh: list[bytes] = []
-        self._compute = tf.function(
-            lambda image: backbone(preprocess(image[None]), training=False)[0],
-            input_signature=[tf.TensorSpec(backbone.input_shape[1:], tf.uint8)],
-        )
+        self._compute = traced(lambda image: backbone(preprocess(image[None]), training=False)[0])
         self._blocks = [] if store is None else store.list(f"{self._folder}/")
         for name in self._blocks:
             self._known |= _unpacked(store.read(name)) if store else {}
@@ -66,7 +62,7 @@ class FeatureCache:
             unit = load()
             computed = np.zeros((len(unit.labels), self._dim), np.float32)
             for row, image in enumerate(unit.images):
-                computed[row] = self._compute(image)
+                computed[row] = np.asarray(self._compute(image))
             features = UnitFeatures(whole_features(computed), unit.labels)
             if not len(unit.labels):
                 return features

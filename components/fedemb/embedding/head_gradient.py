@@ -98,8 +98,6 @@ class HeadGradientFunction:
 
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
         """The same from packed units."""
-        import tensorflow as tf
-
         plan = self.mechanism.plan
         head = weights.reshape(self._rows, self._classes)
         total = np.zeros(self.dim, np.int64)
@@ -119,7 +117,7 @@ class HeadGradientFunction:
             counts = np.count_nonzero(shares, axis=1)
             rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
             asked = time.perf_counter()
-        return RoundSums((tf.constant(total),), np.concatenate(rows))
+        return RoundSums((total,), np.concatenate(rows))
 
     def _errors(
         self, head: np.ndarray, features: Features, labels: np.ndarray, shares: np.ndarray

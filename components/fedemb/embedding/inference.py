@@ -8,6 +8,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from fedemb.backend import traced
+from fedemb.embedding.losses import unit_rows
+
 _TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -25,20 +28,15 @@ def embed(
     Returns:
       float32 `[images, embedding_dim]`, rows of unit length.
     """
-    import tensorflow as tf
+    from keras import ops
 
     from fedemb.embedding.preprocessing import preprocess
 
-    traced = _TRACED.get(backbone)
-    if traced is None:
+    def forward(batch: Any) -> Any:
+        return unit_rows(ops.cast(backbone(preprocess(batch), training=False), "float32"))
 
-        @tf.function(reduce_retracing=True)
-        def forward(batch: Any) -> Any:
-            return tf.math.l2_normalize(
-                tf.cast(backbone(preprocess(batch), training=False), tf.float32), axis=1
-            )
-
-        traced = _TRACED[backbone] = forward
+    if backbone not in _TRACED:
+        _TRACED[backbone] = traced(forward)
     count = len(images)
     result = np.empty((count, backbone.output_shape[-1]), np.float32)
     for start in range(0, count, batch_size):
@@ -47,5 +45,5 @@ def embed(
         if used < batch_size:
             padding = np.zeros((batch_size - used, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, padding])
-        result[start : start + used] = traced(tf.constant(batch)).numpy()[:used]
+        result[start : start + used] = np.asarray(_TRACED[backbone](batch))[:used]
     return result

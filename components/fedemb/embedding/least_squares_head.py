@@ -35,8 +35,6 @@ class LeastSquaresFunction(HeadGradientFunction):
 
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
         """The moments of packed units; they do not depend on the weights."""
-        import tensorflow as tf
-
         plan = self.mechanism.plan
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
@@ -57,7 +55,7 @@ class LeastSquaresFunction(HeadGradientFunction):
             losses = np.full(len(counts), np.nan)
             rows.append(np.stack([lengths, losses, losses, counts], axis=1).astype(np.float32))
             asked = time.perf_counter()
-        return RoundSums((tf.constant(total),), np.concatenate(rows))
+        return RoundSums((total,), np.concatenate(rows))
 
     @property
     def advance(self) -> ServerRule:

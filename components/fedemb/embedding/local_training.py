@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.embedding.augmentation import augment
+from fedemb.embedding.augmentation import augment, stateless_draws
 from fedemb.embedding.heads import glorot_head, local_labels, prototype_head
 from fedemb.embedding.losses import build_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
@@ -250,7 +250,10 @@ def train_client(
         batch, wanted = tf.gather(images, chosen), tf.gather(rows, chosen)
         if config.augmentation is not None:
             batch, wanted = augment(
-                batch, wanted, config.augmentation, _stream(seed, _AUGMENT, index)
+                batch,
+                wanted,
+                config.augmentation,
+                stateless_draws(_stream(seed, _AUGMENT, index)),
             )
         weights = [v.read_value() for v in worker.weights]
         current = worker.head.read_value()

@@ -21,10 +21,24 @@ Loss = Callable[[Any, Any, Any], Any]
 
 
 def _mean_cross_entropy(logits: Any, labels: Any) -> Any:
-    import tensorflow as tf
+    from keras import ops
 
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    return tf.reduce_mean(losses)
+    return ops.mean(ops.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+
+
+def unit_rows(rows: Any) -> Any:
+    """Rows `[rows, dim]` of length 1; a row of zeros stays one."""
+    from keras import ops
+
+    squares = ops.sum(ops.square(rows), axis=1, keepdims=True)
+    return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
+
+
+def _products(left: Any, right: Any) -> Any:
+    """Inner product of every row with every row."""
+    from keras import ops
+
+    return ops.matmul(left, ops.transpose(right))
 
 
 def softmax_loss(
@@ -33,19 +47,15 @@ def softmax_loss(
     labels: Int32[Any, " examples"],
 ) -> Float32[Any, ""]:
     """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
-    import tensorflow as tf
-
-    return _mean_cross_entropy(tf.matmul(embeddings, head, transpose_b=True), labels)
+    return _mean_cross_entropy(_products(embeddings, head), labels)
 
 
 def cosines(
     embeddings: Float32[Any, "examples dim"], head: Float32[Any, "classes dim"]
 ) -> Float32[Any, "examples classes"]:
     """Cosine of every embedding with every row of the head."""
-    import tensorflow as tf
-
-    rows, unit = tf.math.l2_normalize(head, axis=1), tf.math.l2_normalize(embeddings, axis=1)
-    return tf.matmul(unit, rows, transpose_b=True)
+    rows, unit = unit_rows(head), unit_rows(embeddings)
+    return _products(unit, rows)
 
 
 def normalized_softmax_loss(
@@ -59,6 +69,13 @@ def normalized_softmax_loss(
     return _mean_cross_entropy(scale * cosines(embeddings, head), labels)
 
 
+def _is_class(labels: Any, head: Any) -> Any:
+    """Whether a row of the head is that of an example's class, `[examples, classes]`."""
+    from keras import ops
+
+    return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
+
+
 def cosface_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
@@ -68,10 +85,10 @@ def cosface_loss(
     margin: float,
 ) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine, less `margin` at the true class."""
-    import tensorflow as tf
+    from keras import ops
 
     values = cosines(embeddings, head)
-    true = tf.one_hot(labels, tf.shape(head)[0], dtype=values.dtype)
+    true = ops.cast(_is_class(labels, head), values.dtype)
     return _mean_cross_entropy(scale * (values - margin * true), labels)
 
 
@@ -88,16 +105,16 @@ def arcface_loss(
     Where the angle would pass pi, the cosine is lowered by `margin * sin(margin)` instead, as in
     the authors' code: the loss stays monotone.
     """
-    import tensorflow as tf
+    from keras import ops
 
     values = cosines(embeddings, head)
     # Bounded away from +-1, where the derivative of the sine is infinite.
-    inside = tf.clip_by_value(values, -1.0 + 1e-6, 1.0 - 1e-6)
-    turned = inside * math.cos(margin) - tf.sqrt(1.0 - inside * inside) * math.sin(margin)
+    inside = ops.clip(values, -1.0 + 1e-6, 1.0 - 1e-6)
+    turned = inside * math.cos(margin) - ops.sqrt(1.0 - inside * inside) * math.sin(margin)
     lowered = inside - margin * math.sin(margin)
-    target = tf.where(inside > math.cos(math.pi - margin), turned, lowered)
-    true = tf.one_hot(labels, tf.shape(head)[0], on_value=True, off_value=False, dtype=tf.bool)
-    return _mean_cross_entropy(scale * tf.where(true, target, values), labels)
+    target = ops.where(inside > math.cos(math.pi - margin), turned, lowered)
+    true = _is_class(labels, head)
+    return _mean_cross_entropy(scale * ops.where(true, target, values), labels)
 
 
 def triplet_loss(
@@ -112,20 +129,20 @@ def triplet_loss(
     Each example that has both a positive and a negative in the batch is an anchor; the mean is
     over anchors, and 0 where there are no such triplets.
     """
-    import tensorflow as tf
+    from keras import ops
 
     del head
-    unit = tf.math.l2_normalize(embeddings, axis=1)
-    squared = 2.0 - 2.0 * tf.matmul(unit, unit, transpose_b=True)
-    distances = tf.sqrt(tf.maximum(squared, 1e-12))
+    unit = unit_rows(embeddings)
+    squared = 2.0 - 2.0 * _products(unit, unit)
+    distances = ops.sqrt(ops.maximum(squared, 1e-12))
     same = labels[:, None] == labels[None, :]
-    positive = tf.logical_and(same, tf.logical_not(tf.eye(tf.shape(labels)[0], dtype=tf.bool)))
-    anchors = tf.logical_and(tf.reduce_any(positive, 1), tf.reduce_any(tf.logical_not(same), 1))
-    far = tf.reduce_max(tf.where(positive, distances, 0.0), axis=1)
-    near = tf.reduce_min(tf.where(same, 4.0, distances), axis=1)
-    hinge = tf.where(anchors, tf.nn.relu(far - near + margin), 0.0)
-    count = tf.reduce_sum(tf.cast(anchors, tf.float32))
-    return tf.reduce_sum(hinge) / tf.maximum(count, 1.0)
+    positive = ops.logical_and(same, ops.logical_not(ops.eye(ops.shape(labels)[0], dtype="bool")))
+    anchors = ops.logical_and(ops.any(positive, 1), ops.any(ops.logical_not(same), 1))
+    far = ops.max(ops.where(positive, distances, 0.0), axis=1)
+    near = ops.min(ops.where(same, 4.0, distances), axis=1)
+    hinge = ops.where(anchors, ops.relu(far - near + margin), 0.0)
+    count = ops.sum(ops.cast(anchors, "float32"))
+    return ops.sum(hinge) / ops.maximum(count, 1.0)
 
 
 def contrastive_loss(
@@ -135,26 +152,23 @@ def contrastive_loss(
     temperature: float,
 ) -> Float32[Any, ""]:
     """SimCLR's loss (arXiv 2002.05709): two views of an image find each other in the batch."""
-    import tensorflow as tf
+    from keras import ops
 
-    views = tf.math.l2_normalize(tf.concat([first, second], axis=0), axis=1)
-    count = tf.shape(first)[0]
-    logits = tf.matmul(views, views, transpose_b=True) / temperature
-    logits -= 1e9 * tf.eye(2 * count)
-    partner = tf.concat([tf.range(count, 2 * count), tf.range(count)], axis=0)
+    views = unit_rows(ops.concatenate([first, second], axis=0))
+    count = ops.shape(first)[0]
+    logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)
+    partner = ops.concatenate([ops.arange(count, 2 * count), ops.arange(count)], axis=0)
     return _mean_cross_entropy(logits, partner)
 
 
 def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:
     """Adds the weight decay that layers ask for: `variables[i].regularizer` of `weights[i]`."""
-    import tensorflow as tf
-
     terms = [
         variable.regularizer(weight)
         for variable, weight in zip(variables, weights, strict=True)
         if variable.regularizer is not None
     ]
-    return tf.add_n([loss, *terms]) if terms else loss
+    return sum(terms, loss)
 
 
 def build_loss(config: LossConfig) -> Loss:

@@ -13,11 +13,11 @@ def preprocess(
     """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
 
     Args:
-      images: uint8 (or any number) tensor `[..., height, width, channels]` in 0..255.
+      images: uint8 (or any number) `[..., height, width, channels]` in 0..255.
 
     Returns:
-      float32 tensor of the same shape in [-1, 0.992].
+      float32 of the same shape in [-1, 0.992].
     """
-    import tensorflow as tf
+    from keras import ops
 
-    return tf.cast(images, tf.float32) * (1.0 / 128.0) - 1.0
+    return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0

@@ -22,6 +22,7 @@ from jaxtyping import Float32, Int64
 from fedemb.config import LocalTrainingConfig
 from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
 from fedemb.embedding.server import MeanStep, ServerRule
+from fedemb.errors import StorageError
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""
@@ -220,7 +221,11 @@ class ParallelRounds(ABC):
         return self.run(weights, self.slabs(clients, round_index))
 
     def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """The same from packed slabs, for callers that pack ahead of time."""
+        """The same from packed slabs, for callers that pack ahead of time.
+
+        Raises:
+          StorageError: a host of the job was lost.
+        """
         import tensorflow as tf
 
         broadcast = [tf.constant(part) for part in self._split(weights)]
@@ -231,8 +236,14 @@ class ParallelRounds(ABC):
         for slab in slabs:
             self.seconds_waited += time.perf_counter() - asked
             # The clip is an argument of the traced function, never a constant in it: it may move.
-            states, rows = self._train(broadcast, slab, states, parameters)
-            statistics.append(rows.numpy())
+            try:
+                states, rows = self._train(broadcast, slab, states, parameters)
+                statistics.append(rows.numpy())
+            except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+                raise StorageError(
+                    "a host of the training job was lost in a round, which was not committed; "
+                    "start the hosts again and resume the run"
+                ) from error
             asked = time.perf_counter()
         total = states[0]
         for state in states[1:]:

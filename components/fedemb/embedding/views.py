@@ -43,19 +43,20 @@ def apply_moves(images: Any, moves: Any) -> Any:
     Returns:
       uint8 `[images * views, size, size, channels]`.
     """
-    import tensorflow as tf
+    from keras import ops
 
     size, channels = images.shape[1], images.shape[3]
-    moves = tf.reshape(moves, [-1, 3])
-    views = tf.repeat(images, tf.shape(moves)[0] // tf.shape(images)[0], axis=0)
-    places = tf.range(size)[None, :]
+    per_image = moves.shape[1]
+    moves = ops.reshape(moves, (-1, 3))
+    places = ops.arange(size, dtype="int32")[None, :]
 
     def inside(shift: Any) -> Any:
-        at = tf.abs(places + shift[:, None])
-        return (size - 1) - tf.abs((size - 1) - at)
+        at = ops.abs(places + shift[:, None])
+        return (size - 1) - ops.abs((size - 1) - at)
 
     down, right = inside(moves[:, 0]), inside(moves[:, 1])
-    right = tf.where(moves[:, 2:3] > 0, tf.reverse(right, [1]), right)
-    views = tf.gather(views, down, axis=1, batch_dims=1)
-    views = tf.gather(views, right, axis=2, batch_dims=1)
-    return tf.ensure_shape(views, [None, size, size, channels])
+    right = ops.where(moves[:, 2:3] > 0, ops.flip(right, axis=1), right)
+    # Which row of all pixels goes where: whole pixels move, so no value is computed.
+    image = ops.arange(ops.shape(moves)[0], dtype="int32") // per_image
+    rows = (image[:, None] * size + down)[:, :, None] * size + right[:, None, :]
+    return ops.take(ops.reshape(images, (-1, channels)), rows, axis=0)

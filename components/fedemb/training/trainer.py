@@ -17,7 +17,7 @@ from fedemb.embedding.round_audit import AttemptKeys, RoundAudit
 from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.round_loop import run_rounds
 from fedemb.embedding.server import ServerState, initial_state
-from fedemb.errors import ArtifactError, Interrupted, StorageError
+from fedemb.errors import ArtifactError, Interrupted
 from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
@@ -123,8 +123,6 @@ class Trainer:
           Interrupted: asked to stop; checkpoint written.
           StorageError: a host of the job was lost.
         """
-        import tensorflow as tf
-
         attempt, mechanism = self._attempt, self._attempt.mechanism
 
         def commit(index: int, output: Any) -> RoundRecord:
@@ -160,11 +158,6 @@ class Trainer:
                             f"stopped as asked after round {ended} of {rounds}; run the same "
                             "command again to go on"
                         )
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            raise StorageError(
-                f"a host of the training job was lost in round {progress.state.rounds + 1}, which "
-                "was not committed; start the hosts again and resume the run"
-            ) from error
         finally:
             figures.close()
         if self._uncovered:  # all rounds were on record already

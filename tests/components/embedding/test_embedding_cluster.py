@@ -20,6 +20,7 @@ import tensorflow as tf
 from fedemb.config import LocalTrainingConfig, ModelConfig
 from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
 from fedemb.embedding import trainable_variables
+from fedemb.errors import StorageError
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
@@ -49,7 +50,7 @@ print("sums", workers, len(places), one(), many(), flush=True)
 input()
 try:
     many()
-except (tf.errors.UnavailableError, tf.errors.AbortedError):
+except StorageError:
     print("lost", flush=True)
 """
 

@@ -171,13 +171,13 @@ def _no_noise(patch):
 def _longer(patch):
     import tensorflow as tf
 
-    sound = clipped_sum.ClippedSumQuery._clip
+    sound = clipped_sum.ClippedSum._clip
 
     def clip(self, bound, record):
         integers, norm = sound(self, bound, record)
         return tf.cast(tf.cast(integers, tf.float64) * 1.41, tf.int64), norm
 
-    patch.setattr(clipped_sum.ClippedSumQuery, "_clip", clip)
+    patch.setattr(clipped_sum.ClippedSum, "_clip", clip)
 
 
 def _oftener(patch):

@@ -15,6 +15,7 @@ from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.keys import derive
 from fedemb.privacy.mechanisms import noise, toeplitz
+from fedemb.privacy.queries.protocol import dp_query
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.queries")
@@ -364,10 +365,36 @@ def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
     assert next_clip(ROOT) != next_clip(bytes(32))
 
 
+def test_the_clip_moves_as_the_stock_quantile_estimator_moves_it():
+    """tensorflow-privacy's estimator without noise is the oracle, to the last bits of a float32."""
+    from tensorflow_privacy.privacy.dp_query import quantile_estimator_query
+
+    settings = adaptive(count_noise_multiplier=1e-5)
+    plan = make_plan(adaptive_clip=settings, rounds=30, noise_multiplier=0.01, l2_norm_clip=0.3)
+    m = mechanism(plan)
+    stock = quantile_estimator_query.QuantileEstimatorQuery(
+        plan.l2_norm_clip,
+        settings.target_quantile,
+        settings.learning_rate,
+        0.0,
+        plan.normaliser,
+        geometric_update=True,
+    )
+    state = stock.initial_global_state()
+    for r, norms in enumerate(np.random.default_rng(0).uniform(0.1, 1.0, (30, 12))):
+        records = [contribution(m, np.float32([norm])) for norm in norms]
+        theirs, params = stock.initial_sample_state(), stock.derive_sample_params(state)
+        for norm in norms:
+            theirs = stock.accumulate_record(params, theirs, tf.constant(norm, tf.float32))
+        m.aggregate(r, summed(m, *records))
+        estimate, state, _ = stock.get_noised_result(theirs, state)
+        assert m.l2_norm_clip == pytest.approx(float(estimate), rel=1e-5)
+
+
 # ---- third parties ------------------------------------------------------------------------------
 
 
-class Declared(queries.ClippedSumQuery.__mro__[1]):
+class Declared(dp_query.SumAggregationDPQuery):
     """A third party's query that says what it guarantees."""
 
     l2_sensitivity = 1.0

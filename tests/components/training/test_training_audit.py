@@ -17,7 +17,7 @@ from fedemb.privacy.mechanisms import group_poisson_gaussian, sampling
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.queries import running
-from fedemb.privacy.queries.clipped_sum import ClippedSumQuery
+from fedemb.privacy.queries.clipped_sum import ClippedSum
 from fedemb.privacy.queries.running import Mechanism, RoundOutput
 from fedemb.steps.train_dp_fedemb import train as embeddings
 from fedemb.steps.train_dp_sgd import train as classifier
@@ -216,13 +216,13 @@ def public_digest_of_the_raw_sum(patch):
 
 
 def clip_a_tenth_too_long(patch):
-    sound = ClippedSumQuery._clip
+    sound = ClippedSum._clip
 
     def clip(self, bound, record):
         integers, norm = sound(self, bound, record)
         return tf.cast(tf.cast(integers, tf.float64) * 1.1, tf.int64), norm
 
-    patch.setattr(ClippedSumQuery, "_clip", clip)
+    patch.setattr(ClippedSum, "_clip", clip)
 
 
 def clients_cut_to_the_size_of_the_smallest(patch):

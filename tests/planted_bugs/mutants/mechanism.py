@@ -23,7 +23,7 @@ from tests.planted_bugs.mutants.places import (
 )
 from tests.planted_bugs.mutation import Mutant
 
-BOUNDED = "tf.maximum(clip, norm * (1.0 + _CLIP_SLACK))"
+BOUNDED = "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))"
 MEAN = "        mean = flat.astype(np.float32)\n"
 STABLE = (
     "tests/components/privacy/test_privacy_sampling.py::"
@@ -43,8 +43,8 @@ MUTANTS = (
         "clip_per_tensor",
         (
             CLIP,
-            "norm = tf.sqrt(tf.reduce_sum(tf.square(flat)))",
-            "norm = tf.reduce_max([tf.norm(tf.cast(t, tf.float64)) for t in tensors])",
+            "ops.sqrt(ops.sum(ops.square(flat)))",
+            "ops.max(ops.stack([ops.norm(ops.cast(t, 'float64')) for t in update]))",
         ),
         *REPLAY,
     ),
@@ -53,8 +53,8 @@ MUTANTS = (
         "weighted_after_the_clip",
         (
             CLIP,
-            "        return (self._clip(params, record)[0],)",
-            "        return (self._clip(params, record)[0] * 3,)",
+            "        return (self._clip(clip, update)[0],)",
+            "        return (self._clip(clip, update)[0] * 3,)",
         ),
         *REPLAY,
     ),
@@ -77,7 +77,7 @@ MUTANTS = (
     one(
         13,
         "nan_reaches_the_sum",
-        (CLIP, "finite = tf.math.is_finite(norm)", "finite = tf.constant(True)"),
+        (CLIP, "finite = ops.isfinite(norm)", "finite = ops.ones_like(norm, 'bool')"),
         f"{QUERIES}::test_a_non_finite_update_counts_as_zero",
     ),
     one(
@@ -85,9 +85,9 @@ MUTANTS = (
         "nan_is_mended_and_counts",
         (
             CLIP,
-            "        norm = tf.sqrt(tf.reduce_sum",
-            "        flat = tf.where(tf.math.is_finite(flat), flat, tf.ones_like(flat))\n"
-            "        norm = tf.sqrt(tf.reduce_sum",
+            "        norm = ops.sqrt",
+            "        flat = ops.where(ops.isfinite(flat), flat, ops.ones_like(flat))\n"
+            "        norm = ops.sqrt",
         ),
         f"{QUERIES}::test_a_non_finite_update_counts_as_zero",
     ),
@@ -330,7 +330,8 @@ MUTANTS = (
         "clip_from_the_exact_count",
         (
             CLIP,
-            '        noised = self._noise.add("below", count, self._stddev * self._grid)\n',
+            '        noised = self._noise.add("below", count, '
+            "settings.count_noise_multiplier * self._grid)\n",
             "        noised = count\n",
         ),
         f"{QUERIES}::test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one",

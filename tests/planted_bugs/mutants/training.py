@@ -7,7 +7,7 @@ from tests.planted_bugs.mutation import Mutant
 
 MEAN = "        mean = flat.astype(np.float32)\n"
 RAW = "self._raw / self.plan.normaliser"
-SUMS = "        result, state, event = self.query.get_noised_result("
+SUMS = "        flat, event = self._noised_mean("
 KEEP_RAW = (
     RUNNING,
     SUMS,
@@ -90,7 +90,7 @@ MUTANTS = (
     one(
         1,
         "clip_a_tenth_too_long",
-        (CLIP, "        factor = self._grid / tf", "        factor = 1.1 * self._grid / tf"),
+        (CLIP, "        factor = self._grid / ops", "        factor = 1.1 * self._grid / ops"),
         *AUDIT,
     ),
 )

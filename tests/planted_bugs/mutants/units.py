@@ -111,9 +111,8 @@ MUTANTS = (
         "norm_in_half_precision",
         (
             CLIP,
-            "norm = tf.sqrt(tf.reduce_sum(tf.square(flat)))",
-            "norm = tf.cast(tf.sqrt(tf.reduce_sum(tf.square(tf.cast(flat, tf.bfloat16)))), "
-            "tf.float64)",
+            "ops.sqrt(ops.sum(ops.square(flat)))",
+            "ops.cast(ops.sqrt(ops.sum(ops.square(ops.cast(flat, 'bfloat16')))), 'float64')",
         ),
         f"{QUERIES}::test_no_record_contributes_more_than_the_clip",
     ),

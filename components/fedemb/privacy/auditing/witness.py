@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedemb.backend import traced
 from fedemb.documents.mechanism_audit import LowerBounds, Witness
 from fedemb.keys import derive
 
@@ -63,7 +64,7 @@ class WitnessMechanism:
     def __init__(
         self, plan: MechanismPlan, root_key: bytes, run_id: str, attempt: int, inputs_sha: str
     ):
-        import tensorflow as tf
+        from keras import ops
 
         from fedemb.privacy.queries import build_mechanism
 
@@ -80,18 +81,13 @@ class WitnessMechanism:
         self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
         self._sums = {"energy": 0.0, "length": 0.0}
         self._scores = np.zeros(2 * CANARIES)
-        query, parameters = self._mechanism.query, self._mechanism.sample_params()
+        mechanism, parameters = self._mechanism, self._mechanism.sample_params()
 
-        @tf.function(input_signature=[tf.TensorSpec([None, COORDINATES], tf.float32)])
         def summed(records: Any) -> Any:
-            def add(index: Any, state: Any) -> tuple[Any, Any]:
-                record = query.preprocess_record(parameters, [records[index]])
-                return index + 1, query.accumulate_preprocessed_record(state, record)
+            clipped = ops.vectorized_map(lambda r: mechanism.record(parameters, [r])[0], records)
+            return (ops.sum(clipped, axis=0),)
 
-            start = (tf.constant(0), self._mechanism.initial_sample_state(COORDINATES))
-            return tf.while_loop(lambda i, _: i < tf.shape(records)[0], add, start)[1]
-
-        self._summed = summed
+        self._summed = traced(summed)
 
     def add(self, round_index: int) -> None:
         """Lets the canaries take part in a round, if it is one of theirs."""
@@ -99,10 +95,11 @@ class WitnessMechanism:
             return
         clients = self._mechanism.sample_clients(round_index, self._index)
         taken = [client.users for client in clients if len(client.users)]
-        directions = np.zeros((len(taken), 2 * CANARIES, _OWN), np.float32)
+        # As many rows in every round, so that it is compiled once: a row of zeros adds nothing.
+        directions = np.zeros((CANARIES, 2 * CANARIES, _OWN), np.float32)
         for row, canaries in enumerate(taken):
             directions[row, self._included[canaries]] = 1.0
-        directions = directions.reshape(len(taken), COORDINATES)
+        directions = directions.reshape(CANARIES, COORDINATES)
         directions /= np.maximum(1, np.linalg.norm(directions, axis=1, keepdims=True))
         clip = self.plan.l2_norm_clip
         state = self._summed(directions * np.float32(_LENGTH * clip))

@@ -1,38 +1,34 @@
-"""Sum queries: clip in float64, truncate to the grid, sum exactly, add keyed noise.
+"""Clipped sums: clip in float64, truncate to the grid, sum exactly, add keyed noise.
 
 A record is clipped in float64, truncated toward zero onto multiples of clip / 2^grid_bits and
 summed in int64, which is exact and has no order. Noise is added on the host to the exact sums,
-outside any `tf.function`, under a key that depends on those sums.
+under a key that depends on those sums.
+
+The clip is written in `keras.ops` and is traced by whichever backend trains; all else is numpy.
 """
 
-# TensorFlow and tensorflow-privacy ship no types; our own signatures are checked.
+# Keras ships no types; our own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# The protocol's base class declares no return types, so pyright infers None for its stubs.
-# pyright: reportUnknownLambdaType=false, reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from dp_accounting import dp_event as dpe
+import numpy.typing as npt
 from typing_extensions import override
 
 from fedemb.config import AdaptiveClipConfig
+from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import Integers
-from fedemb.privacy.queries.protocol import (
-    dp_query,
-    normalized_query,
-    quantile_estimator_query,
-)
 
-Record = tuple[tf.Tensor, ...]
-"""`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar."""
+Record = tuple[Any, ...]
+"""`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar, tensors
+of the backend or numpy."""
 
 _CLIP_SLACK = 2.0**-26
 """Clipped vectors end this much inside the ball, so that float64 rounding cannot leave it."""
@@ -40,18 +36,7 @@ _CLIP_RANGE = 2.0**20
 """An adaptive clip stays within this factor of the first one."""
 
 
-class GlobalState(NamedTuple):
-    """State between rounds: noised or public numbers only."""
-
-    l2_norm_clip: tf.Tensor
-    """Clip of the next round, float64 scalar."""
-    round_index: tf.Tensor
-    """Next round, int64 scalar."""
-    quantile_state: Any = ()
-    """State of the quantile estimator, if the clip is adaptive."""
-
-
-class ClippedSumQuery(dp_query.SumAggregationDPQuery):
+class ClippedSum:
     """Clips records to an L2 ball, sums them on an integer grid, adds keyed noise.
 
     Formal guarantee: the integer vector of any record has L2 norm at most 2^grid_bits.
@@ -62,167 +47,137 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
     | longer                    | scaled to the clip, truncated         |
     | any NaN or infinite entry | zero                                  |
     | all zero                  | zero                                  |
-
-    Clipping and summing may be traced in a `tf.function`; `get_noised_result` runs eagerly.
     """
 
     def __init__(self, plan: MechanismPlan, noise: KeyedNoise):
         self._plan = plan
         self._noise = noise
         self._grid = 2.0**plan.grid_bits
-        self.l2_sensitivity = plan.l2_norm_clip
-        self.neighboring_relation = plan.relation
-        self.round_event = plan.round_event
 
-    @override
-    def initial_global_state(self) -> GlobalState:
-        """The first round's clip and round 0."""
-        return self.state_at(0, self._plan.l2_norm_clip)
+    def clip_of(self, l2_norm_clip: float) -> float:
+        """A clip as this sum keeps it between rounds."""
+        return l2_norm_clip
 
-    def state_at(self, round_index: int, l2_norm_clip: float) -> GlobalState:
-        """The state before a round."""
-        return GlobalState(
-            tf.constant(l2_norm_clip, tf.float64), tf.constant(round_index, tf.int64)
-        )
+    def zeros(self, dim: int) -> tuple[Integers, ...]:
+        """An empty sum of records of `dim` entries in all."""
+        return (np.zeros(dim, np.int64),)
 
-    @override
-    def derive_sample_params(self, global_state: GlobalState) -> Any:
-        """The clip of the round: fixed before it by public constants and earlier noised results."""
-        return global_state.l2_norm_clip
-
-    @override
-    def preprocess_record(self, params: Any, record: Sequence[tf.Tensor]) -> Record:
-        """Returns a virtual client's contribution.
+    def record(self, clip: Any, update: Sequence[Any]) -> Record:
+        """What a virtual client or unit adds to the sums; may be traced.
 
         Args:
-          params: from `derive_sample_params`.
-          record: update of every released variable, any float dtypes and shapes, `dim` in all.
+          clip: float64 scalar.
+          update: of every released variable, any float dtypes and shapes, `dim` in all.
         """
-        return (self._clip(params, record)[0],)
+        return (self._clip(clip, update)[0],)
 
-    def _clip(self, clip: tf.Tensor, record: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    def _clip(self, clip: Any, update: Sequence[Any]) -> tuple[Any, Any]:
         """Integer update, `[dim]`, and the norm it had, float64; 0 for a non-finite one."""
-        tensors = cast("list[tf.Tensor]", tf.nest.flatten(record))
-        flat = tf.concat([tf.reshape(tf.cast(t, tf.float64), [-1]) for t in tensors], axis=0)
-        norm = tf.sqrt(tf.reduce_sum(tf.square(flat)))
+        ops = _exact_ops()
+        flat = ops.concatenate([ops.reshape(ops.cast(t, "float64"), (-1,)) for t in update])
+        norm = ops.sqrt(ops.sum(ops.square(flat)))
         # One NaN or infinity anywhere shows in the norm; a branch on values, never a retry.
-        finite = tf.math.is_finite(norm)
-        zero = tf.zeros_like(norm)
-        norm = tf.where(finite, norm, zero)
-        factor = self._grid / tf.maximum(clip, norm * (1.0 + _CLIP_SLACK))
-        factor = tf.where(finite, factor, zero)
-        # The product is 0 where the factor is, even for NaN. The cast truncates toward zero, so
-        # that the norm cannot grow.
-        return tf.cast(tf.math.multiply_no_nan(flat, factor), tf.int64), norm
+        finite = ops.isfinite(norm)
+        norm = ops.where(finite, norm, ops.zeros_like(norm))
+        factor = self._grid / ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))
+        # The cast truncates toward zero, so that the norm cannot grow.
+        kept = ops.where(finite, ops.multiply(flat, factor), ops.zeros_like(flat))
+        return ops.cast(kept, "int64"), norm
 
-    @override
-    def get_noised_result(
-        self, sample_state: Record, global_state: GlobalState
-    ) -> tuple[tf.Tensor, GlobalState, dpe.DpEvent]:
-        """Returns the noised sum, float64 `[dim]`, the next state and the event of the round."""
-        round_index = int(global_state.round_index)
-        sums = _integers(sample_state[0])
-        self._noise.begin(round_index, {"update": sums})
-        result = self._noised_sum(sums, float(global_state.l2_norm_clip))
-        state = global_state._replace(round_index=global_state.round_index + 1)
-        return result, state, self._plan.round_event
+    def noised(
+        self, round_index: int, sums: Sequence[Integers], clip: float
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        """Returns the noised sum of a round, float64 `[dim]`, and the clip of the next round.
 
-    def _noised_sum(self, sums: Integers, clip: float) -> tf.Tensor:
+        Args:
+          round_index: the round.
+          sums: exact sums of records, begun with `zeros`.
+          clip: that the records of this round were clipped with.
+        """
+        self._noise.begin(round_index, {"update": sums[0]})
+        return self._noised_sum(sums[0], clip), clip
+
+    def _noised_sum(self, sums: Integers, clip: float) -> npt.NDArray[np.float64]:
         plan = self._plan
         if plan.tracks_participation:
             sums = self._noise.add_correlated("update", sums)
         elif plan.private:
             sums = self._noise.add("update", sums, grid_scale(plan))
-        return tf.constant(sums * (clip / self._grid), tf.float64)
+        scale = np.float64(clip / self._grid)
+        return sums * scale
 
 
-class AdaptiveClippedSumQuery(ClippedSumQuery):
+class AdaptiveClippedSum(ClippedSum):
     """Also counts, under noise, how many records lie below the clip, and moves the next clip.
 
-    One joint Gaussian event prices sum and count (docs/privacy/sensitivity.md#adaptive-clip).
+    One joint Gaussian event prices sum and count (docs/privacy/sensitivity.md#adaptive-clip). The
+    clip moves geometrically toward a quantile of the norms, in float32 (Andrew et al., arXiv
+    1905.03871, section 2.2); the count is divided by a public constant.
     """
 
     def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
         super().__init__(plan, noise)
-        self._quantile = _KeyedQuantile(plan, noise, settings)
+        self._settings = settings
 
     @override
-    def state_at(self, round_index: int, l2_norm_clip: float) -> GlobalState:
-        """The state before a round."""
-        quantile = self._quantile.initial_global_state()._replace(
-            current_estimate=tf.constant(l2_norm_clip, tf.float32)
-        )
-        clip = tf.cast(quantile.current_estimate, tf.float64)
-        return GlobalState(clip, tf.constant(round_index, tf.int64), quantile)
+    def clip_of(self, l2_norm_clip: float) -> float:
+        """Rounded to float32."""
+        return float(np.float32(l2_norm_clip))
 
     @override
-    def derive_sample_params(self, global_state: GlobalState) -> Any:
-        """Clip of the round, and the quantile estimator's parameters."""
-        quantile = self._quantile.derive_sample_params(global_state.quantile_state)
-        return global_state.l2_norm_clip, quantile
+    def zeros(self, dim: int) -> tuple[Integers, ...]:
+        """An empty sum and an empty count."""
+        return (*super().zeros(dim), np.zeros((), np.int64))
 
     @override
-    def preprocess_record(self, params: Any, record: Sequence[tf.Tensor]) -> Record:
-        """Returns the clipped update, `[dim]`, and plus or minus half a count, on the grid."""
-        clip, quantile = params
-        update, norm = self._clip(clip, record)
-        return update, self._quantile.preprocess_record(quantile, tf.cast(norm, tf.float32))
+    def record(self, clip: Any, update: Sequence[Any]) -> Record:
+        """The clipped update, `[dim]`, and plus or minus half a count, on the grid."""
+        ops = _exact_ops()
+        integers, norm = self._clip(clip, update)
+        below = ops.less_equal(ops.cast(norm, "float32"), ops.cast(clip, "float32"))
+        # Halves about zero: one record moves the count by a half and not by one.
+        half = int(self._grid / 2)
+        return integers, half * (2 * ops.cast(below, "int64") - 1)
 
     @override
-    def get_noised_result(
-        self, sample_state: Record, global_state: GlobalState
-    ) -> tuple[tf.Tensor, GlobalState, dpe.DpEvent]:
+    def noised(
+        self, round_index: int, sums: Sequence[Integers], clip: float
+    ) -> tuple[npt.NDArray[np.float64], float]:
         """As the base class; the new clip is a function of noised counts alone."""
-        round_index = int(global_state.round_index)
-        sums, below = _integers(sample_state[0]), _integers(sample_state[1]).reshape(1)
-        self._noise.begin(round_index, {"update": sums, "below": below})
-        result = self._noised_sum(sums, float(global_state.l2_norm_clip))
-        estimate, _, _ = self._quantile.get_noised_result(
-            sample_state[1], global_state.quantile_state
-        )
+        update, count = sums[0], sums[1].reshape(1)
+        self._noise.begin(round_index, {"update": update, "below": count})
+        result = self._noised_sum(update, clip)
+        settings, one = self._settings, np.float32(1.0)
+        noised = self._noise.add("below", count, settings.count_noise_multiplier * self._grid)
+        share = np.float32(noised[0] / self._grid) / np.float32(self._plan.normaliser)
+        share = np.clip(share + np.float32(0.5), np.float32(0.0), one)
+        step = np.float32(settings.learning_rate) * (share - np.float32(settings.target_quantile))
         first = self._plan.l2_norm_clip
-        clip = float(np.clip(float(estimate), first / _CLIP_RANGE, first * _CLIP_RANGE))
-        return result, self.state_at(round_index + 1, clip), self._plan.round_event
+        moved = float(np.float32(clip) * np.exp(-step))
+        moved = float(np.clip(moved, first / _CLIP_RANGE, first * _CLIP_RANGE))
+        return result, self.clip_of(moved)
 
 
-class _KeyedQuantile(quantile_estimator_query.QuantileEstimatorQuery):
-    """tensorflow-privacy's estimator with its noise replaced and a public denominator."""
+def _exact_ops() -> Any:
+    """`keras.ops`, where it computes in float64 when asked to.
 
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, settings: AdaptiveClipConfig):
-        self._plan, self._noise, self._settings = plan, noise, settings
-        super().__init__(
-            initial_estimate=plan.l2_norm_clip,
-            target_quantile=settings.target_quantile,
-            learning_rate=settings.learning_rate,
-            below_estimate_stddev=settings.count_noise_multiplier,
-            expected_num_records=plan.normaliser,
-            geometric_update=True,
+    Raises:
+      ConfigError: it would round to float32 in silence.
+    """
+    import keras
+
+    ops: Any = keras.ops
+    found = keras.backend.standardize_dtype(ops.zeros((), "float64").dtype)
+    if found != "float64":
+        raise ConfigError(
+            f"Keras on {keras.backend.backend()} computes the clip in {found}, wanted float64; set "
+            "JAX_ENABLE_X64=1 before JAX is loaded"
         )
-
-    @override
-    def _construct_below_estimate_query(
-        self, below_estimate_stddev: float, expected_num_records: float
-    ) -> normalized_query.NormalizedQuery:
-        count = _KeyedCountQuery(self._plan, self._noise, below_estimate_stddev)
-        return normalized_query.NormalizedQuery(count, denominator=expected_num_records)
+    return ops
 
 
-class _KeyedCountQuery(dp_query.SumAggregationDPQuery):
-    """Sums halves, as whole numbers of the grid, and adds keyed noise."""
-
-    def __init__(self, plan: MechanismPlan, noise: KeyedNoise, stddev: float):
-        self._grid, self._noise, self._stddev = 2.0**plan.grid_bits, noise, stddev
-
-    @override
-    def preprocess_record(self, params: Any, record: tf.Tensor) -> tf.Tensor:
-        return tf.cast(tf.cast(record, tf.float64) * self._grid, tf.int64)
-
-    @override
-    def get_noised_result(self, sample_state: tf.Tensor, global_state: Any) -> Any:
-        count = _integers(sample_state).reshape(1)
-        noised = self._noise.add("below", count, self._stddev * self._grid)
-        return tf.constant(noised[0] / self._grid, tf.float32), global_state, dpe.NoOpDpEvent()
-
-
-def _integers(tensor: Any) -> Integers:
-    return np.asarray(tensor, dtype=np.int64)
+def clipped_sum(plan: MechanismPlan, noise: KeyedNoise) -> ClippedSum:
+    """The sum that a plan asks for."""
+    if plan.adaptive_clip is not None:
+        return AdaptiveClippedSum(plan, noise, plan.adaptive_clip)
+    return ClippedSum(plan, noise)

@@ -13,7 +13,6 @@ try:
     from tensorflow_privacy.privacy.dp_query import (
         dp_query,
         normalized_query,
-        quantile_estimator_query,
     )
 except ModuleNotFoundError as error:
     raise ConfigError(
@@ -22,4 +21,4 @@ except ModuleNotFoundError as error:
         "tensorflow-privacy==0.9.0`, or install from the locks in requirements/"
     ) from error
 
-__all__ = ["dp_query", "normalized_query", "quantile_estimator_query"]
+__all__ = ["dp_query", "normalized_query"]

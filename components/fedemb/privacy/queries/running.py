@@ -1,33 +1,29 @@
 """One attempt of one run: sampler, clip, noise and price in one object."""
 
-# TensorFlow and tensorflow-privacy ship no types; our own signatures are checked.
+# tensorflow-privacy ships no types; our own signatures are checked.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
-from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
 
-from fedemb.errors import PlanMismatch, Refused
+from fedemb.errors import PlanMismatch
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import run_key
 from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
-from fedemb.privacy.queries.clipped_sum import (
-    AdaptiveClippedSumQuery,
-    ClippedSumQuery,
-    Record,
-)
-from fedemb.privacy.queries.protocol import dp_query, normalized_query
+from fedemb.privacy.queries.clipped_sum import Record, clipped_sum
+
+if TYPE_CHECKING:
+    from fedemb.privacy.queries.protocol import dp_query
 
 STATE_SCHEMA = "fedemb/mechanism_state/2"
 
@@ -47,46 +43,43 @@ class RoundOutput:
 class Mechanism:
     """Sampler, clip, noise and price of one attempt of one run; see `build_mechanism`."""
 
-    def __init__(
-        self,
-        plan: MechanismPlan,
-        coin_key: bytes,
-        noise: KeyedNoise,
-        query: dp_query.SumAggregationDPQuery,
-    ):
+    def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
         self.plan = plan
-        # Divided by a public constant: the number who showed up is private.
-        self.query = normalized_query.NormalizedQuery(query, denominator=plan.normaliser)
-        self._sum = query
         self._noise = noise
+        self._sum = clipped_sum(plan, noise)
         self._sampler = plan.sampler(coin_key)
         self._next_round = 0
         # Rounds of plain mechanisms do not depend on each other and may start anywhere.
-        own = isinstance(query, ClippedSumQuery)
-        self._ordered = plan.tracks_participation or plan.adaptive_clip is not None or not own
-        self.global_state: Any = self.query.initial_global_state()
-        """State of the query before the next round."""
+        self._ordered = plan.tracks_participation or plan.adaptive_clip is not None
+        self._clip = self._sum.clip_of(plan.l2_norm_clip)
 
     def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
         """Draws the virtual clients of a round; raises as `Sampler.sample`."""
         return self._sampler.sample(round_index, index)
 
+    @cached_property
+    def query(self) -> Any:
+        """The same as a DPQuery of tensorflow-privacy, for an engine on TensorFlow."""
+        from fedemb.privacy.queries.dp_query import ClippedSumQuery, normalized
+
+        return normalized(ClippedSumQuery(self.plan, self._noise, self._sum), self.plan)
+
+    def record(self, params: Any, update: Any) -> Record:
+        """What one virtual client or unit adds to the sums; see `ClippedSum.record`."""
+        return self._sum.record(params, update)
+
     def sample_params(self) -> Any:
-        """Parameters for `query.preprocess_record` in the next round: tensors, safe to pass on."""
-        return self.query.derive_sample_params(self.global_state)
+        """Parameters of records in the next round: the clip, float64 scalar."""
+        return np.float64(self._clip)
 
     def initial_sample_state(self, dim: int) -> Record:
         """An empty sum for records of `dim` entries in all."""
-        template: Record = (tf.zeros([dim], tf.int64),)
-        if self.plan.adaptive_clip is not None:
-            template = (*template, tf.zeros([], tf.int64))
-        return cast("Record", self.query.initial_sample_state(template))
+        return self._sum.zeros(dim)
 
     @property
     def l2_norm_clip(self) -> float:
         """Clip of the next round."""
-        state = self.global_state.numerator_state
-        return float(getattr(state, "l2_norm_clip", self.plan.l2_norm_clip))
+        return self._clip
 
     def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
         """Noises the sum of a round and divides it by the public normaliser.
@@ -112,28 +105,25 @@ class Mechanism:
                 f"round {round_index} was asked for, round {self._next_round} is next; restore the "
                 "mechanism's state from the last committed round"
             )
-        if not self._ordered:
-            self._place(round_index, self.plan.l2_norm_clip)
-        result, state, event = self.query.get_noised_result(sample_state, self.global_state)
-        self.global_state, self._next_round = state, round_index + 1
-        flat = np.concatenate([np.ravel(np.asarray(part)) for part in tf.nest.flatten(result)])
+        flat, event = self._noised_mean(round_index, sample_state)
+        self._next_round = round_index + 1
         mean = flat.astype(np.float32)
         return RoundOutput(mean, event, hashlib.sha256(mean.tobytes()).hexdigest())
+
+    def _noised_mean(
+        self, round_index: int, sample_state: Record
+    ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
+        sums = [np.asarray(part, np.int64) for part in sample_state]
+        noised, self._clip = self._sum.noised(round_index, sums, self._clip)
+        # Divided by a public constant: the number who showed up is private.
+        return noised / self.plan.normaliser, self.plan.round_event
 
     def state_to_json(self) -> dict[str, Any]:
         """State after the last round: the next round, the noised clip, keyed tags.
 
         Holds nothing un-noised. Correlated noise is drawn again from the root key and the tags of
         earlier rounds; without the root key the tags are random words.
-
-        Raises:
-          Refused: the query is a third party's with state of its own.
         """
-        if not isinstance(self._sum, ClippedSumQuery) and self.global_state.numerator_state != ():
-            raise Refused(
-                f"{type(self._sum).__name__} keeps state that we cannot store; use a query "
-                "without state, or run without resuming"
-            )
         return {
             "schema": STATE_SCHEMA,
             "plan": self.plan.digest,
@@ -160,7 +150,7 @@ class Mechanism:
             )
         self._noise.restore(tags)
         self._next_round = next_round
-        self._place(next_round, float(state["l2_norm_clip"]))
+        self._clip = self._sum.clip_of(float(state["l2_norm_clip"]))
 
     def rewind(self, state: dict[str, Any] | None) -> None:
         """Goes back to after an earlier round, given by its `state_to_json`; None: to the start.
@@ -169,11 +159,6 @@ class Mechanism:
         """
         start = {"schema": STATE_SCHEMA, "plan": self.plan.digest, "next_round": 0, "tags": []}
         self.restore(state or {**start, "l2_norm_clip": self.plan.l2_norm_clip})
-
-    def _place(self, round_index: int, clip: float) -> None:
-        if isinstance(self._sum, ClippedSumQuery):
-            numerator = self._sum.state_at(round_index, clip)
-            self.global_state = self.global_state._replace(numerator_state=numerator)
 
 
 def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order of its reservation
@@ -199,39 +184,9 @@ def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order 
     """
     ids = (run_id, attempt, inputs_sha)
     noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
+    coin_key = run_key(root_key, "coins", *ids)
     if query is not None:
-        require_declared(plan, query)
-    elif plan.adaptive_clip is not None:
-        query = AdaptiveClippedSumQuery(plan, noise, plan.adaptive_clip)
-    else:
-        query = ClippedSumQuery(plan, noise)
-    return Mechanism(plan, run_key(root_key, "coins", *ids), noise, query)
+        from fedemb.privacy.queries.dp_query import QueryMechanism
 
-
-def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery) -> None:
-    """Refuses a query that does not say what it guarantees, or says something else than the plan.
-
-    A query declares `l2_sensitivity: float` (of one virtual client), `neighboring_relation:
-    NeighboringRelation` and `round_event: DpEvent`.
-
-    Raises:
-      Refused: an attribute is missing or differs from the plan, or the plan's noise is correlated
-        across rounds, which a query of single rounds cannot make.
-    """
-    if plan.tracks_participation:
-        raise Refused(
-            f"the noise of {plan.kind} spans rounds, so no round of {type(query).__name__} has a "
-            "price of its own; plan a mechanism with fresh noise each round"
-        )
-    wanted: dict[str, float | NeighboringRelation | dpe.DpEvent] = {
-        "l2_sensitivity": plan.l2_norm_clip,
-        "neighboring_relation": plan.relation,
-        "round_event": plan.round_event,
-    }
-    for name, value in wanted.items():
-        declared = getattr(query, name, None)
-        if declared != value:
-            raise Refused(
-                f"{type(query).__name__} declares {name}={declared}, the plan prices {value}; give "
-                f"the query an attribute {name} that is true, and a plan that fits"
-            )
+        return QueryMechanism(plan, coin_key, noise, query)
+    return Mechanism(plan, coin_key, noise)

@@ -1,0 +1,54 @@
+"""A process in which TensorFlow cannot be imported and Keras runs on JAX.
+
+`python -m tests.components.embedding.without_tensorflow FOLDER` trains nothing: it imports the
+core, builds each backbone, and loads what TensorFlow saved in the folder.
+"""
+
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+
+class NoTensorFlow(MetaPathFinder):
+    """Refuses to find TensorFlow and all that stands on it."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".", maxsplit=1)[0] in ("tensorflow", "tensorflow_privacy", "tensorflow_io"):
+            raise ImportError(f"{name} is not installed here")
+
+
+def forbid():
+    """From here on nothing imports TensorFlow."""
+    sys.meta_path.insert(0, NoTensorFlow())
+
+
+def main(folder):
+    """Prints what was built; raises where TensorFlow is asked for."""
+    import numpy as np
+
+    import fedemb.embedding.round_loop
+    import fedemb.embedding.unit_gradient
+    import fedemb.training.attempt
+    import fedemb.training.trainer  # noqa: F401
+    from fedemb.config import ModelConfig
+    from fedemb.embedding.backbones import backbones, build_backbone
+    from fedemb.embedding.inference import embed
+    from fedemb.embedding.loading import load_backbone
+
+    for name in {build: name for name, build in backbones().items()}.values():
+        model = ModelConfig(backbone=name, image_size=32, channels=3, projection=True)
+        build_backbone(model, 0)
+        print("built", name, flush=True)  # noqa: T201
+    for file in sorted(folder.glob("*.keras")):
+        model = ModelConfig.model_validate_json(file.with_suffix(".json").read_text())
+        found = embed(load_backbone(file, model), np.load(file.with_suffix(".images.npy")), 4)
+        wanted = np.load(file.with_suffix(".embeddings.npy"))
+        print("loaded", file.stem, float(np.abs(found - wanted).max()), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    forbid()
+    main(Path(sys.argv[1]))
