@@ -6,6 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+def keras_ops() -> Any:
+    """`keras.ops`; Keras is imported when something is computed, not before."""
+    import keras
+
+    return keras.ops
+
+
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function of tensors for the backend."""
     import keras

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxtyping import Float32, Int, Num
 
+from fedemb.backend import keras_ops
 from fedemb.config import AugmentationConfig
 
 DRAWS = 7
@@ -27,8 +28,7 @@ def affine_transforms(
     Returns:
       float32 `[count, 8]`, as `ImageProjectiveTransformV3` takes them.
     """
-    from keras import ops
-
+    ops = keras_ops()
     angle = draws[0] * (config.rotation_degrees * math.pi / 180.0)
     zoom_x = 1.0 + draws[1] * config.scale
     zoom_y = 1.0 + draws[2] * config.scale
@@ -62,8 +62,7 @@ def augment(
       config: ranges and multiplicity.
       uniform: shape to numbers in [-1, 1), float32.
     """
-    from keras import ops
-
+    ops = keras_ops()
     size = images.shape[1]
     if config.multiplicity > 1:
         images = ops.repeat(images, config.multiplicity, axis=0)

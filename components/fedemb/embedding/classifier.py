@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.backend import keras_ops
 from fedemb.config import ModelConfig
 
 HEAD = "logits"
@@ -51,10 +52,9 @@ def classify(classifier: Any, images: np.ndarray, batch_size: int = 256) -> np.n
     Returns:
       float32 `[images, classes]`, rows that sum to 1.
     """
-    from keras import ops
-
     from fedemb.embedding.preprocessing import preprocess
 
+    ops = keras_ops()
     pieces = [np.zeros((0, classifier.output_shape[-1]), np.float32)]
     for start in range(0, len(images), batch_size):
         batch = preprocess(images[start : start + batch_size])

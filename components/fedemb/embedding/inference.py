@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from fedemb.backend import traced
+from fedemb.backend import keras_ops, traced
 from fedemb.embedding.losses import unit_rows
 
 _TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -28,9 +28,9 @@ def embed(
     Returns:
       float32 `[images, embedding_dim]`, rows of unit length.
     """
-    from keras import ops
-
     from fedemb.embedding.preprocessing import preprocess
+
+    ops = keras_ops()
 
     def forward(batch: Any) -> Any:
         return unit_rows(ops.cast(backbone(preprocess(batch), training=False), "float32"))

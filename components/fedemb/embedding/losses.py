@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxtyping import Float32, Int32
 
+from fedemb.backend import keras_ops
 from fedemb.config import LossConfig
 
 Loss = Callable[[Any, Any, Any], Any]
@@ -21,23 +22,20 @@ Loss = Callable[[Any, Any, Any], Any]
 
 
 def _mean_cross_entropy(logits: Any, labels: Any) -> Any:
-    from keras import ops
-
+    ops = keras_ops()
     return ops.mean(ops.sparse_categorical_crossentropy(labels, logits, from_logits=True))
 
 
 def unit_rows(rows: Any) -> Any:
     """Rows `[rows, dim]` of length 1; a row of zeros stays one."""
-    from keras import ops
-
+    ops = keras_ops()
     squares = ops.sum(ops.square(rows), axis=1, keepdims=True)
     return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
 
 
 def _products(left: Any, right: Any) -> Any:
     """Inner product of every row with every row."""
-    from keras import ops
-
+    ops = keras_ops()
     return ops.matmul(left, ops.transpose(right))
 
 
@@ -71,8 +69,7 @@ def normalized_softmax_loss(
 
 def _is_class(labels: Any, head: Any) -> Any:
     """Whether a row of the head is that of an example's class, `[examples, classes]`."""
-    from keras import ops
-
+    ops = keras_ops()
     return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
 
 
@@ -85,8 +82,7 @@ def cosface_loss(
     margin: float,
 ) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine, less `margin` at the true class."""
-    from keras import ops
-
+    ops = keras_ops()
     values = cosines(embeddings, head)
     true = ops.cast(_is_class(labels, head), values.dtype)
     return _mean_cross_entropy(scale * (values - margin * true), labels)
@@ -105,8 +101,7 @@ def arcface_loss(
     Where the angle would pass pi, the cosine is lowered by `margin * sin(margin)` instead, as in
     the authors' code: the loss stays monotone.
     """
-    from keras import ops
-
+    ops = keras_ops()
     values = cosines(embeddings, head)
     # Bounded away from +-1, where the derivative of the sine is infinite.
     inside = ops.clip(values, -1.0 + 1e-6, 1.0 - 1e-6)
@@ -129,8 +124,7 @@ def triplet_loss(
     Each example that has both a positive and a negative in the batch is an anchor; the mean is
     over anchors, and 0 where there are no such triplets.
     """
-    from keras import ops
-
+    ops = keras_ops()
     del head
     unit = unit_rows(embeddings)
     squared = 2.0 - 2.0 * _products(unit, unit)
@@ -152,8 +146,7 @@ def contrastive_loss(
     temperature: float,
 ) -> Float32[Any, ""]:
     """SimCLR's loss (arXiv 2002.05709): two views of an image find each other in the batch."""
-    from keras import ops
-
+    ops = keras_ops()
     views = unit_rows(ops.concatenate([first, second], axis=0))
     count = ops.shape(first)[0]
     logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)

@@ -6,6 +6,8 @@ from typing import Any
 
 from jaxtyping import Float32, Num
 
+from fedemb.backend import keras_ops
+
 
 def preprocess(
     images: Num[Any, "*batch height width channels"],
@@ -18,6 +20,5 @@ def preprocess(
     Returns:
       float32 of the same shape in [-1, 0.992].
     """
-    from keras import ops
-
+    ops = keras_ops()
     return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0

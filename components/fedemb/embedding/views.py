@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.backend import keras_ops
 from fedemb.config import UnitGradientConfig
 
 
@@ -43,8 +44,7 @@ def apply_moves(images: Any, moves: Any) -> Any:
     Returns:
       uint8 `[images * views, size, size, channels]`.
     """
-    from keras import ops
-
+    ops = keras_ops()
     size, channels = images.shape[1], images.shape[3]
     per_image = moves.shape[1]
     moves = ops.reshape(moves, (-1, 3))

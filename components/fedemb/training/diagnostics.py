@@ -80,23 +80,24 @@ class Diagnostics:
 
     def write(self, index: int, figures: dict[str, float]) -> None:
         """Adds the figures of a round."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._lines.append({"round": index, **figures})
         now = time.time()
+        kinds: Any = event_pb2
+        summaries: Any = summary_pb2
         if self._events is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{now:.6f}.rounds"  # TensorBoard knows its files by it
             self._events = RecordWriter((self._folder / name).open("wb"))
-            first = Event(wall_time=now, file_version="brain.Event:2")
+            first = kinds.Event(wall_time=now, file_version="brain.Event:2")
             self._events.write(first.SerializeToString())
         values = [
-            Summary.Value(tag=f"not DP/{name}", simple_value=value)
+            summaries.Summary.Value(tag=f"not DP/{name}", simple_value=value)
             for name, value in figures.items()
         ]
-        event = Event(wall_time=now, step=index, summary=Summary(value=values))
+        event = kinds.Event(wall_time=now, step=index, summary=summaries.Summary(value=values))
         self._events.write(event.SerializeToString())
 
     def flush(self) -> None:

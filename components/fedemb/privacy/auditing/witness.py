@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedemb.backend import traced
+from fedemb.backend import keras_ops, traced
 from fedemb.documents.mechanism_audit import LowerBounds, Witness
 from fedemb.keys import derive
 
@@ -64,10 +64,9 @@ class WitnessMechanism:
     def __init__(
         self, plan: MechanismPlan, root_key: bytes, run_id: str, attempt: int, inputs_sha: str
     ):
-        from keras import ops
-
         from fedemb.privacy.queries import build_mechanism
 
+        ops = keras_ops()
         # A constant clip, and a virtual client for each canary where whole ones are sampled.
         self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
         if plan.adaptive_clip is not None:
