@@ -23,4 +23,4 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)
     import tensorflow as tf
 
-    return tf.function(function, reduce_retracing=True)
+    return tf.function(function, autograph=False, reduce_retracing=True)

@@ -72,6 +72,15 @@ def gain_convolution() -> Any:
             super().build(input_shape)
             self.gain = self.add_weight(name="gain", shape=(self.filters,), initializer="ones")
 
+        # `Conv2D` writes and reads the weights that it knows, by number.
+        def save_own_variables(self, store: Any) -> None:
+            super().save_own_variables(store)
+            store["gain"] = self.gain
+
+        def load_own_variables(self, store: Any) -> None:
+            super().load_own_variables(store)
+            self.gain.assign(store["gain"])
+
         def convolution_op(self, inputs: Any, kernel: Any) -> Any:
             return super().convolution_op(inputs, standardize(kernel, self.gain))
 
