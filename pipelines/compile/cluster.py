@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from fedemb.config import Section
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
-from fedemb.pipelines.compile.rules import STEP_LABEL
+from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
 from fedemb.step import Step
@@ -207,7 +207,6 @@ def compile_pipeline(
             "compiling needs kfp[kubernetes], which is not installed here; use the development "
             "environment or the image cpu"
         ) from error
-    from fedemb.pipelines.compile.rules import violations
 
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
@@ -226,7 +225,7 @@ def compile_pipeline(
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(graph, str(raw))
-        documents = list(yaml.safe_load_all(raw.read_text()))
+        documents = read_compiled(raw)
     _pin_images(documents[0], images)
     if problems := violations(documents):
         raise ConfigError("the compiled pipeline breaks a rule:\n" + "\n".join(problems))

@@ -13,7 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.events import EVERYTHING
@@ -30,6 +33,11 @@ STEP_LABEL = "fedemb.dev/step"
 RUNS_AFTER_FAILURE = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 Spec = dict[str, Any]
+
+
+def read_compiled(path: Path) -> list[Any]:
+    """The documents of a compiled pipeline, by libyaml where it is there: ten times faster."""
+    return list(yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def _declared() -> dict[str, Step]:

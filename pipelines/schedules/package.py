@@ -11,7 +11,7 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
-from fedemb.pipelines.compile.rules import SECRET_VALUES
+from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
 
@@ -34,7 +34,7 @@ def check_package(package: Path, sha256: str | None = None) -> None:
             "difference, then pin the new one"
         )
     try:
-        documents = list(yaml.safe_load_all(package.read_text()))
+        documents = read_compiled(package)
         problems = violations(documents)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         raise ConfigError(
@@ -46,7 +46,7 @@ def check_package(package: Path, sha256: str | None = None) -> None:
 
 def pipeline_name(package: Path) -> str:
     """Name of the pipeline that was compiled."""
-    return next(yaml.safe_load_all(package.read_text()))["pipelineInfo"]["name"]
+    return read_compiled(package)[0]["pipelineInfo"]["name"]
 
 
 def check_runs(package: Path, config: RunConfig) -> None:
