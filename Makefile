@@ -92,7 +92,7 @@ $(AUDIT_STAMP): | setup
 	@rm -f $(AUDIT_VENV)/.installed-*
 	@touch $@
 
-PLANTED := $(BIN)/python -m pytest -q -p tests.planted_bug_record
+PLANTED := $(BIN)/python -m pytest -q -n 2 --dist load -p tests.planted_bug_record
 planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
 	$(PLANTED) -m "planted_bug and not slow"
 

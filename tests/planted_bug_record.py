@@ -7,10 +7,9 @@ from fedemb.provenance import privacy_code_digest
 
 
 class PlantedBugRecord:
-    """Counts the tests that carry the mark, and those that passed."""
+    """Counts the tests that carry the mark, and those that passed; with `-n`, of all processes."""
 
     def __init__(self):
-        self.planted: set[int] = set()
         self.total = self.passed = 0
         self.caught: list[str] = []
         """Bug, where it was put, what caught it: of those patched into the product."""
@@ -18,12 +17,16 @@ class PlantedBugRecord:
     def pytest_collection_finish(self, session):
         marks = [item.get_closest_marker("planted_bug") for item in session.items]
         self.total = len(marks)
-        self.planted = {number for mark in marks for number in mark.args}
-        missing = set(range(1, KNOWN_BUGS + 1)) - self.planted
-        if missing:
+        planted = {number for mark in marks for number in mark.args}
+        missing = set(range(1, KNOWN_BUGS + 1)) - planted
+        if missing and marks:  # a process that hands out the tests has none
             raise pytest.UsageError(
                 f"no test plants the bugs {sorted(missing)} of docs/privacy/planted_bugs.md"
             )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        self.total = len(ids)
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.passed:
@@ -31,7 +34,7 @@ class PlantedBugRecord:
             self.caught += [text for name, text in report.user_properties if name == "planted"]
 
     def pytest_sessionfinish(self, session):
-        if self.total:
+        if self.total and not hasattr(session.config, "workerinput"):
             digest = privacy_code_digest()
             write_record(RECORD, passed=self.passed, total=self.total, privacy_code_sha=digest)
 
@@ -39,8 +42,8 @@ class PlantedBugRecord:
         for line in self.caught:
             terminalreporter.write_line(line)
         terminalreporter.write_line(
-            f"planted-bug suite: {self.passed} of {self.total} passed, {len(self.planted)} of "
-            f"{KNOWN_BUGS} known bugs planted; {RECORD.name} says so of this code"
+            f"planted-bug suite: {self.passed} of {self.total} passed, all {KNOWN_BUGS} known bugs "
+            f"planted; {RECORD.name} says so of this code"
         )
 
 

@@ -109,8 +109,16 @@ def trained(tmp_path_factory):
     return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 
 
-@pytest.mark.parametrize(("fault", "code"), [("none", 0), ("bug", 1), ("refused", 3)])
-@pytest.mark.parametrize("step", PRIVATE)
+def _each_step_and_fault():
+    """Every step while all goes well; one of them fails in every way, the others at night."""
+    for step in PRIVATE:
+        for fault, code in (("none", 0), ("bug", 1), ("refused", 3)):
+            at_night = fault != "none" and step != "train_dp_fedemb"
+            marks = [pytest.mark.slow] if at_night else []
+            yield pytest.param(step, fault, code, id=f"{step}-{fault}", marks=marks)
+
+
+@pytest.mark.parametrize(("step", "fault", "code"), _each_step_and_fault())
 def test_private_step_says_only_what_the_set_allows(step, fault, code, request, tmp_path):
     folder = tmp_path / "run"
     prepared = request.getfixturevalue(PREPARED[step])

@@ -94,7 +94,8 @@ def untrained(tmp_path_factory):
         pytest.param("a checkpoint", True, marks=pytest.mark.slow),
         pytest.param("the weights", True, marks=pytest.mark.slow),
         pytest.param("the card", True, marks=pytest.mark.slow),
-        ("the commit", False),  # the same bytes: the ledger knows its own record again
+        # The same bytes: the ledger knows its own record again.
+        pytest.param("the commit", False, marks=pytest.mark.slow),
         pytest.param("the end of the key", False, marks=pytest.mark.slow),
     ],
 )
