@@ -46,29 +46,36 @@ class OneRound:
     def _without_one(
         self, index: Any, clients: list[VirtualClient]
     ) -> tuple[set[str], list[np.ndarray]]:
-        """What is wrong without one of the users, and the sums with them put back."""
+        """What is wrong without one of the users, and the sums with them put back.
+
+        Where images are sampled alone, all images of the user are taken out at once, and what each
+        of them brought is put back by itself: each has a clip of its own.
+        """
         members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
         if not len(members):
             return set(), self._sums(clients)
         mechanism, failed = self._function.mechanism, set[str]()
         removed = int(members[len(members) // 2])
-        # The others hold nobody here and keep their places, which decide where each one trains.
-        there = [c if removed in c.users else _nobody(c) for c in clients]
-        gone = [_less(client, removed) for client in there]
-        alone = sum(removed in client.users for client in clients)
+        mine = [client for client in clients if removed in client.users]
         left = wanted = [_less(client, removed) for client in clients]
         if not mechanism.plan.draws_places:
             apart = _Without(index, removed)
             left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
-        if alone != 1 or _names(left) != _names(wanted):
+        apiece = len({client.grouping for client in mine}) == len(mine)
+        few = len(mine) <= mechanism.plan.user_contributions
+        if not apiece or not few or _names(left) != _names(wanted):
             failed.add("coins")
-        whole, without = self._sums(there), self._sums(gone)
-        grid = 2.0**mechanism.plan.grid_bits
-        for sums in (whole, without):
-            if not np.linalg.norm(sums[0].astype(np.float64)) <= grid * alone:
-                failed.add("clip")
-        parts = zip(self._sums(left), whole, without, strict=True)
-        return failed, [rest + mine - less for rest, mine, less in parts]
+        total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
+        for one in mine:
+            # The others hold nobody here and keep their places, which decide where each one trains.
+            there = [client if client is one else _nobody(client) for client in clients]
+            gone = [_less(client, removed) for client in there]
+            with_them, without = self._sums(there), self._sums(gone)
+            for sums in (with_them, without):
+                if not np.linalg.norm(sums[0].astype(np.float64)) <= grid:
+                    failed.add("clip")
+            total = [t + w - o for t, w, o in zip(total, with_them, without, strict=True)]
+        return failed, total
 
     def _holds(self, total: np.ndarray, tag: bytes) -> bool:
         """Whether what was committed is the sum and its noise, but for the digits of a float32."""

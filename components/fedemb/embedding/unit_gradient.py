@@ -35,6 +35,13 @@ from fedemb.errors import Refused
 
 _SLAB_MICROBATCHES = 16
 """Micro-batches of one slab and worker, at most."""
+_PROBED = 64
+"""Generated units, at least, that show whether the layout matters: where the last numbers of a
+batch are computed in another way than the rest, one record in ten shows it."""
+_LANES = 16
+"""Numbers that a processor works on at once, at most."""
+_NEVER = -1e30
+"""Logit of a class that nobody has: its softmax and its gradient are 0."""
 
 
 class UnitShare(NamedTuple):
@@ -141,9 +148,10 @@ class UnitGradientFunction(ParallelRounds):
     def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
         """Refuses to train where a record's bits depend on its place or its neighbours.
 
-        Generated images take the place of units: in order, reversed, and half of them at a time
-        beside filled places. All ways must give the same integers on every worker. The weights are
-        moved a little first: where a head starts at zero, all gradients below it would vanish.
+        Generated images take the place of units: in order, reversed, and the first few also half a
+        micro-batch at a time beside filled places. All ways must give the same integers on every
+        worker. The weights are moved a little first: where a head starts at zero, all gradients
+        below it would vanish.
 
         Raises:
           Refused: they do not.
@@ -159,7 +167,7 @@ class UnitGradientFunction(ParallelRounds):
                 random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8),
                 random.integers(0, self._classes, self._config.images_per_unit),
             )
-            for group in range(size)
+            for group in range(size * -(-_PROBED // size))
         ]
         moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
         broadcast = [tf.constant(part) for part in self._split(moved)]
@@ -170,12 +178,14 @@ class UnitGradientFunction(ParallelRounds):
             states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
             return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 
-        forward, backward = sums(units), sums(units[::-1])
-        apart = [
-            one + other
-            for one, other in zip(sums(units[: size // 2]), sums(units[size // 2 :]), strict=True)
-        ]
-        if any(not np.array_equal(found, forward[0]) for found in (*forward, *backward, *apart)):
+        def differ(expected: list[Any], found: list[Any]) -> bool:
+            return any(not np.array_equal(one, expected[0]) for one in (*expected, *found))
+
+        few = units[:size]
+        halves = zip(sums(few[: size // 2]), sums(few[size // 2 :]), strict=True)
+        if differ(sums(units), sums(units[::-1])) or differ(
+            sums(few), [one + other for one, other in halves]
+        ):
             raise Refused(
                 f"on this device a record of a micro-batch of {size} depends on where it stands or "
                 "on what stands beside it, so one unit could change the records of others; set "
@@ -257,8 +267,9 @@ class UnitGradientFunction(ParallelRounds):
     def _logits(self, weights: Sequence[Any], images: Any) -> Any:
         """Logits under `weights` in place of `variables`.
 
-        The head is one product with its bias as a last row: a sum of bias gradients, ten numbers
-        wide, is split differently at different places of a micro-batch.
+        The head is one product with its bias as a last row, and has classes that nobody has up to
+        a whole number of lanes: rows ten numbers wide are split differently at different places
+        of a micro-batch, and the last of them are computed in another way.
         """
         import tensorflow as tf
 
@@ -276,6 +287,9 @@ class UnitGradientFunction(ParallelRounds):
         )
         outputs = tf.cast(outputs, tf.float32)
         kernel, bias = values([head.kernel, head.bias])
+        filled = -self._classes % _LANES
+        kernel = tf.pad(kernel, [[0, 0], [0, filled]])
+        bias = tf.pad(bias, [[0, filled]], constant_values=_NEVER)
         outputs = tf.concat([outputs, tf.ones_like(outputs[:, :1])], axis=1)
         return tf.matmul(outputs, tf.concat([kernel, bias[None]], axis=0))
 

@@ -14,9 +14,9 @@ from fedemb.documents.model_files import stored_move, tensor_problem
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.gate.case import RERUN, Case, Reason
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
-from fedemb.gate.noise_floor import noise_floor
 from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.auditing.noise_floor import noise_floor
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.provenance import privacy_code_digest
 from fedemb.reports.privacy_report import build_report
@@ -216,8 +216,8 @@ def audit(case: Case) -> Iterator[Reason]:
         )
 
 
-def floor(case: Case) -> Iterator[Reason]:
-    """The model moved from its public start as far as the planned noise alone would move it."""
+def away_from_start(case: Case) -> Iterator[Reason]:
+    """The model moved from its public start as far as the planned noise makes every model move."""
     evidence, plan = case.evidence, case.plan
     if not case.same_environment:  # a bundle does not hold the start
         return
@@ -227,22 +227,19 @@ def floor(case: Case) -> Iterator[Reason]:
     shas = file_digest(start), evidence.model_files["backbone.keras"]
     if shas[0] != evidence.model.body.initial_weights_sha:
         raise ArtifactError("the public start is not the one that the model was trained from")
-    every = noise_floor(evidence.config, plan, sum(math.prod(t.shape) for t in evidence.tensors))
-    if every is None:
+    floor = noise_floor(evidence.config, plan)
+    if floor is None:
         return
-    moved = stored_move(*evidence.backbones, every.start_share, shas)
+    moved = stored_move(*evidence.backbones, floor.start_share, shas)
     if moved is None:
         return
     distance, changed = moved
-    wanted = noise_floor(evidence.config, plan, changed)
-    if wanted is not None and not distance >= wanted.length(changed):
+    if not distance >= floor.length(changed):
         yield Reason(
             "below_noise_floor",
-            f"the model lies {distance:.4g} from its public start, and the planned noise alone "
-            f"would put it at least {wanted.length(changed):.4g} away",
-            "do not release: the planned noise seems not to be in this model; where receipts and "
-            "replay hold and training is known to pull noise back, the policy owner may say so with"
-            " `fedemb ledger waive below_noise_floor`",
+            f"the model lies {distance:.4g} from its public start, and the planned noise puts every"
+            f" model at least {floor.length(changed):.4g} away",
+            "do not release: the planned noise is not in this model",
         )
 
 

@@ -26,7 +26,6 @@ WAIVABLE = (
     "delta_above_customary",
     "pretraining_overlap_unchecked",
     "stopped_early",
-    "below_noise_floor",
     "no_gain_over_public",
     "worse_than_previous_release",
 )
@@ -44,7 +43,7 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("tuning_invalid", privacy.tuning),
     ("approvals_invalid", privacy.approvals),
     ("audit_invalid", artifacts.audit),
-    ("noise_floor_unknown", artifacts.floor),
+    ("noise_floor_unknown", artifacts.away_from_start),
     ("model_invalid", artifacts.model),
     ("key_invalid", artifacts.key),
     ("pretraining_invalid", artifacts.pretraining),

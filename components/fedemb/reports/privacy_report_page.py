@@ -13,6 +13,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.state import PricePoint
 from fedemb.privacy.accounting.units import UNITS
+from fedemb.privacy.auditing.noise_floor import why_no_floor
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
@@ -67,6 +68,7 @@ def report_page(
         samplers={other.name: other.words for other in plan.comparisons()},
         guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),
+        no_floor=why_no_floor(evidence.config, plan),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         looks=sum(record.sequence <= last for record in ledger.state.looks),

@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.embedding import ClientExamples, build_backbone, preprocess, trainable_variables
+from fedemb.embedding import (
+    ClientExamples,
+    build_backbone,
+    preprocess,
+    trainable_variables,
+    unit_gradient,
+)
 from fedemb.embedding.rounds import seed_of
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.embedding.views import apply_moves, draw_moves
@@ -149,6 +155,37 @@ def test_a_unit_more_moves_its_own_record_in_and_no_other_bit():
         assert 0 < np.linalg.norm(alone[left_out] / grid) <= 1.0
     np.testing.assert_array_equal(_sum(function, units[::-1])[0], whole)
     np.testing.assert_array_equal(_sum(_function(workers=3), units)[0], whole)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_records_have_the_same_bits_at_any_place_whatever_the_number_of_classes(classes):
+    """Also after a first step, when gradients below the head no longer vanish."""
+    names = tuple(map(str, range(classes)))
+    model = MODEL.model_copy(update={"classes": names, "head_init": "zeros"})
+    function = _function(UnitGradientConfig(microbatch=4), model=model)
+    random = np.random.default_rng(classes)
+    units = [
+        ClientExamples(0, number, unit.images, unit.labels % classes)
+        for number, unit in enumerate(_units(64, most=1))
+    ]
+    weights = function.initial_weights()
+    weights += random.normal(0.0, 0.05, weights.shape).astype(np.float32)
+    function.require_exact(weights)
+    whole = function(weights, units, ROUND).sample_state[0]
+    for turned in (units[1:] + units[:1], units[2:] + units[:2], units[::-1]):
+        found = function(weights, turned, ROUND).sample_state[0]
+        np.testing.assert_array_equal(found, whole)
+    alone = sum(np.asarray(function(weights, [unit], ROUND).sample_state[0]) for unit in units)
+    np.testing.assert_array_equal(alone, whole)
+
+
+def test_a_head_without_lanes_is_refused(monkeypatch):
+    """Three logits a unit: the last of a micro-batch are computed in another way than the rest."""
+    monkeypatch.setattr(unit_gradient, "_LANES", 1)
+    model = MODEL.model_copy(update={"classes": ("a", "b", "c")})
+    function = _function(UnitGradientConfig(microbatch=4), model=model)
+    with pytest.raises(Refused, match="micro-batch of 4 depends"):
+        function.require_exact(function.initial_weights())
 
 
 def test_views_depend_on_round_and_unit_alone():

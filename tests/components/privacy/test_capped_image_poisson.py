@@ -233,7 +233,6 @@ def test_it_trains_on_one_image_of_a_user_at_a_time(tmp_path, trainable, monkeyp
     monkeypatch.setattr(ClientLoader, "load", looking)
     changes = {"mechanism": MECHANISM, "training.unit_gradient": UNIT}
     composed = {"policy.composition": "planned", "partition.max_images_per_user": 4}
-    changes["policy.audit_level"] = "monitoring"
     settings = classifier_config(**changes, **composed, **{"model.trainable": trainable})
     run = prepare(tmp_path / "run", settings, users=101)
     assert run.train()["rounds_run"] == 2

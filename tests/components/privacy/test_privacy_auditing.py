@@ -4,6 +4,7 @@ By design a sound run fails a check with chance 2e-9 (six standard deviations). 
 false alarm in 200 sound runs of each, with fixed keys.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -14,9 +15,10 @@ from training_run import config as embeddings
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Witness
-from fedemb.gate.noise_floor import noise_floor
 from fedemb.keys import derive
+from fedemb.privacy.auditing import noise_floor as floors
 from fedemb.privacy.auditing import witness as witnesses
+from fedemb.privacy.auditing.noise_floor import noise_floor, why_no_floor
 from fedemb.privacy.auditing.receipts import NoiseReceipts
 from fedemb.privacy.auditing.witness import WitnessMechanism
 from fedemb.privacy.mechanisms.noise import gaussian, run_key, tensor_key
@@ -233,22 +235,82 @@ def test_missing_figures_fit_no_plan():
         assert found.model_copy(update={name: math.nan}).off(plan) == (name,)
 
 
+SERVER = {"learning_rate": 0.7, "momentum": 0.9, "ema_decay": 0.8}
+
+
+def floor_of(plan, **server):
+    return noise_floor(embeddings(**{"training.server": SERVER | server}), plan)
+
+
 @pytest.mark.planted_bug(4)
-def test_noise_floor_of_the_quickstart_is_the_published_one():
-    """Between what its plan's noise alone does (34.97) and what it does without noise (27.38)."""
-    plan = make_plan(
-        rounds=30, noise_multiplier=0.83, sampling_probability=0.1, virtual_clients=900
-    )
-    server = {"learning_rate": 0.7, "momentum": 0.9, "ema_decay": 0.8}
-    floor = noise_floor(embeddings(**{"training.server": server}), plan, 22_710)
+def test_noise_floor_lies_between_a_run_and_the_same_run_without_noise():
+    """Four virtual clients: noise is 30 times as long as their sums can be."""
+    plan = make_plan(rounds=30, noise_multiplier=0.83, virtual_clients=4)
+    floor = floor_of(plan)
     assert floor.start_share == pytest.approx(1.0)
-    assert floor.length(22_710) == pytest.approx(33.98, abs=0.01)
+    weights = np.abs(floor.round_weights)
+    alone = floor.unit * 0.83 * np.linalg.norm(weights) * math.sqrt(22_710)
+    without = floor.unit * floor.contributions * weights.sum()
+    assert without < 0.5 * floor.length(22_710)
+    assert 0.7 * alone < floor.length(22_710) < alone
+
+
+def test_noise_floor_of_long_sums_is_the_noise_of_the_last_rounds():
+    """Data may then cancel whatever noise came before: the quickstart's 180 clients a round."""
+    plan = make_plan(rounds=30, noise_multiplier=0.83, virtual_clients=900)
+    floor = floor_of(plan)
+    last = floor.unit * 0.83 * abs(floor.round_weights[-1]) * math.sqrt(22_710)
+    assert 0.9 * last < floor.length(22_710) < 2 * last
+
+
+def _length(floor, lean, dim, random):
+    """Of weights whose sums follow `lean` of the weights so far and the most they may be."""
+    total = np.zeros(dim)
+    for weight in floor.round_weights:
+        total += weight * lean(total, weight, floor.contributions)
+        total += weight * floor.noise_multiplier * random.normal(size=dim)
+    return floor.unit * np.linalg.norm(total)
+
+
+def _back(total, weight, most):
+    """As far back to the start as a sum of that length can bring the weights."""
+    length = np.linalg.norm(total)
+    return -total / max(length, 1e-12) * np.sign(weight) * min(most, length / abs(weight))
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(rounds=12, noise_multiplier=2.0, virtual_clients=clients)
+        for clients in (4, 40, 400)
+    ],
+    ids=["short sums", "sums as noise", "long sums"],
+)
+def test_no_sums_bring_weights_below_the_noise_floor_in_200_runs(plan):
+    """Not even those that lean against all noise before them."""
+    floor, random, dim = floor_of(plan), np.random.default_rng(0), 2000
+    lengths = [_length(floor, _back, dim, random) for _ in range(200)]
+    assert min(lengths) > floor.length(dim)
+    assert min(lengths) < 2.5 * floor.length(dim)  # the floor is no empty claim
+
+
+@pytest.mark.statistical
+@pytest.mark.planted_bug(4)
+def test_weights_without_noise_lie_below_the_floor_where_noise_is_longer_than_sums():
+    plan = make_plan(rounds=12, noise_multiplier=2.0, virtual_clients=4)
+    floor, random, dim = floor_of(plan), np.random.default_rng(0), 2000
+    direction = random.normal(size=dim)
+    direction /= np.linalg.norm(direction)
+    silent = dataclasses.replace(floor, noise_multiplier=0.0)
+    along = _length(silent, lambda total, weight, most: most * direction, dim, random)
+    assert along < floor.length(dim)
 
 
 def test_noise_floor_is_told_by_the_rule_that_trains():
     """Weights of start and means against the server's own step, decay, warm-up and average."""
     from fedemb.embedding.server import initial_state, released_weights, server_step
-    from fedemb.gate import noise_floor as floors
 
     server = ServerConfig(
         learning_rate=0.3, momentum=0.7, nesterov=True, weight_decay=0.05, schedule="cosine",
@@ -266,27 +328,29 @@ def test_noise_floor_is_told_by_the_rule_that_trains():
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("plan", "config", "words"),
     [
-        embeddings(**{"training.server.optimizer": "adam"}),
-        embeddings(**{"training.server.optimizer": "lamb"}),
-        classifier_config(),
+        (make_plan(), embeddings(**{"training.server.optimizer": "adam"}), "adam is not linear"),
+        (make_plan(), embeddings(**{"training.server.optimizer": "lamb"}), "lamb is not linear"),
+        (make_plan("blt"), embeddings(), "share noise"),
+        (make_plan("tree_aggregation"), embeddings(), "share noise"),
+        (make_plan("least_squares"), classifier_config(), "solved"),
+        (make_plan(adaptive_clip=adaptive()), embeddings(), "clip moves"),
     ],
 )
-def test_where_no_floor_can_be_told_there_is_none(config):
-    plan = make_plan(rounds=30, **PLAN)
-    assert noise_floor(embeddings(), plan, 22_710) is not None
-    assert noise_floor(config, plan, 22_710) is None
-    assert noise_floor(embeddings(), plan, 9) is None
+def test_where_no_floor_follows_from_the_plan_the_reason_is_told(plan, config, words):
+    assert noise_floor(config, plan) is None
+    assert words in why_no_floor(config, plan)
 
 
-def test_noise_of_a_classifier_is_pulled_back_by_its_loss():
-    """Why a classifier has no floor: sound training, and nearer its start than its noise."""
+def test_noise_of_a_classifier_is_pulled_back_by_its_loss_and_not_below_its_floor():
+    """Sound training, and nearer its start than its noise; units are not counted in public."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 10, 400)
     features = 0.5 * random.normal(size=(10, 64))[labels] + random.normal(size=(400, 64))
     features = np.c_[features / np.linalg.norm(features, axis=1, keepdims=True), np.ones(400)]
-    head, noise, rate = np.zeros((65, 10)), 2 / np.sqrt(650), 8.0
+    head, rate = np.zeros((65, 10)), 8.0
+    noise = 2 / np.sqrt(650)
     for _ in range(150):
         logits = features @ head
         shares = np.exp(logits - logits.max(1, keepdims=True))
@@ -295,3 +359,7 @@ def test_noise_of_a_classifier_is_pulled_back_by_its_loss():
         clipped = features.T @ (errors / np.maximum(1.0, norms)[:, None]) / 400
         head = head + rate * (clipped + noise * random.normal(size=head.shape))
     assert np.linalg.norm(head) < 0.98 * rate * noise * np.sqrt(150 * 650)
+    plan = make_plan("poisson_gaussian", rounds=150, noise_multiplier=400 * noise)
+    plan = plan.replaced(units_per_round=400)
+    config = classifier_config(**{"training.server": {"learning_rate": rate}})
+    assert 0 < noise_floor(config, plan).length(650) < np.linalg.norm(head)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from training_run import ReadyRun, classifier_config, config, prepare
 
 from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.embedding import round_replay
 from fedemb.embedding.rounds import ParallelRounds
 from fedemb.privacy.mechanisms import group_poisson_gaussian, sampling
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
@@ -26,6 +27,18 @@ from fedemb.training import trainer
 HEAD = {
     "model.trainable": "head",
     "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
+}
+IMAGES = {
+    "mechanism": {
+        "kind": "capped_image_poisson",
+        "rounds": 3,
+        "noise_multiplier": 3.0,
+        "sampling_probability": 0.3,
+        "images_per_round": 90,
+    },
+    "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
+    "partition.max_images_per_user": 4,
+    "policy.composition": "planned",
 }
 TURNS = {"clients_per_round": 3, "min_separation": 2, "max_participations": 3}
 
@@ -55,6 +68,8 @@ SOUND = {
     "allocation": classifier_config(
         **mechanism(kind="random_allocation", rounds_per_epoch=3, units_per_round=12)
     ),
+    "images of users": classifier_config(**IMAGES),
+    "images of users, head": classifier_config(**IMAGES, **{"model.trainable": "head"}),
     "head": classifier_config(**HEAD),
     "least squares": classifier_config(
         **HEAD, **mechanism(kind="least_squares", rounds=1, units_per_round=12)
@@ -281,6 +296,68 @@ def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name
     """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
     noise_forgotten_in_the_query(monkeypatch)
     assert "noise" in evidence_of(fresh(name)).replay.failed
+
+
+def coins_of_images_by_place_in_the_list(patch):
+    sound = sampling.user_words
+
+    def words(key, users):
+        return sound(key, np.arange(len(users), dtype=np.uint64))
+
+    patch.setattr(sampling, "user_words", words)
+
+
+def images_darken_with_their_number(patch):
+    """How dark an image is follows from how many there are: one user moves all others."""
+    sound = ParallelRounds.slabs
+
+    def slabs(self, clients, index):
+        clients = [client for client in clients if len(client.labels)]
+        for client in clients:
+            client.images[:] //= 1 + len(clients) % 7
+        return sound(self, clients, index)
+
+    patch.setattr(ParallelRounds, "slabs", slabs)
+
+
+def only_one_image_of_a_user_is_taken_out(patch):
+    """The neighbour that a price for images alone would allow."""
+    sound = round_replay._less
+
+    def less(client, removed):
+        return client if client.grouping else sound(client, removed)
+
+    patch.setattr(round_replay, "_less", less)
+
+
+@pytest.mark.planted_bug(8)
+@pytest.mark.mutation
+@pytest.mark.parametrize(
+    ("damage", "seen"),
+    [
+        (coins_of_images_by_place_in_the_list, "coins"),
+        (images_darken_with_their_number, "sum"),
+        (clip_a_tenth_too_long, "clip"),
+        (only_one_image_of_a_user_is_taken_out, "coins"),
+    ],
+)
+def test_round_is_run_again_without_all_images_of_a_user(fresh, monkeypatch, damage, seen):
+    damage(monkeypatch)
+    assert seen in evidence_of(fresh("images of users")).replay.failed
+
+
+@pytest.mark.planted_bug(8)
+@pytest.mark.mutation
+def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch):
+    sound = sampling.sample_images
+
+    def twice(*arguments):
+        return [image for image in sound(*arguments) for _ in range(2)]
+
+    monkeypatch.setattr(sampling, "sample_images", twice)
+    evidence = evidence_of(fresh("images of users"))
+    assert "coins" in evidence.replay.failed
+    assert evidence.witness.off(plan_mechanism(SOUND["images of users"]))
 
 
 @pytest.mark.parametrize("name", ["train_dp_fedemb", "blt", "head"])

@@ -135,11 +135,21 @@ MUTANTS = (
         4,
         "noise_floor_of_one_weight",
         (
-            "components/fedemb/gate/noise_floor.py",
-            "        return self.deviation * math.sqrt(coordinates) * sure\n",
-            "        return self.deviation * sure\n",
+            f"{PRIVACY}/auditing/noise_floor.py",
+            "            square = coordinates + share",
+            "            square = 1 + share",
         ),
-        f"{AUDITING}::test_noise_floor_of_the_quickstart_is_the_published_one",
+        f"{AUDITING}::test_noise_floor_lies_between_a_run_and_the_same_run_without_noise",
+    ),
+    one(
+        4,
+        "noise_floor_trusts_the_data",
+        (
+            f"{PRIVACY}/auditing/noise_floor.py",
+            "max(0.0, length - weight * self.contributions)",
+            "length",
+        ),
+        f"{AUDITING}::test_no_sums_bring_weights_below_the_noise_floor_in_200_runs",
     ),
     # Exact figures that leave
     one(

@@ -18,6 +18,7 @@ PRODUCT = f"{PRIVACY}/queries/product_sum.py"
 MOMENT = f"{PRIVACY}/queries/moment_sum.py"
 SQUARES = "tests/components/privacy/test_least_squares.py"
 ALLOCATION = "tests/components/privacy/test_random_allocation.py"
+IMAGES = "tests/components/privacy/test_capped_image_poisson.py"
 BALL = (
     "tests/components/embedding/test_embedding_head_gradient.py::"
     "test_no_record_leaves_the_ball_however_features_and_errors_lie"
@@ -84,6 +85,36 @@ MUTANTS = (
             "    words, _ = user_words(round_key, places)\n    return single_units(",
         ),
         POISSON,
+    ),
+    one(
+        11,
+        "coins_of_images_by_the_place_of_their_owner",
+        (
+            SAMPLING,
+            'words, _ = user_words(derive(round_key, "image", str(place)), keys)',
+            'words, _ = user_words(derive(round_key, "image", str(place)), np.arange(\n'
+            "            len(keys), dtype=np.uint64\n        ))",
+        ),
+        f"{IMAGES}::test_others_move_no_image",
+    ),
+    one(
+        8,
+        "image_takes_part_twice",
+        (
+            SAMPLING,
+            "            VirtualClient(place, int(keys[row]), rows[i : i + 1]) "
+            "for i, row in enumerate(rows)\n",
+            "            VirtualClient(place, int(keys[row]), rows[i : i + 1])\n"
+            "            for i, row in enumerate(rows) for _ in range(2)\n",
+        ),
+        "tests/components/training/test_training_audit.py::"
+        "test_sound_training_passes[images of users]",
+    ),
+    one(
+        2,
+        "logits_without_lanes",
+        (UNIT, "_LANES = 16\n", "_LANES = 1\n"),
+        f"{UNITS}::test_records_have_the_same_bits_at_any_place_whatever_the_number_of_classes",
     ),
     one(
         10,

@@ -24,6 +24,7 @@ from fedemb.keys import derive
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.mechanisms.sampling import VirtualClient
 
 COORDINATES = 4096
 CANARIES = 256
@@ -37,17 +38,29 @@ _SCORES = "scores"
 
 
 class CanaryIndex:
-    """Canaries as users: in virtual client i mod G of every grouping lies canary i."""
+    """Canaries as users: in virtual client i mod G of every grouping lies canary i.
+
+    Where images of a user are sampled alone, each canary is such an image.
+    """
 
     def __init__(self, plan: MechanismPlan):
         self.virtual_clients, self.groupings = plan.virtual_clients, plan.groupings
-        self.user_count = CANARIES
-        self.user_keys = np.arange(CANARIES, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        self._each = plan.user_contributions
+        self.user_count = -(-CANARIES // self._each)
+        numbers = np.arange(self.user_count, dtype=np.uint64)
+        self.user_keys = numbers * np.uint64(0x9E3779B97F4A7C15)
 
     def members(self, grouping: int, group: int) -> np.ndarray:
         """Canaries of a virtual client."""
         del grouping
         return np.arange(group, CANARIES, self.virtual_clients)
+
+    def canaries(self, client: VirtualClient) -> np.ndarray:
+        """Numbers of the canaries that bring a virtual client's vector."""
+        if self._each == 1:
+            return client.users
+        images = client.users * self._each + client.grouping
+        return images[images < CANARIES]
 
 
 class WitnessMechanism:
@@ -93,7 +106,7 @@ class WitnessMechanism:
         if round_index % max(1, self.plan.rounds // ROUNDS):
             return
         clients = self._mechanism.sample_clients(round_index, self._index)
-        taken = [client.users for client in clients if len(client.users)]
+        taken = [found for client in clients if len(found := self._index.canaries(client))]
         # As many rows in every round, so that it is compiled once: a row of zeros adds nothing.
         directions = np.zeros((CANARIES, 2 * CANARIES, _OWN), np.float32)
         for row, canaries in enumerate(taken):

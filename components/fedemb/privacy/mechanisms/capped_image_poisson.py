@@ -62,13 +62,6 @@ class CappedImagePoissonConfig(NoisedConfig):
                 f"{config.training.unit_gradient.images_per_unit}; set task: classification and "
                 "images_per_unit: 1"
             )
-        if config.policy.audit_level == "full" and config.purpose == "release":
-            raise ValueError(
-                f"mechanism.kind={self.kind} has no full audit: a round that is run again without "
-                "one user must lack all images of that user, which the audit does not do yet; set "
-                "mechanism.kind: poisson_gaussian, policy.audit_level: monitoring, or purpose: "
-                "simulation"
-            )
         if self.images_per_round > most * config.policy.users_lower_bound:
             raise ValueError(
                 f"mechanism.images_per_round={self.images_per_round} exceeds {most} images "
@@ -118,6 +111,11 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
     @override
     def most_contributions(self) -> int:
         return MOST_UNITS
+
+    @property
+    @override
+    def user_contributions(self) -> int:
+        return self.images_per_user
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:

@@ -251,6 +251,11 @@ class MechanismPlan(MechanismConfig):
         """Clipped vectors in the sum of a round, at most."""
         return self.virtual_clients
 
+    @property
+    def user_contributions(self) -> int:
+        """Clipped vectors in the sum of a round that one user can change, at most."""
+        return 1
+
     def sampler(self, coin_key: bytes) -> Sampler:
         """The sampler that the event is the price of.
 

@@ -1,0 +1,135 @@
+"""The public noise floor: how far a model must have moved from its public start, from plan alone.
+
+Released weights are a share of the start plus the sum of w_r (S_r + N_r) over the rounds, in units
+of clip / normaliser, where the w_r follow from the server's rule. N_r is noise of standard
+deviation sigma in each of d coordinates, drawn after S_r is fixed; |S_r| is at most the number K of
+clipped vectors. S_r may lean against all noise before it, as the data and the loss please, but not
+against its own. So with L the least length before a round, the sum has at least left = L - |w_r| K
+before its noise, and the square of its length after it is (|w_r| sigma)^2 times a noncentral
+chi-square with d degrees of freedom and noncentrality at least (left / |w_r| sigma)^2, whose lower
+tail Birgé bounds (An alternative point of view on Lepski's method, 2001, lemma 8.1). Taken round by
+round this is a bound for every data set and every loss. It says much where noise is longer than
+sums, and little where it is not: then it is the noise of the last rounds.
+
+The server's rule is written again here, apart from the one that trains.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig, ServerConfig
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+FALSE_ALARM = 1e-9
+"""Chance that a sound run lies below its floor, at most."""
+_DIGITS = 1e-3
+"""Room for weights and means, which are float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """What a released model keeps of its start, and what each round puts into it."""
+
+    start_share: float
+    """Weight of the public start; below 1 with weight decay."""
+    round_weights: tuple[float, ...]
+    """Weight of each round's mean."""
+    unit: float
+    """Clip / normaliser."""
+    noise_multiplier: float
+    """Standard deviation of the noise in one weight / unit."""
+    contributions: float
+    """Clipped vectors in a round, at most, but for the chance of a false alarm."""
+
+    def length(self, coordinates: int) -> float:
+        """Least distance from the start's share, of weights that trained."""
+        sure = _sure(len(self.round_weights))
+        length = 0.0
+        for weight in map(abs, self.round_weights):
+            noise = weight * self.noise_multiplier
+            if not noise:
+                continue
+            left = max(0.0, length - weight * self.contributions)
+            share = (left / noise) ** 2
+            square = coordinates + share - 2 * math.sqrt((coordinates + 2 * share) * sure)
+            length = noise * math.sqrt(max(0.0, square))
+        return (1 - _DIGITS) * self.unit * length
+
+
+def why_no_floor(config: RunConfig, plan: MechanismPlan) -> str | None:
+    """Why no floor follows from the plan; None: one does."""
+    if plan.tracks_participation:
+        return "its rounds share noise"
+    if plan.adaptive_clip is not None:
+        return "its clip moves"
+    if plan.solves_head:
+        return "the head is solved from the noised sum"
+    if config.training.server.optimizer != "sgd":
+        return f"{config.training.server.optimizer} is not linear in the noised means"
+    return None
+
+
+def noise_floor(config: RunConfig, plan: MechanismPlan) -> NoiseFloor | None:
+    """The floor of a run; None where none follows from the plan, see `why_no_floor`."""
+    if why_no_floor(config, plan) is not None:
+        return None
+    server = config.training.server
+    start, means = _weights(server, plan.rounds)
+    clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
+    return NoiseFloor(
+        start_share=start,
+        round_weights=tuple(means.tolist()),
+        unit=clip / plan.normaliser,
+        noise_multiplier=plan.noise_multiplier,
+        contributions=_contributions(plan),
+    )
+
+
+def _sure(rounds: int) -> float:
+    """Exponent of two tails of each round that leaves `FALSE_ALARM` for all of them."""
+    return math.log(2 * rounds / FALSE_ALARM)
+
+
+def _contributions(plan: MechanismPlan) -> float:
+    """Clipped vectors in a round: as coins can bring up, and never more than there are.
+
+    How many units there are is private, so where units are sampled there is no bound but the room
+    of the sum.
+    """
+    if plan.samples_units:
+        return float(plan.most_contributions)
+    sure, expected = _sure(plan.rounds), plan.normaliser
+    bernstein = expected + math.sqrt(2 * expected * sure) + sure / 3
+    return min(float(plan.most_contributions), bernstein)
+
+
+def _weights(server: ServerConfig, rounds: int) -> tuple[float, np.ndarray]:
+    """Weights of the start and of each round's mean, `[rounds]`, in what is released."""
+    # The last entry stands for the start, which no mean ever is.
+    weights, momentum, average = (np.zeros(rounds + 1) for _ in range(3))
+    weights[-1] = 1.0
+    for index in range(rounds):
+        mean = np.zeros(rounds + 1)
+        mean[index] = 1.0
+        momentum = server.momentum * momentum + mean
+        step = server.momentum * momentum + mean if server.nesterov else momentum
+        step = step - server.weight_decay * weights
+        weights = weights + _rate(server, index, rounds) * step
+        average = server.ema_decay * average + (1 - server.ema_decay) * weights
+    if server.ema_decay:
+        weights = average / (1 - server.ema_decay**rounds)
+    return float(weights[-1]), weights[:-1]
+
+
+def _rate(server: ServerConfig, index: int, rounds: int) -> float:
+    if index < server.warmup_rounds:
+        return server.learning_rate * (index + 1) / server.warmup_rounds
+    done = (index - server.warmup_rounds) / max(1, rounds - server.warmup_rounds)
+    factors = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done}
+    return server.learning_rate * factors[server.schedule]
