@@ -111,14 +111,20 @@ def config(**changes) -> RunConfig:
     return base.updated(changes) if changes else base
 
 
-def model_file(tensors=TENSORS, names=None, seed=0) -> bytes:
-    """A `.keras` file without Keras: tensors under the names Keras gives them."""
+def model_file(tensors=TENSORS, names=None, seed=0, moved=None) -> bytes:
+    """A `.keras` file without Keras: tensors under the names Keras gives them.
+
+    `moved`: numbers are those of seed 1, as far away at random; None: those of `seed`.
+    """
     buffer = io.BytesIO()
-    random = np.random.default_rng(seed)
+    random, first = np.random.default_rng(seed), np.random.default_rng(1)
     with h5py.File(buffer, "w") as file:
         for position, tensor in enumerate(tensors):
             name = names[position] if names else f"layers/conv2d_{position}/vars/0"
-            file[name] = random.normal(size=tensor["shape"]).astype(np.float32)
+            values = random.normal(size=tensor["shape"])
+            if moved is not None:
+                values = first.normal(size=tensor["shape"]) + moved * values
+            file[name] = values.astype(np.float32)
     packed, members = (
         io.BytesIO(),
         {

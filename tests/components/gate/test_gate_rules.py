@@ -9,7 +9,7 @@ import honest_run
 import ledger_kit
 import pytest
 
-from fedemb.documents.artifacts import file_digest, write_bytes
+from fedemb.documents.artifacts import file_digest, sha256_hex, write_bytes
 from fedemb.documents.document import encode, parse, read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
@@ -160,6 +160,23 @@ def test_weights_swapped_after_the_commit_are_denied(run):
     run.do_measure()
     run.do_account()
     assert codes(verdict_of(run)) == ["model_card_changed"]
+
+
+@pytest.mark.planted_bug(4)
+@pytest.mark.parametrize(("moved", "denied"), [(1e-3, True), (1.0, False)])
+def test_model_nearer_to_its_start_than_its_noise_is_denied(tmp_path, monkeypatch, moved, denied):
+    tensors = [*honest_run.TENSORS[:-1], {"name": "embedding/kernel", "shape": [200, 100]}]
+    start = honest_run.model_file(tensors, seed=1)
+    monkeypatch.setattr(honest_run, "INITIAL", start)
+    monkeypatch.setattr(honest_run, "INITIAL_WEIGHTS", sha256_hex(start))
+    run = honest_run.start(tmp_path)
+    write_bytes(run.model / "backbone.keras", honest_run.model_file(tensors, moved=moved))
+    for act in ("plan", "pretrain", "reserve", "partition"):
+        getattr(run, f"do_{act}")()
+    run.do_train(tensors)
+    run.do_measure()
+    run.do_account()
+    assert codes(verdict_of(run)) == ["below_noise_floor"] * denied
 
 
 def test_tensor_of_another_shape_is_denied(tmp_path):
