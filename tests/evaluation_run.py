@@ -16,7 +16,7 @@ from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import file_digest, write_json
 from fedemb.documents.document import Document
-from fedemb.documents.model import ModelCard, Pretrained
+from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import Commitments, UsersManifest
 from fedemb.keys import open_key_store
@@ -24,6 +24,7 @@ from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
+from tests.public_start import sign_start
 
 SIZE = 12
 RUN_ID = "run-1"
@@ -127,6 +128,7 @@ class FinishedRun:
 
         context = self.context(settings, run_id=run_id)
         plan.run(context)
+        sign_start(context)
         reserve.run(context, input_fingerprint="private.parquet@1")
         reserved = read_reservation(context.artifacts.reservation)
         ledger, keys = context.writable_ledger, context.keys
@@ -145,19 +147,6 @@ class FinishedRun:
         """Writes a document as its step does."""
         keys = open_key_store(str(self.root / "keys"))
         write_signed(path, document, Signer.newest(keys, str(document.role)))
-
-    def sign_start(self, settings: RunConfig) -> None:
-        """Says of the public start that it was made of a configuration."""
-        fields = {
-            "pretraining_kind": settings.pretraining.kind,
-            "weights_sha": file_digest(self.root / "pretrained" / "backbone.keras"),
-            "model": settings.model.model_dump(mode="json"),
-            "images": 0,
-            "classes": 0,
-            "final_loss": None,
-            "seed": settings.training.seed,
-        }
-        self.sign(self.root / "pretrained" / "pretrained.json", Pretrained.of_fields(fields))
 
 
 def train_a_little(backbone: Any, config: RunConfig, users: int = 60) -> None:
@@ -228,14 +217,14 @@ def finished_run(
         channels=1,
         commitments=Commitments(users=sha, evaluation=sha),
     )
-    run.reserve(settings)
-    run.sign(root / "users.json", users)
     backbone = build_backbone(settings.model, seed=5)
     for name in ("pretrained", "model"):
         (root / name).mkdir()
         if name == "model":
             train_a_little(backbone, settings)
         backbone.save(root / name / "backbone.keras")
+    run.reserve(settings)
+    run.sign(root / "users.json", users)
     weights_sha = file_digest(root / "model" / "backbone.keras")
     digests = ("config_sha", "plan_sha", "code_sha", "inputs_sha", "initial_weights_sha")
     model = {
@@ -251,7 +240,6 @@ def finished_run(
         "mechanism_audit": None,
     }
     run.sign(root / "model" / "model.json", ModelCard.of_fields(model))
-    run.sign_start(settings)
     return run
 
 

@@ -271,6 +271,8 @@ class HonestRun:
         return plan.run(self.context())
 
     def do_reserve(self, **options):
+        if not self.start.exists():
+            self.do_pretrain()
         return reserve.run(self.context(), **options)
 
     def do_pretrain(self):

@@ -21,6 +21,7 @@ from fedemb.data.user_layout import group_files, groups_in_file, groups_name, in
 from fedemb.documents.artifacts import tree_digests
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.step_context import StepContext
+from tests.public_start import sign_start
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -150,7 +151,7 @@ def context_of(config: RunConfig, root: Path, run_id: str = "run-1") -> StepCont
     paths = {name: root / file for name, file in names.items()}
     stores = {"private_root": "private", "ledger": "ledger", "keys": "keys"}
     return StepContext(
-        RunArtifacts(**paths, users=root / "manifest.json"),
+        RunArtifacts(**paths, users=root / "manifest.json", pretrained=root / "pretrained"),
         config=config,
         run_id=run_id,
         **{name: str(root / place) for name, place in stores.items()},
@@ -163,6 +164,7 @@ def reserve_for(config: RunConfig, root: Path) -> None:
     from fedemb.steps.reserve_budget import reserve
 
     plan.run(context_of(config, root))
+    sign_start(context_of(config, root))
     reserve.run(context_of(config, root))
 
 

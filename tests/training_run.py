@@ -168,7 +168,9 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
 
     ready = ReadyRun(root, run_config or config())
     settings = ready.config
+    keys = open_key_store(str(root / "keys"))
     plan.run(ready.context())
+    pretrain.run(settings.public_start(), root / "pretrained", keys)
     reserve.run(ready.context(), input_fingerprint="private.parquet@1")
     write_users(
         ready.private / "users",
@@ -178,7 +180,7 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         classes=len(settings.model.classes),
         size=settings.model.image_size,
     )
-    key = commitment_key(open_key_store(str(root / "keys")), settings.policy.policy_id)
+    key = commitment_key(keys, settings.policy.policy_id)
     digest = tree_digest(ready.private / "users")
     users_manifest = {
         "run_id": RUN_ID,
@@ -191,10 +193,8 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         "channels": settings.model.channels,
         "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
     }
-    signer = Signer.newest(open_key_store(str(root / "keys")), "partition")
+    signer = Signer.newest(keys, "partition")
     write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)
-    keys = open_key_store(str(root / "keys"))
-    pretrain.run(settings.public_start(), root / "pretrained", keys)
     return ready
 
 

@@ -16,6 +16,7 @@ from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused, SignatureInvalid
+from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Reservation
 from fedemb.step_context import StepContext
 from fedemb.storage import local_tree
@@ -66,15 +67,26 @@ def read_model(context: StepContext) -> ModelCard:
 
 
 def read_start(context: StepContext) -> Pretrained:
-    """Reads what pretrain_public says of the public start, and compares it with the configuration.
+    """Reads what pretrain_public says of the public start of a reserved run; see `check_start`."""
+    return check_start(context, context.ledger.chain.trust, at=_reserved_at(context))
+
+
+def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> Pretrained:
+    """Compares the public start with its signature, its weights and the configuration.
+
+    Args:
+      context: of the step, which takes `pretrained`.
+      trust: the keys that count.
+      at: number of the record that reserved the run; None: it is about to be reserved.
 
     Raises:
       ArtifactError: it is missing or broken, or names another backbone than lies beside it.
       SignatureInvalid: it is not signed by pretrain_public.
       PlanMismatch: it was made of another configuration.
     """
-    start = _read(context, context.artifacts.pretrained / "pretrained.json", Pretrained).body
-    config = context.config
+    document = read(context.artifacts.pretrained / "pretrained.json", Pretrained)
+    trust.check(document, at=at)
+    start, config = document.body, context.config
     wanted = (config.pretraining.kind, config.model.model_dump(mode="json"), config.training.seed)
     if (start.pretraining_kind, start.model, start.seed) != wanted:
         raise PlanMismatch(
@@ -114,8 +126,8 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
         yield bundle / "backbone.keras"
 
 
-def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
-    """Reads a document of a reserved run under a key that counted when it was reserved."""
+def _reserved_at(context: StepContext) -> int:
+    """Number of the ledger record that reserved the run."""
     ledger, run_id = context.ledger, context.run_id
     attempt = ledger.state.attempts.get((run_id, ledger.state.last_attempt(run_id)))
     if attempt is None:
@@ -123,8 +135,15 @@ def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
             f"the ledger of policy {ledger.policy_id!r} holds no reservation of run {run_id!r}, so "
             f"nothing of it can be trusted; name the ledger the run was reserved in"
         )
+    return attempt.reserve.sequence
+
+
+def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
+    """Reads a document of a reserved run under a key that counted when it was reserved."""
+    run_id = context.run_id
+    reserved_at = _reserved_at(context)
     document = read(path, kind)
-    ledger.chain.trust.check(document, at=attempt.reserve.sequence)
+    context.ledger.chain.trust.check(document, at=reserved_at)
     if getattr(document.body, "run_id", run_id) != run_id:
         raise ArtifactError(
             f"{path.name} belongs to another run than {run_id}; pass this run's own"

@@ -25,6 +25,7 @@ def reserve_budget(
     ledger: str,
     keys: str,
     privacy_plan: dsl.Input[dsl.Artifact],
+    pretrained: dsl.Input[dsl.Model],
     reservation: dsl.Output[dsl.Artifact],
 ):
     """Charges the ledger before the first private byte is read, or refuses."""

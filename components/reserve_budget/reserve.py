@@ -37,6 +37,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.provenance import code_digest, privacy_code_digest
+from fedemb.signed_inputs import check_start
 from fedemb.step_context import StepContext
 from fedemb.storage import open_store
 
@@ -52,8 +53,9 @@ def run(
     """Reserves the budget of a run and creates the root key of its coins and noise.
 
     Args:
-      context: reads `privacy_plan`, writes the signed `reservation`. A local ledger is made at
-        first use; a remote one is made by its owner with `fedemb ledger init`.
+      context: reads `privacy_plan` and `pretrained`, so that nothing is charged for a run that
+        could not begin, and writes the signed `reservation`. A local ledger is made at first use; a
+        remote one is made by its owner with `fedemb ledger init`.
       input_fingerprint: address and version of the input; None takes `data.source` as it is now,
         see `fingerprint_input`.
       attempt: None continues the run's latest attempt; its number plus one starts another one,
@@ -65,11 +67,13 @@ def run(
     Raises:
       ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
-      PlanMismatch: the run exists with another content, or is off a planned series.
+      PlanMismatch: the run exists with another content, or is off a planned series; or the public
+        start was made of another configuration.
       Refused: the policy has other terms, or promises what epsilon does not hold for; the
         planted-bug suite did not pass on this code; or private runs were looked at that the ledger
         does not hold.
-      SignatureInvalid: the plan is not signed by plan_privacy.
+      ArtifactError: the public start is missing, or not the one its step signed.
+      SignatureInvalid: the plan is not signed by plan_privacy, or the start not by pretrain_public.
       LedgerError: the ledger is older than the marks of its charges, or broken.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
     """
@@ -81,7 +85,9 @@ def run(
     check_high_water(ledger, keys, config.storage.witness)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
-    ledger.chain.trust.check(document, at=found.reserve.sequence if found else None)
+    reserved_at = found.reserve.sequence if found else None
+    ledger.chain.trust.check(document, at=reserved_at)
+    check_start(context, ledger.chain.trust, at=reserved_at)
     if config.purpose == "release" and (found is None or found.void is not None):
         _check_before_charge(config, plan, ledger, run_id, suite)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)

@@ -15,6 +15,7 @@ from fedemb.steps.partition_users.partition import run as partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import join, open_store
+from tests.public_start import sign_start
 
 KEY = b"k" * 32
 
@@ -86,12 +87,14 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
     artifacts = RunArtifacts(
         privacy_plan=tmp_path / "plan.json",
         reservation=tmp_path / "reservation.json",
+        pretrained=tmp_path / "pretrained",
         users=tmp_path / "manifest.json",
     )
     stores = {name: str(tmp_path / name) for name in ("ledger", "keys")}
     private = str(tmp_path / "private")
     context = StepContext(artifacts, config=config, run_id="monday", private_root=private, **stores)
     plan.run(context)
+    sign_start(context)
     document = reserve.run(context)
     key = commitment_key(context.keys, config.policy.policy_id)
     assert document["input"] == fingerprint_input(join(uri, "in"), key, "monday")

@@ -49,7 +49,7 @@ def _finish(run, steps):
         ("", ""),
         ("plan", ""),
         ("plan pretrain reserve", "pretrain"),
-        ("plan reserve partition", "plan reserve partition"),
+        ("plan reserve partition", ""),
         ("plan pretrain partition", "pretrain"),
         ("plan pretrain reserve partition train", "plan pretrain reserve partition train"),
         ("plan pretrain reserve partition train audit", "plan pretrain reserve partition train"),

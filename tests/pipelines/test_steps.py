@@ -207,6 +207,11 @@ def test_only_what_is_public_is_cached_and_what_reads_users_is_private():
         assert not (found.cached and careful), found.name
 
 
+@pytest.mark.parametrize("pipeline", steps.PIPELINES, ids=lambda pipeline: pipeline.name)
+def test_a_start_that_cannot_be_made_or_imported_ends_the_run_before_the_charge(pipeline):
+    assert "pretrain_public" in pipeline.ancestors()["reserve_budget"]
+
+
 @pytest.mark.parametrize("task", ["embedding", "classification"])
 def test_what_leads_to_a_release_is_the_whole_pipeline_of_its_task(task):
     pipeline = next(item for item in steps.PIPELINES if item.name == lineage.PIPELINES[task])

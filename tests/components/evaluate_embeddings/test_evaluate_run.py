@@ -16,6 +16,7 @@ from fedemb.ledger import Ledger
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.steps.evaluate_embeddings import evaluate, previous
 from fedemb.steps.evaluate_embeddings.evaluate import run
+from tests.public_start import sign_start
 
 
 def _fields(document):
@@ -219,7 +220,7 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
 
 def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
-    copied.sign_start(settings)
+    sign_start(copied.context(settings))
     report = run(copied.context(settings, tmp_path))
     assert report["untrained"] is None
     assert "an untrained backbone" in said(tmp_path / "report.json")

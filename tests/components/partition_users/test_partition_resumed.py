@@ -15,6 +15,7 @@ from fedemb.steps.partition_users import partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from tests.partition_run import make_config, rows_of, write_parquet
+from tests.public_start import sign_start
 
 
 class Team:
@@ -25,13 +26,15 @@ class Team:
         marks = {"storage__deletion_marks": str(root / "marks")}
         self.config = make_config(write_parquet(root / "images.parquet", rows_of(30)), **marks)
         plan.run(self.context())
+        sign_start(self.context())
         reserve.run(self.context())
         self.manifest = partition.run(self.context())
 
     def context(self):
         names = ("privacy_plan", "reservation", "users")
         stores = {name: str(self.root / name) for name in ("private_root", "ledger", "keys")}
-        artifacts = RunArtifacts(**{name: self.root / f"{name}.json" for name in names})
+        documents = {name: self.root / f"{name}.json" for name in names}
+        artifacts = RunArtifacts(**documents, pretrained=self.root / "pretrained")
         return StepContext(artifacts, config=self.config, run_id="monday", **stores)
 
     def begin(self):

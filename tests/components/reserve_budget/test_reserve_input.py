@@ -7,12 +7,17 @@ import pytest
 
 from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
+from fedemb.documents.document import read
+from fedemb.documents.model import Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.errors import ArtifactError, ConfigError, Refused
+from fedemb.errors import ArtifactError, ConfigError, PlanMismatch, Refused, SignatureInvalid
+from fedemb.keys import LocalKeyStore
+from fedemb.keys.signatures import Signer, write_signed
 from fedemb.provenance import privacy_code_digest
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
+from tests.public_start import sign_start
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:
@@ -34,11 +39,17 @@ def _config(root: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate(tree).updated(changes)
 
 
-def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
-    artifacts = RunArtifacts(privacy_plan=root / "plan.json", reservation=root / "reservation.json")
+def _context(root: Path, config: RunConfig, run_id: str) -> StepContext:
+    documents = {name: root / f"{name}.json" for name in ("privacy_plan", "reservation")}
+    artifacts = RunArtifacts(**documents, pretrained=root / "pretrained")
     stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
-    context = StepContext(artifacts, config=config, run_id=run_id, **stores)
+    return StepContext(artifacts, config=config, run_id=run_id, **stores)
+
+
+def _reserve(root: Path, config: RunConfig, run_id: str) -> dict[str, Any]:
+    context = _context(root, config, run_id)
     plan.run(context)
+    sign_start(context)
     return reserve.run(context)
 
 
@@ -100,3 +111,49 @@ def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):
     assert _reserve(tmp_path, release, "monday")["record_sha"] == first["record_sha"]
     with pytest.raises(Refused, match="passed 49 of 50"):
         _reserve(tmp_path, release, "tuesday")
+
+
+def _changed_weights(context: StepContext) -> None:
+    (context.artifacts.pretrained / "backbone.keras").write_bytes(b"other weights")
+
+
+def _signed_by_another(context: StepContext) -> None:
+    card = context.artifacts.pretrained / "pretrained.json"
+    elsewhere = Signer.newest(LocalKeyStore(card.parent / "keys"), "pretrain")
+    write_signed(card, read(card, Pretrained).body, elsewhere)
+
+
+def _no_card(context: StepContext) -> None:
+    (context.artifacts.pretrained / "pretrained.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (_changed_weights, ArtifactError),
+        (_signed_by_another, SignatureInvalid),
+        (_no_card, ArtifactError),
+    ],
+)
+def test_nothing_is_charged_for_a_public_start_that_no_training_would_take(tmp_path, spoil, error):
+    config = _config(tmp_path)
+    context = _context(tmp_path, config, "a")
+    plan.run(context)
+    sign_start(context)
+    spoil(context)
+    with pytest.raises(error):
+        reserve.run(context)
+    assert _records(tmp_path) == ["00000000.json"]  # the policy's terms; no charge
+
+
+def test_nothing_is_charged_for_a_start_of_another_configuration(tmp_path):
+    config = _config(tmp_path)
+    plan.run(_context(tmp_path, config, "a"))
+    sign_start(_context(tmp_path, config.updated({"model.embedding_dim": 16}), "a"))
+    with pytest.raises(PlanMismatch, match="public backbone"):
+        reserve.run(_context(tmp_path, config, "a"))
+    assert _records(tmp_path) == ["00000000.json"]
+
+
+def _records(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "ledger" / "default").glob("0*.json"))
