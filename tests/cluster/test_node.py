@@ -78,6 +78,7 @@ class World:
         self.run = honest_run.start(root / "monday").until_gate()
         self.next = honest_run.start(root / "tuesday", "tuesday", self.run.policy_root)
         self.next.do_plan()
+        self.next.do_pretrain()
         keys = Path(self.run.keys_uri)
         held = {
             claim: keys / folder
@@ -207,7 +208,7 @@ def test_the_budget_is_reserved_by_a_pod(world):
     ended = world.component(
         "reserve_budget",
         world.root / "out" / "reserve",
-        {"privacy_plan": run.plan},
+        {"privacy_plan": run.plan, "pretrained": run.artifacts.pretrained},
         config=run.config.model_dump_json(),
         run_id=run.run_id,
         ledger=run.ledger_uri,
