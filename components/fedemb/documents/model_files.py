@@ -73,8 +73,8 @@ def stored_move(
       shas: digests of both files, under which the answer is remembered.
 
     Returns:
-      The distance, and how many numbers changed; None where the files hold other tensors, or the
-      start computes with its kernels otherwise than the model does.
+      The distance, and how many numbers those tensors hold; None where the files hold other
+      tensors, or the start computes with its kernels otherwise than the model does.
 
     Raises:
       ArtifactError: as `stored_tensors`.
@@ -171,9 +171,9 @@ def _moved(start: Path, released: Path, share: float) -> tuple[float, int] | Non
     with h5py.File(io.BytesIO(packed[0])) as before, h5py.File(io.BytesIO(packed[1])) as after:
         for name in names:
             old, new = (np.asarray(file[name], np.float64) for file in (before, after))
-            if differ := int(np.count_nonzero(old != new)):
+            if np.any(old != new):
                 square += float(np.sum(np.square(new - share * old)))
-                changed += differ
+                changed += new.size
     return float(np.sqrt(square)), changed
 
 
