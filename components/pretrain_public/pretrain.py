@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained
-from fedemb.embedding import build_backbone, load_backbone, pretrain, save_backbone
+from fedemb.embedding import build_backbone, pretrain, save_backbone
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import with_head, without_head
-from fedemb.embedding.imported import check_import
+from fedemb.embedding.imported import import_backbone
 from fedemb.embedding.whitened import fit_constants
 from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
@@ -57,7 +57,13 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
             "import of a backbone that has them, or set whitened_directions: 0"
         )
     if pretraining.kind == "import":
-        backbone = import_backbone(Path(pretraining.import_path or ""), model)
+        backbone = import_backbone(
+            Path(pretraining.import_path or ""),
+            model,
+            pixels=pretraining.import_pixels,
+            seed=seed,
+        )
+        backbone = with_head(backbone, model) if model.classes else backbone
     else:
         backbone = build_backbone(model, seed)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
@@ -120,15 +126,3 @@ def _public_images(
     if pretraining.source is None:
         raise InputError("pretraining.source is missing; name the public images")
     return read_public_images(pretraining.source, PhotoReader.of(model))
-
-
-def import_backbone(path: Path, model: ModelConfig) -> Any:
-    """Loads somebody else's `.keras` backbone: known layers only, checked before Keras reads it.
-
-    Raises:
-      ArtifactError: missing, damaged, or with layers that are not allowed.
-      ConfigError: it does not fit `model`, or mixes the images of different users.
-    """
-    check_import(path)
-    backbone = load_backbone(path, model.model_copy(update={"classes": ()}))
-    return with_head(backbone, model) if model.classes else backbone

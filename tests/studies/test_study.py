@@ -134,7 +134,7 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
         replace(row, settings={"pretraining.epochs": 2}),
         replace(row, settings={"training.mixed_precision": True}),
         replace(row, settings={"partition.groupings": 2}),
-        replace(row, settings={"model.trainable": "dense_only"}),
+        replace(row, settings={"model.trainable": "projection"}),
     ]
     assert len({study.path(one) for one in [row, *changed]}) == len(changed) + 1
 

@@ -27,6 +27,8 @@ class ModelConfig(Section):
     """Length of the embedding."""
     projection: bool = True
     """A dense layer to `embedding_dim` after the pooled features; false: they are the embedding."""
+    projection_units: Annotated[int, Field(ge=0, le=65536)] = 0
+    """Width of a second layer (ReLU) before that one; 0: there is none."""
     norm_groups: NonNegativeInt | None = None
     """Groups of each normalisation; 0: none at all; null: what the backbone's authors have."""
     weight_standardization: Literal["none", "plain", "gain"] | None = None
@@ -56,7 +58,7 @@ class ModelConfig(Section):
         "head",
         "norm_only",
         "last_block",
-        "dense_only",
+        "projection",
         "conv_frozen",
         "first_blocks_frozen",
     ] = "all"
@@ -219,7 +221,12 @@ class PretrainingConfig(Section):
     augmentation: AugmentationConfig | None = AugmentationConfig()
     """Public augmentation; null trains on the images as they are."""
     import_path: Address | None = None
-    """`import` only: a .keras file with whitelisted layers."""
+    """`import` only: a .keras file with whitelisted layers. With `model.trainable: projection` one
+    of other than `embedding_dim` features gets a projection, and that alone trains."""
+    import_pixels: Literal["-1..1", "0..1", "0..255", "imagenet", "caffe"] = "-1..1"
+    """`import` only: pixels the file was trained on. Of Keras' applications: `-1..1` MobileNet,
+    ResNetV2, Xception and Inception; `0..255` MobileNetV3 and EfficientNet; `imagenet` (mean and
+    deviation) DenseNet; `caffe` (BGR less its mean) ResNet and VGG."""
     licence: str = "unknown"
     """Licence of the public data or model, printed in report and model card."""
     provenance: str = ""

@@ -29,20 +29,29 @@ def load_backbone(path: Path, model: ModelConfig) -> Any:
       ArtifactError: missing, damaged, or it would need code of its own.
       ConfigError: it does not fit `model`.
     """
+    backbone = load_model(path)
+    check_backbone(backbone, model)
+    return backbone
+
+
+def load_model(path: Path) -> Any:
+    """Loads a `.keras` file in safe mode; see `load_backbone`.
+
+    Raises:
+      ArtifactError: missing, damaged, or it would need code of its own.
+    """
     import keras
 
     # Layers of ours are known to Keras by name once they were asked for.
     for layer in (standardized_convolution, gain_convolution, scattering_layer, whitened_layer):
         layer()
     try:
-        backbone = keras.saving.load_model(path, compile=False, safe_mode=True)
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "
             "step that writes it again"
         ) from error
-    check_backbone(backbone, model)
-    return backbone
 
 
 def save_backbone(backbone: Any, path: Path) -> str:

@@ -84,7 +84,7 @@ def test_quickstart_backbone_is_small():
         ("mobilenetv2", 32, 3, "conv_frozen", 198_080),
         ("mobilenet_small", 64, 3, "conv_frozen", 86_848),
         ("mobilenetv2", 32, 3, "norm_only", 34_112),
-        ("lenet", 28, 1, "dense_only", 401_536),
+        ("lenet", 28, 1, "projection", 401_536),
         ("lenet", 28, 1, "last_block", 401_536 + 51_264),
     ],
 )

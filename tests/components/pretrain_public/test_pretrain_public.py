@@ -105,10 +105,101 @@ def test_import_refuses_code_and_foreign_layers(tmp_path):
     with pytest.raises(ArtifactError, match="Lambda"):
         _import(tmp_path / "lambda.keras", tmp_path)
     inputs = keras.Input((12, 12, 1))
-    x = keras.layers.BatchNormalization()(keras.layers.Flatten()(inputs))
-    keras.Model(inputs, keras.layers.Dense(8)(x)).save(tmp_path / "batch.keras")
-    with pytest.raises(ArtifactError, match="BatchNormalization"):
-        _import(tmp_path / "batch.keras", tmp_path)
+    x = keras.layers.SpectralNormalization(keras.layers.Dense(8))(keras.layers.Flatten()(inputs))
+    keras.Model(inputs, x).save(tmp_path / "spectral.keras")
+    with pytest.raises(ArtifactError, match="SpectralNormalization"):
+        _import(tmp_path / "spectral.keras", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory):
+    """Keras's MobileNetV2, whose normalisations have seen other images, with dropout at its end."""
+    import keras
+
+    path = tmp_path_factory.mktemp("application") / "mobilenet.keras"
+    model = keras.applications.MobileNetV2(
+        input_shape=(32, 32, 3), alpha=0.35, include_top=False, pooling="avg", weights=None
+    )
+    random = np.random.default_rng(0)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.set_weights(
+                [random.uniform(0.5, 1.5, item.shape) for item in layer.get_weights()]
+            )
+    whole = keras.Model(model.input, keras.layers.Dropout(0.4)(model.output))
+    whole.save(path)
+    return path, model
+
+
+PROJECTED = ModelConfig(
+    backbone="tiny", image_size=32, channels=3, embedding_dim=8, trainable="projection"
+)
+
+
+def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, tmp_path):
+    from fedemb.embedding.backbones.groups import trainable_variables
+
+    path, model = application
+    settings = PretrainingConfig(kind="import", import_path=str(path))
+    start = PublicStart(model=PROJECTED, pretraining=settings, seed=0)
+    run(start, tmp_path / "out", _keys(tmp_path))
+    imported = load_backbone(tmp_path / "out" / "backbone.keras", PROJECTED)
+    images = np.random.default_rng(1).uniform(-1, 1, (6, 32, 32, 3)).astype(np.float32)
+    kernel, bias = (item.numpy() for item in trainable_variables(imported, "projection"))
+    wanted = model(images, training=False).numpy() @ kernel + bias
+    np.testing.assert_allclose(imported(images, training=False), wanted, rtol=1e-3, atol=1e-4)
+    # Also while training: nobody's images change what another's give, and chance has no part.
+    together = np.asarray(imported(images, training=True))
+    np.testing.assert_allclose(together, wanted, rtol=1e-3, atol=1e-4)
+    for number in range(len(images)):
+        alone = np.asarray(imported(images[number : number + 1], training=True))
+        np.testing.assert_allclose(alone[0], together[number], rtol=1e-4, atol=1e-5)
+    names = {variable.path for variable in trainable_variables(imported, "projection")}
+    assert names == {"embedding/kernel", "embedding/bias"}
+    assert not any("seed" in variable.path for variable in imported.non_trainable_variables)
+
+
+def test_batch_norm_that_still_trains_is_refused(application):
+    import keras
+
+    from fedemb.embedding.backbones import check_backbone
+
+    inputs = keras.Input((32, 32, 3))
+    outputs = keras.layers.Dense(8)(application[1](inputs))
+    with pytest.raises(ConfigError, match="mixes the images of different users"):
+        check_backbone(keras.Model(inputs, outputs), PROJECTED)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mode"), [("imagenet", "torch"), ("caffe", "caffe"), ("-1..1", "tf")]
+)
+def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
+    import keras
+
+    from fedemb.embedding.imported import import_backbone
+
+    inputs = keras.Input((8, 8, 3))
+    outputs = keras.layers.Dense(16)(keras.layers.Flatten()(inputs))
+    model = keras.Model(inputs, outputs)
+    model.save(tmp_path / "flat.keras")
+    config = PROJECTED.model_copy(update={"image_size": 8, "embedding_dim": 16})
+    imported = import_backbone(tmp_path / "flat.keras", config, pixels=pixels)
+    raw = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.float32)
+    prepared = keras.applications.imagenet_utils.preprocess_input(raw.copy(), mode=mode)
+    wanted = model(prepared).numpy()
+    np.testing.assert_allclose(imported(raw / 127.5 - 1), wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_second_layer_of_the_projection_trains_too(application):
+    from fedemb.embedding.backbones.groups import trainable_variables
+    from fedemb.embedding.imported import import_backbone
+
+    config = PROJECTED.model_copy(update={"projection_units": 12})
+    first, again = (import_backbone(application[0], config, seed=3) for _ in range(2))
+    names = [variable.path.split("/")[0] for variable in trainable_variables(first, "projection")]
+    assert names == ["embedding_hidden", "embedding_hidden", "embedding", "embedding"]
+    for one, two in zip(first.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_import_finds_a_foreign_layer_inside_another_model(tmp_path):

@@ -377,7 +377,7 @@ def test_baselines_that_no_guarantee_covers_are_refused_in_a_release(prepared):
     for changes in (
         {},
         {"mechanism": {**BARE, "rounds": 2}},
-        {"mechanism": {**BARE}, "model.trainable": "dense_only"},
+        {"mechanism": {**BARE}, "model.trainable": "projection"},
     ):
         with pytest.raises(ConfigError, match="centralized_baseline"):
             prepared.train(config(**{"training.algorithm": "centralized"}, **changes))

@@ -60,13 +60,15 @@ def joined(branch: Any, shortcut: Any, model: ModelConfig, name: str, groups: in
 
 
 def embedding(x: Any, model: ModelConfig, **options: Any) -> Any:
-    """The last layer: a dense one, or none where the features themselves are the embedding.
+    """The projection: a dense layer or two, or none where the features are the embedding.
 
     Args:
       x: `[batch, features]`.
-      model: `projection` and `embedding_dim` decide.
-      options: of the dense layer.
+      model: `projection`, `projection_units` and `embedding_dim` decide.
+      options: of the last layer.
     """
-    if model.projection:
-        return layers().Dense(model.embedding_dim, name="embedding", **options)(x)
-    return x
+    if not model.projection:
+        return x
+    if model.projection_units:
+        x = layers().Dense(model.projection_units, activation="relu", name="embedding_hidden")(x)
+    return layers().Dense(model.embedding_dim, name="embedding", **options)(x)

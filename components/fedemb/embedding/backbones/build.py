@@ -11,7 +11,8 @@ from fedemb.embedding.backbones.registry import backbones
 from fedemb.embedding.classifier import with_head
 from fedemb.errors import ConfigError
 
-# Layers whose output for one image depends on the other images of the batch, or that keep state.
+# Layers whose output for one image depends on the other images of the batch, or that keep state;
+# one that is frozen is a constant scale and offset.
 _BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")
 
 
@@ -123,10 +124,11 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
     """
     for layer in backbone._flatten_layers():
         kind = type(layer).__name__
-        if kind in _BATCH_DEPENDENT:
+        if kind in _BATCH_DEPENDENT and (layer.trainable or kind == "SpectralNormalization"):
             raise ConfigError(
                 f"backbone layer {layer.name} is {kind}, which mixes the images of different users "
-                "and keeps their statistics; use GroupNormalization or LayerNormalization"
+                "and keeps their statistics; use GroupNormalization or LayerNormalization, or "
+                "import the backbone, which freezes it"
             )
     state = [v.path for v in backbone.non_trainable_variables if "seed_generator" in v.path]
     if state:

@@ -8,6 +8,8 @@ from typing import Any
 from fedemb.embedding.classifier import HEAD
 from fedemb.errors import ConfigError
 
+_PROJECTION = ("embedding/", "embedding_hidden/")
+
 
 def _is_norm(path: str) -> bool:
     return path.endswith(("/gamma", "/beta"))
@@ -33,8 +35,8 @@ def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
         classifier trains with every group.
       group: `all`; `head`: the head of a classifier alone; `norm_only`: scales and offsets of
         normalisation layers; `last_block`: the last block of layers and the dense layer;
-        `dense_only`: the dense layer that gives the embedding; `conv_frozen`: all but convolution
-        kernels (ResNet-50: but those of stages 3 and 4; docs/method.md#algorithm);
+        `projection`: the dense layers that make an embedding of features; `conv_frozen`: all but
+        convolution kernels (ResNet-50: but those of stages 3 and 4; docs/method.md#algorithm);
         `first_blocks_frozen`: all but the stem and the first block or stage of blocks (arXiv
         2201.12328).
 
@@ -43,15 +45,15 @@ def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
     """
     variables = list(backbone.trainable_variables)
     blocks = [
-        _block(v.path) for v in variables if not v.path.startswith(("embedding/", f"{HEAD}/"))
+        _block(v.path) for v in variables if not v.path.startswith((*_PROJECTION, f"{HEAD}/"))
     ]
     first = {"stem", *[block for block in blocks if block != "stem"][:1]}
     chosen = {
         "all": lambda path: True,
         "head": lambda path: False,
         "norm_only": _is_norm,
-        "last_block": lambda path: path.startswith("embedding/") or _block(path) == blocks[-1],
-        "dense_only": lambda path: path.startswith("embedding/"),
+        "last_block": lambda path: path.startswith(_PROJECTION) or _block(path) == blocks[-1],
+        "projection": lambda path: path.startswith(_PROJECTION),
         "conv_frozen": lambda path: not _frozen_convolution(backbone.name, path),
         "first_blocks_frozen": lambda path: _block(path) not in first,
     }[group]
