@@ -13,6 +13,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,24 @@ def write_users(
     )
     manifest = {"image_size": size, "channels": 1, **index}
     write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
+
+
+class Unaudited:
+    """In place of a `RoundAudit`: looks at nothing, keeps nothing, finds nothing."""
+
+    rounds = -1
+
+    def __init__(self, *_: Any) -> None:
+        """Whatever there is to look at."""
+
+    def nothing(self, *_: Any) -> None:
+        """Does nothing."""
+
+    restore = save = replay = nothing
+
+    def found(self, *_: Any) -> Any:
+        """Evidence that is none."""
+        return SimpleNamespace(model_dump=lambda **_: None)
 
 
 @dataclass

@@ -44,32 +44,15 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-class Nothing:
-    """Looks at nothing."""
-
-    rounds = -1
-
-    def __init__(self, *_: Any) -> None:
-        """In place of a `RoundAudit`."""
-
-    def nothing(self, *_: Any) -> None:
-        """Does nothing."""
-
-    restore = save = replay = found = nothing
-
-    def __bool__(self) -> bool:
-        return False
-
-
 def measure(name: str, audited: bool) -> dict[str, float]:
     """Trains in this process; processor seconds and peak memory of the training."""
     from fedemb.training import trainer
-    from tests.training_run import config, prepare
+    from tests.training_run import Unaudited, config, prepare
 
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(Path(folder) / "run", config(**SIZES[name]), users=90 * 32)
         if not audited:
-            trainer.RoundAudit = Nothing
+            trainer.RoundAudit = Unaudited
         before, started = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
         card = run.train()
         seconds = time.process_time() - started

@@ -4,12 +4,11 @@ The ways are those of a careless developer, put into the product while a real tr
 """
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_run import ReadyRun, classifier_config, config, prepare
+from training_run import ReadyRun, Unaudited, classifier_config, config, prepare
 
 from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.embedding import round_replay
@@ -124,27 +123,9 @@ def test_bits_of_a_training_do_not_depend_on_the_audit(fresh, name):
     blind, seen = fresh(name, "blind"), fresh(name, "seen")
     step = {"train_dp_fedemb": embeddings, "train_dp_sgd": classifier}[name]
 
-    class Nothing:
-        rounds = -1
-
-        def __init__(self, *_):
-            """Looks at nothing."""
-
-        def restore(self, *_):
-            """Has nothing to go on with."""
-
-        def save(self, _):
-            """Has nothing to keep."""
-
-        def replay(self, *_):
-            """Runs nothing again."""
-
-        def found(self, *_):
-            return SimpleNamespace(model_dump=lambda **_: None)
-
     key = b"k" * 32
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "RoundAudit", Nothing)
+        patch.setattr(trainer, "RoundAudit", Unaudited)
         step.run(blind.context(), root_key=key)
     step.run(seen.context(), root_key=key)
     files = [(r.root / "model" / "backbone.keras").read_bytes() for r in (blind, seen)]
