@@ -1,0 +1,31 @@
+"""What ships as a preset can be run and released as it stands."""
+
+from pathlib import Path
+
+import pytest
+
+import fedemb.pipelines
+from fedemb.documents.artifacts import canonical_json
+from fedemb.ledger import series_of, terms_of
+from fedemb.ledger.budget import Charge, spent
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+
+FOLDER = Path(fedemb.pipelines.__file__).parent / "configs"
+RELEASES = [
+    path.stem
+    for path in sorted(FOLDER.glob("*.yaml"))
+    if load_config(path.stem, ()).purpose == "release"
+]
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_first_run_of_a_release_fits_the_policy_it_comes_with(name):
+    """The ledger adds runs up at one Rényi order, which costs more than the PLD of a single run."""
+    config = load_config(name, ())
+    plan = plan_mechanism(config)
+    event = canonical_json(event_to_json(plan.event()))
+    charge = Charge(1, "first", event, plan.relation.name, plan.rounds, plan.rounds)
+    price = spent(terms_of(config, series_of(config, plan)), [charge])
+    assert price.epsilon <= config.policy.epsilon_cap
