@@ -30,7 +30,7 @@ from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import json_digest
 from fedemb.embedding import assign_weights, build_backbone, configure_threads, pretrain
 from fedemb.embedding.classifier import classify, without_head
-from fedemb.embedding.feature_cache import UnitFeatures
+from fedemb.embedding.feature_cache import UnitFeatures, rows_of
 from fedemb.embedding.feed import Feed
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
@@ -46,7 +46,6 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.planning.frontier import least_noise
 from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.queries.product_sum import Features, whole_features
 from studies.dp_sgd.grid import DELTA, HELD_OUT, TRAIN, Row
 
 CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -238,12 +237,11 @@ def _head(row: Row, data: Data) -> dict[str, Any]:
     if kind == "public":  # the mean length of private features, for a study only
         length = np.linalg.norm(ours, axis=1).mean(dtype=np.float32)
         ours, theirs = ours / length, theirs / length
-    mantissas, scales = whole_features(ours)
+    rows = rows_of(ours, units.labels[:, 0])
 
     def load(unit: Any) -> UnitFeatures:
         (place,) = unit.users
-        whole = Features(mantissas[place : place + 1], scales[place : place + 1])
-        return UnitFeatures(whole, units.labels[place])
+        return rows[place : place + 1]
 
     squares = settings.get("solver") == "squares"
     if squares:

@@ -113,10 +113,9 @@ class HeadBench:
 
         from fedemb.config import UnitGradientConfig
         from fedemb.embedding.classifier import HEAD
-        from fedemb.embedding.feature_cache import UnitFeatures
+        from fedemb.embedding.feature_cache import rows_of
         from fedemb.embedding.head_gradient import HeadGradientFunction
         from fedemb.embedding.threads import configure_threads
-        from fedemb.privacy.queries.product_sum import Features, whole_features
 
         configure_threads(cores)
         random = np.random.default_rng(0)
@@ -128,11 +127,8 @@ class HeadBench:
         self.function = HeadGradientFunction(
             keras.Model(inputs, head(inputs)), self.mechanism, UnitGradientConfig()
         )
-        mantissas, scales = whole_features(self.features)
-        self.units = [
-            UnitFeatures(Features(mantissas[i : i + 1], scales[i : i + 1]), self.labels[i : i + 1])
-            for i in range(HEAD_BATCH)
-        ]
+        rows = rows_of(self.features, self.labels)
+        self.units = [rows[place : place + 1] for place in range(HEAD_BATCH)]
         self.weights = self.function.initial_weights()
 
     def ours(self) -> None:

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedemb.backend import traced
 from fedemb.embedding.rounds import ClientExamples
-from fedemb.privacy.queries.product_sum import Features, whole_features
+from fedemb.privacy.queries.product_sum import whole_features
 from fedemb.storage import Store
 
 _BLOCK = 1024
 """Units of one file."""
 
 
-class UnitFeatures(NamedTuple):
-    """The features of one unit. Raw."""
+UnitFeatures = np.ndarray
+"""The features of one unit, a row for each image, see `rows_of`: one piece of memory, so that a
+batch of units is put together at once. Raw."""
 
-    features: Features
-    """`[images, features + 1]`."""
-    labels: np.ndarray
-    """int64 `[images]`."""
+
+def row_type(features: int) -> np.dtype:
+    """What is known of an image: `Features`, and its label."""
+    mantissas = ("mantissas", np.int16, (features + 1,))
+    return np.dtype([mantissas, ("scale", np.float64), ("label", np.int64)])
+
+
+def rows_of(features: np.ndarray, labels: np.ndarray) -> UnitFeatures:
+    """Features and labels of images as rows.
+
+    Args:
+      features: float32 `[images, features]`.
+      labels: `[images]`.
+    """
+    rows = np.zeros(len(labels), row_type(features.shape[1]))
+    rows["mantissas"], rows["scale"] = whole_features(features)
+    rows["label"] = labels
+    return rows
 
 
 class FeatureCache:
@@ -63,7 +78,7 @@ class FeatureCache:
             computed = np.zeros((len(unit.labels), self._dim), np.float32)
             for row, image in enumerate(unit.images):
                 computed[row] = np.asarray(self._compute(image))
-            features = UnitFeatures(whole_features(computed), unit.labels)
+            features = rows_of(computed, unit.labels)
             if not len(unit.labels):
                 return features
             self._known[key] = features
@@ -88,19 +103,13 @@ def _packed(units: dict[bytes, UnitFeatures]) -> bytes:
     np.savez(
         packed,
         keys=np.array([np.frombuffer(key, np.uint8) for key in units]),
-        counts=np.array([len(unit.labels) for unit in units.values()]),
-        mantissas=np.concatenate([unit.features.mantissas for unit in units.values()]),
-        scales=np.concatenate([unit.features.scales for unit in units.values()]),
-        labels=np.concatenate([unit.labels for unit in units.values()]),
+        counts=np.array([len(unit) for unit in units.values()]),
+        rows=np.concatenate([*units.values()]),
     )
     return packed.getvalue()
 
 
 def _unpacked(data: bytes) -> dict[bytes, UnitFeatures]:
     with np.load(io.BytesIO(data), allow_pickle=False) as packed:
-        cuts = np.cumsum(packed["counts"])[:-1]
-        parts = [np.split(packed[name], cuts) for name in ("mantissas", "scales", "labels")]
-        return {
-            key.tobytes(): UnitFeatures(Features(mantissas, scales), labels)
-            for key, mantissas, scales, labels in zip(packed["keys"], *parts, strict=True)
-        }
+        units = np.split(packed["rows"], np.cumsum(packed["counts"])[:-1])
+        return {key.tobytes(): unit for key, unit in zip(packed["keys"], units, strict=True)}

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD
-from fedemb.embedding.feature_cache import UnitFeatures
+from fedemb.embedding.feature_cache import UnitFeatures, row_type
 from fedemb.embedding.rounds import RoundSums
 from fedemb.embedding.server import MeanStep, ServerRule
 from fedemb.errors import ConfigError
-from fedemb.privacy.queries.product_sum import Features, clipped_product_sum, exact_logits
+from fedemb.privacy.queries.product_sum import (
+    Features,
+    WholeWeights,
+    clipped_product_sum,
+    exact_logits,
+    whole_weights,
+)
 
-_CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = 4 << 20
 """Features of one matrix product, as float64: about what a core's cache holds."""
 
 
@@ -67,7 +73,7 @@ class HeadGradientFunction:
         del round_index  # nothing here is random
         waiting: list[UnitFeatures] = []
         for unit in units:
-            if not len(unit.labels):
+            if not len(unit):
                 continue
             waiting.append(unit)
             if len(waiting) == self._chunk:
@@ -76,19 +82,21 @@ class HeadGradientFunction:
         if waiting:
             yield self._pack(waiting)
 
-    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[Features, np.ndarray, np.ndarray]:
-        """Features `[units, images, ...]`, labels and weights of images `[units, images]`."""
-        shape = (len(units), self._config.images_per_unit)
-        mantissas = np.zeros((*shape, self._rows), np.int16)
-        scales = np.ones(shape)
-        labels, weights = np.zeros(shape, np.int64), np.zeros(shape)
-        for place, unit in enumerate(units):
-            count = min(len(unit.labels), shape[1])
-            mantissas[place, :count] = unit.features.mantissas[:count]
-            scales[place, :count] = unit.features.scales[:count]
-            labels[place, :count] = unit.labels[:count]
-            weights[place, :count] = 1.0 / count
-        return Features(mantissas, scales), labels, weights
+    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of images, and their weights in the mean of their unit, both `[units, images]`."""
+        images = self._config.images_per_unit
+        buffers = cast("Sequence[bytes]", units)  # an array is one
+        joined = np.frombuffer(b"".join(buffers), row_type(self._rows - 1))
+        counts = np.fromiter(map(len, units), np.int64, len(units))
+        weights = np.arange(images) < counts[:, None]
+        if images == 1 and len(joined) == len(units):
+            return joined[:, None], weights.astype(np.float64)
+        ends = np.cumsum(counts)
+        number = np.arange(len(joined)) - np.repeat(ends - counts, counts)
+        slab = np.zeros((len(units), images), joined.dtype)
+        slab["scale"] = 1.0
+        slab[weights] = joined[number < images]
+        return slab, weights / weights.sum(1, keepdims=True)
 
     def __call__(
         self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
@@ -99,13 +107,14 @@ class HeadGradientFunction:
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
         """The same from packed units."""
         plan = self.mechanism.plan
-        head = weights.reshape(self._rows, self._classes)
+        head = whole_weights(weights.reshape(self._rows, self._classes))
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
         self.seconds_waited, asked = 0.0, time.perf_counter()
-        for features, labels, shares in slabs:
+        for images, shares in slabs:
             self.seconds_waited += time.perf_counter() - asked
-            errors, losses = self._errors(head, features, labels, shares)
+            features = Features(images["mantissas"].astype(np.float64), images["scale"])
+            errors, losses = self._errors(head, features, images["label"], shares)
             summed, norms = clipped_product_sum(
                 features,
                 errors,
@@ -120,7 +129,7 @@ class HeadGradientFunction:
         return RoundSums((total,), np.concatenate(rows))
 
     def _errors(
-        self, head: np.ndarray, features: Features, labels: np.ndarray, shares: np.ndarray
+        self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Downhill errors `[units, images, classes]` and mean losses `[units]`."""
         flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())

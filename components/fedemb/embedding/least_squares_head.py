@@ -39,12 +39,12 @@ class LeastSquaresFunction(HeadGradientFunction):
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
         self.seconds_waited, asked = 0.0, time.perf_counter()
-        for (mantissas, scales), labels, shares in slabs:
+        for images, shares in slabs:
             self.seconds_waited += time.perf_counter() - asked
-            features = mantissas[..., :-1] / scales[..., None]
+            features = images["mantissas"][..., :-1] / images["scale"][..., None]
             total += moment_sum(
                 features,
-                np.where(shares > 0, labels, -1),
+                np.where(shares > 0, images["label"], -1),
                 classes=self._classes,
                 grid_bits=plan.grid_bits,
                 feature_norm=plan.feature_norm,

@@ -12,7 +12,12 @@ from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.queries.product_sum import clipped_product_sum, exact_logits, whole_features
+from fedemb.privacy.queries.product_sum import (
+    clipped_product_sum,
+    exact_logits,
+    whole_features,
+    whole_weights,
+)
 
 SIZE, CLASSES = 12, 5
 MODEL = ModelConfig(
@@ -132,14 +137,31 @@ def test_logits_have_the_same_bits_alone_and_in_a_batch():
     random = np.random.default_rng(1)
     values = random.normal(size=(33, 500)).astype(np.float32)
     weights = random.normal(size=(501, 10)).astype(np.float32)
-    features = whole_features(values)
-    batch = exact_logits(features, weights)
+    features, whole = whole_features(values), whole_weights(weights)
+    batch = exact_logits(features, whole)
     for row in (0, 17, 32):
         one = features._replace(
             mantissas=features.mantissas[row : row + 1], scales=features.scales[row : row + 1]
         )
-        np.testing.assert_array_equal(exact_logits(one, weights)[0], batch[row])
+        np.testing.assert_array_equal(exact_logits(one, whole)[0], batch[row])
     np.testing.assert_allclose(batch, values @ weights[:-1] + weights[-1], rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, np.nan])
+def test_weights_of_zero_give_zero_and_others_that_are_no_numbers_none(value):
+    features = whole_features(np.ones((2, 3), np.float32))
+    logits = exact_logits(features, whole_weights(np.full((4, 5), value, np.float32)))
+    assert np.all(logits == 0.0 if value == 0.0 else np.isnan(logits))
+
+
+def test_units_of_one_image_are_summed_as_those_of_several_are():
+    """The shorter way, for units that are one image each, gives the same sum."""
+    classifier, one = _function(0.5, UnitGradientConfig(images_per_unit=1))
+    _, several = _function(0.5)
+    units = [unit[:1] for unit in _features(classifier, _units(8))]
+    sums = [np.asarray(f(f.initial_weights(), units, 0).sample_state[0]) for f in (one, several)]
+    # The slack for several images shortens a record a little.
+    assert 0 < np.linalg.norm(sums[0] - sums[1]) < 1e-4 * np.linalg.norm(sums[0])
 
 
 def test_views_of_cached_features_are_refused_with_a_sentence():

@@ -6,10 +6,9 @@ from privacy_worlds import ROOT, make_plan
 
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
 from fedemb.embedding import build_backbone, initial_state, released_weights
-from fedemb.embedding.feature_cache import UnitFeatures
+from fedemb.embedding.feature_cache import rows_of
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.privacy.queries import build_mechanism
-from fedemb.privacy.queries.product_sum import whole_features
 
 CLASSES = 4
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=16, classes=("a", "b", "c", "d"))
@@ -29,16 +28,16 @@ def _units(count):
     for unit in range(count):
         labels = random.integers(0, CLASSES, 1 + unit % 3)
         features = random.normal(size=(len(labels), 16)) + 3.0 * np.eye(16)[labels]
-        found.append(UnitFeatures(whole_features(features.astype(np.float32)), labels))
+        found.append(rows_of(features.astype(np.float32), labels))
     return found
 
 
 def _accuracy(weights, units):
     kernel, bias = weights[:-CLASSES].reshape(16, CLASSES), weights[-CLASSES:]
     hits = []
-    for (mantissas, scales), labels in units:
-        logits = mantissas[:, :-1] / scales[:, None] @ kernel + bias
-        hits.extend(logits.argmax(1) == labels)
+    for unit in units:
+        logits = unit["mantissas"][:, :-1] / unit["scale"][:, None] @ kernel + bias
+        hits.extend(logits.argmax(1) == unit["label"])
     return np.mean(hits)
 
 
@@ -75,11 +74,11 @@ def test_leaving_a_unit_out_moves_the_sum_by_at_most_the_clip_and_no_other_bit()
 
 def test_units_without_images_and_past_the_cap_are_handled():
     function, units = _function(), _units(3)
-    empty = UnitFeatures(whole_features(np.zeros((0, 16), np.float32)), np.zeros(0, int))
+    empty = rows_of(np.zeros((0, 16), np.float32), np.zeros(0, int))
     start = function.initial_weights()
     with_empty = function(start, [*units, empty], 0)
     assert with_empty.clients[:, 3].tolist() == [1, 2, 3]
-    many = UnitFeatures(whole_features(np.ones((9, 16), np.float32)), np.zeros(9, int))
-    first = UnitFeatures(whole_features(np.ones((3, 16), np.float32)), np.zeros(3, int))
+    many = rows_of(np.ones((9, 16), np.float32), np.zeros(9, int))
+    first = rows_of(np.ones((3, 16), np.float32), np.zeros(3, int))
     sums = [np.asarray(function(start, [unit], 0).sample_state[0]) for unit in (many, first)]
     np.testing.assert_array_equal(*sums)

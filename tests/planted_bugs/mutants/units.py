@@ -170,8 +170,8 @@ MUTANTS = (
         "bias_left_out_of_the_norm",
         (
             PRODUCT,
-            "    pairs = (whole @ whole.transpose(0, 2, 1)) *",
-            "    bare = whole[..., :-1]\n    pairs = (bare @ bare.transpose(0, 2, 1)) *",
+            '    lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))',
+            '    bare = whole[..., :-1]\n    lengths = np.sqrt(np.einsum("uif,uif->ui", bare, bare))',
         ),
         BALL,
     ),

@@ -27,8 +27,8 @@ _CLIP_SLACK = 2.0**-26
 class Features(NamedTuple):
     """Features of images as whole numbers, a constant 1 behind them for the bias. Raw."""
 
-    mantissas: npt.NDArray[np.int16]
-    """`[..., features + 1]`."""
+    mantissas: npt.NDArray[np.int16] | Doubles
+    """`[..., features + 1]`: int16 where they are kept, float64 where products are formed."""
     scales: Doubles
     """`[...]`, a power of two for each image: features are mantissas / scale."""
 
@@ -46,25 +46,41 @@ def whole_features(features: npt.NDArray[np.float32]) -> Features:
     return Features(np.rint(values * scales[:, None]).astype(np.int16), scales)
 
 
-def exact_logits(features: Features, weights: npt.NDArray[np.float32]) -> Doubles:
+class WholeWeights(NamedTuple):
+    """Weights of a linear head as whole numbers. Noised."""
+
+    numbers: Doubles
+    """`[features + 1, classes]`, the bias last; NaN where a weight was not finite."""
+    grid: float
+    """Weights are numbers / grid."""
+
+
+def whole_weights(weights: npt.NDArray[np.float32]) -> WholeWeights:
+    """Rounds weights to a grid on which their products with features sum exactly.
+
+    Args:
+      weights: float32 `[features + 1, classes]`.
+    """
+    bits = _EXACT_BITS - 1 - _FEATURE_BITS - math.ceil(math.log2(weights.shape[0]))
+    largest = float(np.abs(weights).max(initial=0.0))
+    if not np.isfinite(largest):
+        return WholeWeights(np.full(weights.shape, math.nan), 1.0)
+    grid = 2.0 ** math.floor(math.log2((2**bits - 1) / largest)) if largest else 1.0
+    return WholeWeights(np.rint(weights.astype(np.float64) * grid), grid)
+
+
+def exact_logits(features: Features, weights: WholeWeights) -> Doubles:
     """Logits of a linear head, each the same bits wherever in a batch its image stands.
 
     Args:
       features: of `images` images, `[images, features + 1]`.
-      weights: float32 `[features + 1, classes]`, the bias last; rounded to a grid on which the
-        products sum exactly.
+      weights: of `whole_weights`.
 
     Returns:
       float64 `[images, classes]`.
     """
-    rows = weights.shape[0]
-    bits = _EXACT_BITS - 1 - _FEATURE_BITS - math.ceil(math.log2(rows))
-    largest = float(np.abs(weights).max(initial=0.0))
-    if largest == 0.0 or not np.isfinite(largest):
-        return np.full((len(features.mantissas), weights.shape[1]), largest)
-    grid = 2.0 ** math.floor(math.log2((2**bits - 1) / largest))
-    sums = features.mantissas.astype(np.float64) @ np.rint(weights.astype(np.float64) * grid)
-    return sums / (features.scales[:, None] * grid)
+    sums = features.mantissas.astype(np.float64, copy=False) @ weights.numbers
+    return sums / (features.scales[:, None] * weights.grid)
 
 
 def clipped_product_sum(
@@ -101,17 +117,17 @@ def clipped_product_sum(
             f"{units} units of {images} images are too many for one exact sum on a grid of "
             f"{grid_bits} bits; lower training.unit_gradient.microbatch or images_per_unit"
         )
-    whole = features.mantissas.astype(np.float64)
+    whole = features.mantissas.astype(np.float64, copy=False)
     finite = np.all(np.isfinite(errors), axis=(1, 2), keepdims=True)
     errors = np.where(finite, errors, 0.0)
     real = errors / features.scales[..., None]  # so that `whole x real` is the record
-    # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact.
-    pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
-    norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
-    lengths = np.sqrt(np.square(whole).sum(-1))
-    # Images may cancel in the record and not in its parts, which must stay whole numbers below
-    # 2^53 too.
-    apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
+    lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))  # the sums are exact
+    norms = apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
+    if images > 1:
+        # |sum of x e'|^2 = sum over pairs of (x . x')(e . e'); the first factor is exact. Images
+        # may cancel in the record and not in its parts, which must stay whole below 2^53 too.
+        pairs = (whole @ whole.transpose(0, 2, 1)) * (real @ real.transpose(0, 2, 1))
+        norms = np.sqrt(np.maximum(pairs.sum(axis=(1, 2)), 0.0))
     largest = np.maximum(norms, apart) * (1.0 + _CLIP_SLACK)
     # Truncating the errors of several images may lengthen their sum by this much.
     slack = lengths.sum(1) * math.sqrt(classes) if images > 1 else np.zeros(units)
@@ -119,5 +135,5 @@ def clipped_product_sum(
     floor = l2_norm_clip if automatic_clip is None else automatic_clip
     held = np.maximum(floor, largest) if automatic_clip is None else largest + floor
     truncated = np.trunc(real * (target / held)[:, None, None])
-    summed = whole.reshape(-1, rows).T @ truncated.reshape(-1, classes)
-    return np.rint(summed).astype(np.int64).ravel(), norms
+    summed = truncated.reshape(-1, classes).T @ whole.reshape(-1, rows)
+    return summed.T.astype(np.int64, order="C").ravel(), norms
