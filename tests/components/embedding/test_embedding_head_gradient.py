@@ -103,16 +103,21 @@ def test_a_unit_more_moves_its_own_integers_in_and_no_other_bit():
 
 
 def test_no_record_leaves_the_ball_however_features_and_errors_lie():
+    """Features of one size and of many, images that add up and that cancel, errors side by side."""
     random = np.random.default_rng(0)
-    for trial in range(50):
+    for trial in range(1200):
         images = 1 + trial % 3
-        spread = np.exp(random.normal(0, 6, (images, 40)))
-        features = whole_features((random.normal(size=(images, 40)) * spread).astype(np.float32))
+        spread = np.exp(random.normal(0, 6 * (trial % 2), (images, 40)))
+        common = random.normal(size=40) * random.choice([-1.0, 1.0], (images, 1))
+        values = (common + random.normal(size=(images, 40))) * spread
+        features = whole_features(values.astype(np.float32))
         errors = random.normal(size=(1, images, 4)) * np.exp(random.normal(0, 6))
+        if trial % 4 != 1:
+            errors = np.exp(random.normal(size=(1, images, 1))) * errors[:, :1]
         batch = features._replace(mantissas=features.mantissas[None], scales=features.scales[None])
-        for automatic in (None, 1e-3):
+        for clip, automatic in ((1e-9, None), (0.3, 1e-3)):
             summed, _ = clipped_product_sum(
-                batch, errors, l2_norm_clip=0.3, grid_bits=32, automatic_clip=automatic
+                batch, errors, l2_norm_clip=clip, grid_bits=32, automatic_clip=automatic
             )
             assert np.linalg.norm(summed.astype(np.float64)) <= 2.0**32
 

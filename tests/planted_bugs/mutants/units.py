@@ -170,8 +170,8 @@ MUTANTS = (
         "bias_left_out_of_the_norm",
         (
             PRODUCT,
-            '    lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))',
-            '    bare = whole[..., :-1]\n    lengths = np.sqrt(np.einsum("uif,uif->ui", bare, bare))',
+            '"uif,uif->ui", whole, whole)',
+            '"uif,uif->ui", whole[..., :-1], whole[..., :-1])',
         ),
         BALL,
     ),
