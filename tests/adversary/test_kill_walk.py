@@ -30,7 +30,7 @@ def _wrong(found: list[dict]) -> list[dict]:
 
 def test_act_that_is_killed_and_done_again_leaves_the_same_bytes(tmp_path):
     """A few of the kills of the long test below."""
-    found = _walk(tmp_path, 41, "reserve", "commit", "release", "forget")
+    found = _walk(tmp_path, 100, "reserve", "commit", "release", "forget")
     assert {kill["act"] for kill in found} == {"reserve", "commit", "release", "forget"}
     assert _wrong(found) == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS = "10.90.0.1"
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds a part may take to answer."""
 
 
