@@ -108,7 +108,8 @@ def run(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Continue this run directory; of the other options --from, --set and --beam count."
+            help="Continue this run: its directory, or its name below --runs; of the other options "
+            "--from, --set and --beam count."
         ),
     ] = None,
     from_: Annotated[
@@ -145,7 +146,7 @@ def run(
             return
         directory = prepare(config, overrides, runs, run_id, data)
     else:
-        directory = RunDirectory.open(resume)
+        directory = RunDirectory.open(resume if resume.exists() else runs / resume)
         changed = measured_otherwise(directory, set_, from_) if set_ else directory.config()
         taken_over = steps_taken_over(directory, from_)  # refuses before anything changes
         if dry_run:

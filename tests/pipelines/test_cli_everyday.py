@@ -92,6 +92,7 @@ def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
     steps = ("plan_privacy", "pretrain_public", "reserve_budget", "partition_users")
     made.write_state({"seconds": dict.fromkeys(steps, 1.0)})
     said = run(capsys, "run", "--dry-run", "--resume", made.root)
+    assert said == run(capsys, "run", "--dry-run", "--runs", tmp_path, "--resume", "one")
     assert "partition_users: taken over" in said
     assert "train_dp_fedemb: would run" in said
     assert "charged before; going on costs nothing" in said
