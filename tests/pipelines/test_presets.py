@@ -29,3 +29,4 @@ def test_the_first_run_of_a_release_fits_the_policy_it_comes_with(name):
     charge = Charge(1, "first", event, plan.relation.name, plan.rounds, plan.rounds)
     price = spent(terms_of(config, series_of(config, plan)), [charge])
     assert price.epsilon <= config.policy.epsilon_cap
+    assert config.policy.delta <= config.policy.users_lower_bound**-1.1, "the gate would deny it"
