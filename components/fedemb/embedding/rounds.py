@@ -120,47 +120,33 @@ def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"
         start = stop
 
 
-class ParallelRounds(ABC):
-    """What all kinds of round share: workers, slabs of bounded size, one exact sum.
+class SlabRounds(ABC):
+    """What all kinds of round share, on any backend: slabs of bounded size, one exact sum.
 
     Args:
       shapes: of the tensors that train.
-      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each record.
-      share: `tf.TensorSpec`s of the part of a slab that one worker gets.
+      mechanism: `privacy.queries.Mechanism`; clips and rounds each record.
       slab_units: units of one slab, at most.
       seed: of everything random but noise and sampling.
-      devices: one name for each worker that works side by side, or None: left to TensorFlow.
+      worker_count: of those who work side by side.
     """
 
     def __init__(
         self,
         shapes: Sequence[tuple[int, ...]],
         mechanism: Any,
-        share: Any,
         *,
         slab_units: int,
         seed: int,
-        devices: Sequence[str | None],
+        worker_count: int,
     ) -> None:
-        import tensorflow as tf
-
-        self.mechanism, self.seed = mechanism, seed
-        self.worker_count = len(devices)
+        self.mechanism, self.seed, self.worker_count = mechanism, seed, worker_count
         self.seconds_waited = 0.0
         """Of the last round: how long it waited for data."""
-        self._devices, self._slab_units = devices, slab_units
+        self._slab_units = slab_units
         self._shapes = list(shapes)
         self._sizes = [int(np.prod(shape)) for shape in shapes]
         self.dim = sum(self._sizes)
-        self._train = tf.function(
-            self._train_slab,
-            input_signature=[
-                [tf.TensorSpec(shape, tf.float32) for shape in shapes],
-                [share] * self.worker_count,
-                [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
-                _specs(mechanism.sample_params()),
-            ],
-        )
 
     @abstractmethod
     def initial_weights(self) -> Float32[np.ndarray, " dim"]:
@@ -171,10 +157,8 @@ class ParallelRounds(ABC):
         """At least one unit, spread over the workers."""
 
     @abstractmethod
-    def _loop(
-        self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
-    ) -> tuple[Any, Any]:
-        """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
+    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        """The clipped sum over packed slabs."""
 
     @property
     def advance(self) -> ServerRule:
@@ -226,15 +210,69 @@ class ParallelRounds(ABC):
         Raises:
           StorageError: a host of the job was lost.
         """
+        return self._sums(weights, self._waited_for(slabs))
+
+    def _waited_for(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
+        """The same slabs; adds up how long they let wait."""
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for slab in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            yield slab
+            asked = time.perf_counter()
+
+
+class ParallelRounds(SlabRounds):
+    """Rounds on TensorFlow: one traced function, with a loop for each worker.
+
+    Args:
+      shapes: see `SlabRounds`.
+      mechanism: see `SlabRounds`.
+      share: `tf.TensorSpec`s of the part of a slab that one worker gets.
+      slab_units: see `SlabRounds`.
+      seed: see `SlabRounds`.
+      devices: one name for each worker that works side by side, or None: left to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        mechanism: Any,
+        share: Any,
+        *,
+        slab_units: int,
+        seed: int,
+        devices: Sequence[str | None],
+    ) -> None:
+        import tensorflow as tf
+
+        super().__init__(
+            shapes, mechanism, slab_units=slab_units, seed=seed, worker_count=len(devices)
+        )
+        self._devices = devices
+        self._train = tf.function(
+            self._train_slab,
+            input_signature=[
+                [tf.TensorSpec(shape, tf.float32) for shape in shapes],
+                [share] * self.worker_count,
+                [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
+                _specs(mechanism.sample_params()),
+            ],
+        )
+
+    @abstractmethod
+    def _loop(
+        self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
+
+    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
         import tensorflow as tf
 
         broadcast = [tf.constant(part) for part in self._split(weights)]
         query, parameters = self.mechanism.query, self.mechanism.sample_params()
         states = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
-        statistics = []
-        self.seconds_waited, asked = 0.0, time.perf_counter()
+        statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         for slab in slabs:
-            self.seconds_waited += time.perf_counter() - asked
             # The clip is an argument of the traced function, never a constant in it: it may move.
             try:
                 states, rows = self._train(broadcast, slab, states, parameters)
@@ -244,12 +282,10 @@ class ParallelRounds(ABC):
                     "a host of the training job was lost in a round, which was not committed; "
                     "start the hosts again and resume the run"
                 ) from error
-            asked = time.perf_counter()
         total = states[0]
         for state in states[1:]:
             total = query.merge_sample_states(total, state)
-        empty = np.zeros((0, len(STATISTICS)), np.float32)
-        return RoundSums(total, np.concatenate([empty, *statistics]))
+        return RoundSums(total, np.concatenate(statistics))
 
     def _train_slab(
         self, broadcast: Any, slab: Slab, states: Any, parameters: Any

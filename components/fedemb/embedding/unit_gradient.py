@@ -13,12 +13,14 @@ that a record has the same bits at any place and beside any neighbour.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
 
+from fedemb.backend import keras_ops
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD, without_head
 from fedemb.embedding.preprocessing import preprocess
@@ -27,13 +29,14 @@ from fedemb.embedding.rounds import (
     ParallelRounds,
     RoundSums,
     Slab,
+    SlabRounds,
     dealt,
     seed_of,
 )
 from fedemb.embedding.views import apply_moves, draw_moves
 from fedemb.errors import Refused
 
-_SLAB_MICROBATCHES = 16
+SLAB_MICROBATCHES = 16
 """Micro-batches of one slab and worker, at most."""
 _PROBED = 64
 """Generated units, at least, that show whether the layout matters: where the last numbers of a
@@ -59,8 +62,161 @@ class UnitShare(NamedTuple):
     """int32 scalar: units that are real; the rest fills the last micro-batch."""
 
 
-class UnitGradientFunction(ParallelRounds):
-    """Sums the clipped mean gradients of the units of a round; records point downhill.
+class UnitRounds(SlabRounds):
+    """Units in whole micro-batches, whatever backend takes their gradients."""
+
+    def _hold(
+        self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
+    ) -> list[tuple[int, ...]]:
+        """Takes what trains; returns the shapes of it."""
+        self._classifier, self._trunk = classifier, without_head(classifier)
+        self._config = config
+        self.variables = list(variables)
+        self._image = tuple(classifier.input_shape[1:])
+        self._classes = int(classifier.output_shape[-1])
+        self._exact = False
+        return [tuple(int(n) for n in v.shape) for v in self.variables]
+
+    @abstractmethod
+    def _sums_by_worker(
+        self, weights: np.ndarray, units: Sequence[ClientExamples]
+    ) -> list[np.ndarray]:
+        """The integers that each worker makes of the same units."""
+
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+        """Values of the trained variables, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        size = self._config.microbatch
+        batches = [units[start : start + size] for start in range(0, len(units), size)]
+        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
+        return [self._share([u for b in share for u in b], round_index) for share in shares]
+
+    def _share(
+        self, units: Sequence[ClientExamples], round_index: int, together: int = 0
+    ) -> UnitShare:
+        """Units in whole micro-batches, or in whole multiples of `together`."""
+        config = self._config
+        together = together or config.microbatch
+        places = -(-len(units) // together) * together
+        shape = (places, config.images_per_unit)
+        share = UnitShare(
+            images=np.zeros((*shape, *self._image), np.uint8),
+            labels=np.zeros(shape, np.int32),
+            weights=np.zeros(shape, np.float32),
+            moves=np.zeros((*shape, config.views, 3), np.int32),
+            count=np.int32(len(units)),
+        )
+        for place, unit in enumerate(units):
+            count = min(len(unit.labels), config.images_per_unit)
+            share.images[place, :count] = unit.images[:count]
+            share.labels[place, :count] = unit.labels[:count]
+            share.weights[place, :count] = 1.0 / count
+            if config.views > 1 or config.crop_padding or config.flip:
+                seed = seed_of(self.seed, round_index, unit.grouping, unit.group)
+                share.moves[place] = draw_moves(config, seed)
+        return share
+
+    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        """See `SlabRounds`; before the first slab the layout is shown not to matter."""
+        if not self._exact:
+            self.require_exact(weights)
+            self._exact = True
+        return super().run(weights, slabs)
+
+    def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
+        """Refuses to train where a record's bits depend on its place or its neighbours.
+
+        Generated images take the place of units: in order, reversed, and the first few also half a
+        micro-batch at a time beside filled places. All ways must give the same integers on every
+        worker. The weights are moved a little first: where a head starts at zero, all gradients
+        below it would vanish.
+
+        Raises:
+          Refused: they do not.
+        """
+        size = self._config.microbatch
+        random = np.random.default_rng(0)
+        units = [
+            ClientExamples(
+                0,
+                group,
+                random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8),
+                random.integers(0, self._classes, self._config.images_per_unit),
+            )
+            for group in range(size * -(-_PROBED // size))
+        ]
+        moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
+
+        def sums(chosen: Sequence[ClientExamples]) -> list[np.ndarray]:
+            return self._sums_by_worker(moved, chosen)
+
+        def differ(expected: list[np.ndarray], found: list[np.ndarray]) -> bool:
+            return any(not np.array_equal(one, expected[0]) for one in (*expected, *found))
+
+        few = units[:size]
+        halves = zip(sums(few[: size // 2]), sums(few[size // 2 :]), strict=True)
+        if differ(sums(units), sums(units[::-1])) or differ(
+            sums(few), [one + other for one, other in halves]
+        ):
+            raise Refused(
+                f"on this device a record of a micro-batch of {size} depends on where it stands or "
+                "on what stands beside it, so one unit could change the records of others; set "
+                "training.unit_gradient.microbatch to another size (1 always holds), or take a "
+                "backbone whose channels are multiples of 16"
+            )
+
+    def _views(self, units: UnitShare) -> Any:
+        """All views of each unit of a micro-batch, preprocessed: `[units, views, ...]`."""
+        ops, config = keras_ops(), self._config
+        size, images = config.microbatch, config.images_per_unit
+        pixels = ops.reshape(units.images, (size * images, *self._image))
+        moves = ops.reshape(units.moves, (size * images, config.views, 3))
+        views = preprocess(apply_moves(pixels, moves))
+        return ops.reshape(views, (size, images * config.views, *self._image))
+
+    def _logits(self, weights: Sequence[Any], images: Any) -> Any:
+        """Logits under `weights` in place of `variables`.
+
+        The head is one product with its bias as a last row, and has classes that nobody has up to
+        a whole number of lanes: rows ten numbers wide are split differently at different places
+        of a micro-batch, and the last of them are computed in another way.
+        """
+        ops = keras_ops()
+        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
+
+        def values(variables: Sequence[Any]) -> list[Any]:
+            return [given.get(id(v), v.value) for v in variables]
+
+        trunk, head = self._trunk, self._classifier.get_layer(HEAD)
+        outputs, _ = trunk.stateless_call(
+            values(trunk.trainable_variables),
+            values(trunk.non_trainable_variables),
+            images,
+            training=True,
+        )
+        outputs = ops.cast(outputs, "float32")
+        kernel, bias = values([head.kernel, head.bias])
+        filled = -self._classes % _LANES
+        kernel = ops.pad(kernel, [[0, 0], [0, filled]])
+        bias = ops.pad(bias, [[0, filled]], constant_values=_NEVER)
+        outputs = ops.concatenate([outputs, ops.ones_like(outputs[:, :1])], axis=1)
+        return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
+
+    def _automatic(self, update: Any, norm: Any, clip: Any) -> Any:
+        """Scales every record to just below the clip (Bu et al., arXiv 2206.07136).
+
+        The floor under the norm keeps a record of no length from becoming noise of full length. The
+        query clips all the same: the guarantee does not rest on this.
+        """
+        ops = keras_ops()
+        factor = clip / (norm + self._config.automatic_clip)
+        return ops.cast(ops.cast(update, "float64") * factor, "float32")
+
+
+class UnitGradientFunction(UnitRounds, ParallelRounds):
+    """Sums the clipped mean gradients of the units of a round, on TensorFlow.
 
     Args:
       classifier: `keras.Model` of `build_classifier`; not changed by rounds.
@@ -85,113 +241,33 @@ class UnitGradientFunction(ParallelRounds):
     ) -> None:
         import tensorflow as tf
 
-        self._classifier, self._trunk = classifier, without_head(classifier)
-        self._config = config
-        self.variables = list(variables)
-        self._image = tuple(classifier.input_shape[1:])
-        self._classes = int(classifier.output_shape[-1])
-        self._exact = False
-        images, views = config.images_per_unit, config.views
+        shapes = self._hold(classifier, config, variables)
+        images = config.images_per_unit
         super().__init__(
-            [tuple(int(n) for n in v.shape) for v in self.variables],
+            shapes,
             mechanism,
             UnitShare(
                 tf.TensorSpec([None, images, *self._image], tf.uint8),
                 tf.TensorSpec([None, images], tf.int32),
                 tf.TensorSpec([None, images], tf.float32),
-                tf.TensorSpec([None, images, views, 3], tf.int32),
+                tf.TensorSpec([None, images, config.views, 3], tf.int32),
                 tf.TensorSpec([], tf.int32),
             ),
-            slab_units=_SLAB_MICROBATCHES * config.microbatch * workers,
+            slab_units=SLAB_MICROBATCHES * config.microbatch * workers,
             seed=seed,
             devices=dealt(devices, workers),
         )
 
-    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`."""
-        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
-
-    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        size = self._config.microbatch
-        batches = [units[start : start + size] for start in range(0, len(units), size)]
-        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
-        return [self._share([u for b in share for u in b], round_index) for share in shares]
-
-    def _share(self, units: Sequence[ClientExamples], round_index: int) -> UnitShare:
-        config = self._config
-        places = -(-len(units) // config.microbatch) * config.microbatch
-        shape = (places, config.images_per_unit)
-        share = UnitShare(
-            images=np.zeros((*shape, *self._image), np.uint8),
-            labels=np.zeros(shape, np.int32),
-            weights=np.zeros(shape, np.float32),
-            moves=np.zeros((*shape, config.views, 3), np.int32),
-            count=np.int32(len(units)),
-        )
-        for place, unit in enumerate(units):
-            count = min(len(unit.labels), config.images_per_unit)
-            share.images[place, :count] = unit.images[:count]
-            share.labels[place, :count] = unit.labels[:count]
-            share.weights[place, :count] = 1.0 / count
-            if config.views > 1 or config.crop_padding or config.flip:
-                seed = seed_of(self.seed, round_index, unit.grouping, unit.group)
-                share.moves[place] = draw_moves(config, seed)
-        return share
-
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """See `ParallelRounds`; before the first slab the layout is shown not to matter."""
-        if not self._exact:
-            self.require_exact(weights)
-            self._exact = True
-        return super().run(weights, slabs)
-
-    def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
-        """Refuses to train where a record's bits depend on its place or its neighbours.
-
-        Generated images take the place of units: in order, reversed, and the first few also half a
-        micro-batch at a time beside filled places. All ways must give the same integers on every
-        worker. The weights are moved a little first: where a head starts at zero, all gradients
-        below it would vanish.
-
-        Raises:
-          Refused: they do not.
-        """
+    def _sums_by_worker(
+        self, weights: np.ndarray, units: Sequence[ClientExamples]
+    ) -> list[np.ndarray]:
         import tensorflow as tf
 
-        size = self._config.microbatch
-        random = np.random.default_rng(0)
-        units = [
-            ClientExamples(
-                0,
-                group,
-                random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8),
-                random.integers(0, self._classes, self._config.images_per_unit),
-            )
-            for group in range(size * -(-_PROBED // size))
-        ]
-        moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
-        broadcast = [tf.constant(part) for part in self._split(moved)]
-
-        def sums(chosen: Sequence[ClientExamples]) -> list[Any]:
-            empty = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
-            slab = [self._share(chosen, 0)] * self.worker_count
-            states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
-            return [np.concatenate([np.ravel(part) for part in state]) for state in states]
-
-        def differ(expected: list[Any], found: list[Any]) -> bool:
-            return any(not np.array_equal(one, expected[0]) for one in (*expected, *found))
-
-        few = units[:size]
-        halves = zip(sums(few[: size // 2]), sums(few[size // 2 :]), strict=True)
-        if differ(sums(units), sums(units[::-1])) or differ(
-            sums(few), [one + other for one, other in halves]
-        ):
-            raise Refused(
-                f"on this device a record of a micro-batch of {size} depends on where it stands or "
-                "on what stands beside it, so one unit could change the records of others; set "
-                "training.unit_gradient.microbatch to another size (1 always holds), or take a "
-                "backbone whose channels are multiples of 16"
-            )
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+        empty = [self.mechanism.initial_sample_state(self.dim)] * self.worker_count
+        slab = [self._share(units, 0)] * self.worker_count
+        states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
+        return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 
     def _loop(
         self, number: int, broadcast: Any, share: UnitShare, state: Any, parameters: Any
@@ -239,10 +315,7 @@ class UnitGradientFunction(ParallelRounds):
         import tensorflow as tf
 
         size, config = self._config.microbatch, self._config
-        images = tf.reshape(units.images, [size * config.images_per_unit, *self._image])
-        moves = tf.reshape(units.moves, [size * config.images_per_unit, config.views, 3])
-        views = preprocess(apply_moves(images, moves))
-        views = tf.reshape(views, [size, config.images_per_unit * config.views, *self._image])
+        views = self._views(units)
 
         def record(unit: Any) -> tuple[Any, Any]:
             images, labels, weights = unit
@@ -263,44 +336,3 @@ class UnitGradientFunction(ParallelRounds):
         updates, losses = tf.vectorized_map(record, (views, labels, weights))
         counts = tf.cast(tf.math.count_nonzero(weights, axis=1), tf.float32)
         return updates, losses, counts
-
-    def _logits(self, weights: Sequence[Any], images: Any) -> Any:
-        """Logits under `weights` in place of `variables`.
-
-        The head is one product with its bias as a last row, and has classes that nobody has up to
-        a whole number of lanes: rows ten numbers wide are split differently at different places
-        of a micro-batch, and the last of them are computed in another way.
-        """
-        import tensorflow as tf
-
-        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
-
-        def values(variables: Sequence[Any]) -> list[Any]:
-            return [given.get(id(v), v.value) for v in variables]
-
-        trunk, head = self._trunk, self._classifier.get_layer(HEAD)
-        outputs, _ = trunk.stateless_call(
-            values(trunk.trainable_variables),
-            values(trunk.non_trainable_variables),
-            images,
-            training=True,
-        )
-        outputs = tf.cast(outputs, tf.float32)
-        kernel, bias = values([head.kernel, head.bias])
-        filled = -self._classes % _LANES
-        kernel = tf.pad(kernel, [[0, 0], [0, filled]])
-        bias = tf.pad(bias, [[0, filled]], constant_values=_NEVER)
-        outputs = tf.concat([outputs, tf.ones_like(outputs[:, :1])], axis=1)
-        return tf.matmul(outputs, tf.concat([kernel, bias[None]], axis=0))
-
-    def _automatic(self, update: Any, norm: Any, parameters: Any) -> Any:
-        """Scales every record to just below the clip (Bu et al., arXiv 2206.07136).
-
-        The floor under the norm keeps a record of no length from becoming noise of full length. The
-        query clips all the same: the guarantee does not rest on this.
-        """
-        import tensorflow as tf
-
-        clip = tf.nest.flatten(parameters)[0]
-        factor = tf.cast(clip, tf.float64) / (norm + self._config.automatic_clip)
-        return tf.cast(tf.cast(update, tf.float64) * factor, tf.float32)
