@@ -1,10 +1,11 @@
 """A small run up to the point where training starts, and a process that trains it to be killed.
 
-`python -m tests.training_run FOLDER TIMES...` loads TensorFlow once, then forks one trainer after
-the other and kills each with SIGKILL so many seconds after its first new round is on record; the
-last trains to the end.
+`python -m tests.training_run FOLDER TIMES...` loads its framework once, then forks one trainer
+after the other and kills each with SIGKILL so many seconds after its first new round is on record;
+the last trains to the end.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -246,12 +247,11 @@ def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
 
 def main(folder: str, *times: str) -> None:
     """See the module."""
-    import tensorflow  # noqa: F401  (before the forks)
-
     from fedemb.training import attempt
 
     settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
     ready = ReadyRun(Path(folder), settings)
+    importlib.import_module(settings.training.backend)  # before the forks
     # Sources may be edited while a test runs; that a run refuses them then is another test's.
     reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
     attempt.code_digest = lambda _config: reserved

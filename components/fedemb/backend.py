@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from fedemb.errors import ConfigError
+
+
+def use_backend(name: str) -> None:
+    """Settles what Keras runs on in this process, before it is loaded.
+
+    Args:
+      name: `tensorflow` or `jax`.
+
+    Raises:
+      ConfigError: Keras is loaded already and runs on another one.
+    """
+    if "keras" in sys.modules:
+        import keras
+
+        found = keras.backend.backend()
+        if found != name:
+            raise ConfigError(
+                f"Keras runs on {found} in this process, and training.backend is {name}; train in "
+                "a process of its own, which imports Keras after fedemb"
+            )
+    os.environ["KERAS_BACKEND"] = name
 
 
 def keras_ops() -> Any:

@@ -9,6 +9,7 @@ from fedemb.embedding.backbones import trainable_variables, with_bfloat16
 from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
 from fedemb.embedding.head_gradient import HeadGradientFunction
+from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
@@ -54,13 +55,19 @@ def _train(attempt: Attempt) -> Trained:
         trained = Trainer(attempt, head, features).train()
         cache.delete()
         return trained
-    function = UnitGradientFunction(
-        classifier,
-        attempt.mechanism,
-        unit,
-        variables=trainable_variables(classifier, config.model.trainable),
-        seed=training.seed,
-        workers=attempt.workers,
-        devices=attempt.devices,
-    )
+    variables = trainable_variables(classifier, config.model.trainable)
+    if training.backend == "jax":
+        function = JaxUnitGradientFunction(
+            classifier, attempt.mechanism, unit, variables=variables, seed=training.seed
+        )
+    else:
+        function = UnitGradientFunction(
+            classifier,
+            attempt.mechanism,
+            unit,
+            variables=variables,
+            seed=training.seed,
+            workers=attempt.workers,
+            devices=attempt.devices,
+        )
     return Trainer(attempt, function, loader.load).train()

@@ -179,6 +179,9 @@ class TrainingConfig(Section):
     """`dp_sgd` sums one gradient of each unit, for `task: classification`; `dp_fedavg` shares its
     head (and clips and noises it); `centralized` is a baseline: it needs `purpose: simulation`,
     a mechanism without noise and `rounds: 1`."""
+    backend: Literal["tensorflow", "jax"] = "tensorflow"
+    """What Keras computes gradients with in the trainer; `jax` takes `dp_sgd` alone. An attempt
+    stays on the one it began with; the model loads on both."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     """What a virtual client does: all algorithms but `dp_sgd`."""
     unit_gradient: UnitGradientConfig = UnitGradientConfig()
@@ -192,6 +195,15 @@ class TrainingConfig(Section):
     """Virtual clients trained side by side; 0: one per core or device."""
     mixed_precision: bool = False
     """bfloat16 local training; clipping and sums stay in full precision."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.backend == "jax" and self.algorithm != "dp_sgd":
+            raise ValueError(
+                f"training.backend=jax runs dp_sgd, got training.algorithm={self.algorithm}; set "
+                "training.backend: tensorflow"
+            )
+        return self
 
 
 class PretrainingConfig(Section):

@@ -48,7 +48,7 @@ class JaxUnitGradientFunction(UnitRounds):
         devices: Sequence[Any] | None = None,
     ) -> None:
         import jax
-        from jax.sharding import Mesh
+        from jax.sharding import Mesh, NamedSharding
         from jax.sharding import PartitionSpec as Spec
 
         shapes = self._hold(classifier, config, variables)
@@ -61,6 +61,7 @@ class JaxUnitGradientFunction(UnitRounds):
             worker_count=mesh.size,
         )
         spread, whole = Spec(_UNITS), Spec()
+        self._everywhere = NamedSharding(mesh, whole)
         self._add = jax.jit(
             jax.shard_map(
                 self._microbatch,
@@ -85,11 +86,15 @@ class JaxUnitGradientFunction(UnitRounds):
             yield UnitShare(*parts, count=counts.astype(np.int32)), real
 
     def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        broadcast, clip = self._split(weights), self.mechanism.sample_params()
-        sums = self.mechanism.initial_sample_state(self.dim)
+        import jax
+
+        clip = self.mechanism.sample_params()
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         running: list[tuple[Any, int]] = []
         with _exact():
+            # Placed as the function returns them, or the second step would be compiled again.
+            broadcast = jax.device_put(self._split(weights), self._everywhere)
+            sums = self._empty()
             for (share,) in slabs:
                 for step, real in self._steps(share):
                     sums, rows = self._add(sums, broadcast, step, clip)
@@ -99,22 +104,31 @@ class JaxUnitGradientFunction(UnitRounds):
             statistics += [_rows(*step) for step in running]
             return RoundSums(tuple(map(np.asarray, sums)), np.concatenate(statistics))
 
+    def _empty(self) -> Any:
+        """Sums of nothing, on every device."""
+        import jax
+
+        return jax.device_put(self.mechanism.initial_sample_state(self.dim), self._everywhere)
+
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
     ) -> list[np.ndarray]:
-        size, workers = self._config.microbatch, self.worker_count
-        share = self._share(units, 0)
-        everywhere = [np.concatenate([part] * workers) for part in share[:4]]
-        found = []
+        import jax
+
+        share, workers = self._share(units, 0), self.worker_count
+        clip, found = self.mechanism.sample_params(), []
         with _exact():
+            broadcast = jax.device_put(self._split(weights), self._everywhere)
             for worker in range(workers):
+                # Other devices hold others at each place, none of them to be counted.
+                parts = [
+                    np.concatenate([np.roll(part, other != worker, 0) for other in range(workers)])
+                    for part in share[:4]
+                ]
                 counts = np.zeros(workers, np.int32)
-                counts[worker] = min(size, int(share.count))
-                empty = self.mechanism.initial_sample_state(self.dim)
-                step = UnitShare(*everywhere, count=counts)
-                sums, _ = self._add(
-                    empty, self._split(weights), step, self.mechanism.sample_params()
-                )
+                counts[worker] = share.count
+                step = UnitShare(*parts, count=counts)
+                sums, _ = self._add(self._empty(), broadcast, step, clip)
                 found.append(np.concatenate([np.ravel(part) for part in sums]))
         return found
 
@@ -124,9 +138,10 @@ class JaxUnitGradientFunction(UnitRounds):
         import jax.numpy as jnp
 
         views = self._views(units)
-        updates, losses = jax.vmap(partial(self._record, broadcast))(
-            views, units.labels, units.weights
-        )
+        # Each device derives by weights of its own: by shared ones JAX would add up the gradients
+        # of all devices, before any clip.
+        own = jax.lax.pcast(broadcast, _UNITS, to="varying")
+        updates, losses = jax.vmap(partial(self._record, own))(views, units.labels, units.weights)
         norms = jnp.sqrt(jnp.sum(jnp.square(updates.astype("float64")), axis=1))
         if self._config.automatic_clip is not None:
             updates = jax.vmap(self._automatic, (0, 0, None))(updates, norms, clip)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.backend import use_backend
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import (
     canonical_json,
@@ -44,6 +45,7 @@ from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.privacy.queries import build_mechanism
 from fedemb.provenance import code_digest
 from fedemb.signed_inputs import read_reserved, read_start, read_users
 from fedemb.step_context import StepContext
@@ -121,9 +123,11 @@ def run_attempt(
     origin = Origin(run_id, reservation.attempt, inputs_sha)
     store = SignedState(store, turn, origin, signer, trust, reservation.sequence)
 
-    from fedemb.privacy.queries import build_mechanism  # TensorFlow, once there is work for it
-
-    workers, devices = training_devices(config.training.parallel_clients)
+    training = config.training
+    use_backend(training.backend)
+    workers, devices = 1, None
+    if training.backend == "tensorflow":
+        workers, devices = training_devices(training.parallel_clients)
     log = RoundLog(store, inputs_sha)
     backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     finished = checkpoint.load(store, inputs_sha)

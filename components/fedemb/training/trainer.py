@@ -50,7 +50,7 @@ class Attempt:
     workers: int
     """Virtual clients or micro-batches computed side by side."""
     devices: Sequence[str] | None
-    """They are dealt to, see `RoundFunction`."""
+    """They are dealt to, see `RoundFunction`. On JAX a round takes all devices there are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 
 from fedemb.documents.artifacts import file_digest
 from tests.conftest import REPOSITORY
-from tests.training_run import ReadyRun, config, prepare, round_times
+from tests.training_run import ReadyRun, classifier_config, config, prepare, round_times
 
 
 def _train(root, kills):
@@ -29,9 +29,9 @@ def _train(root, kills):
     return status["statuses"]
 
 
-def kill_and_compare(tmp_path, kills, seed):
+def kill_and_compare(tmp_path, kills, seed, settings=None):
     """Returns how many kills met a living trainer."""
-    settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
+    settings = settings or config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
     prepare(tmp_path / "whole", settings, users=120)
     (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # the same keys: the same coins, noise
@@ -49,6 +49,12 @@ def kill_and_compare(tmp_path, kills, seed):
 
 def test_killed_five_times_resumes_bit_identical(tmp_path):
     kill_and_compare(tmp_path, kills=5, seed=5)
+
+
+def test_killed_on_jax_resumes_bit_identical(tmp_path):
+    """Rounds of DP-SGD in processes that never load TensorFlow's Keras."""
+    settings = classifier_config(**{"mechanism.rounds": 6, "training.backend": "jax"})
+    assert kill_and_compare(tmp_path, kills=2, seed=7, settings=settings) == 2
 
 
 @pytest.mark.slow

@@ -1,0 +1,209 @@
+"""Rounds of DP-SGD on JAX, on eight devices made of one processor and without TensorFlow.
+
+`python -m tests.components.embedding.jax_units FOLDER` reads a classifier and units that the test
+wrote, and prints one JSON object of what it found. Faults are planted here, each in a round of its
+own; `problems` must see them.
+"""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import numpy as np
+
+from fedemb.config import ModelConfig, UnitGradientConfig
+from fedemb.embedding import jax_unit_gradient
+from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
+from fedemb.embedding.rounds import ClientExamples
+from fedemb.errors import ConfigError, Refused
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+from tests.components.embedding.without_tensorflow import forbid
+
+ROUND, SEED = 3, 9
+CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
+
+
+def mechanism(clip):
+    plan = NotPrivate(
+        rounds=10,
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        virtual_clients=40,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+
+
+def units_of(folder):
+    with np.load(folder / "units.npz") as packed:
+        return [
+            ClientExamples(0, unit, packed[f"images_{unit}"], packed[f"labels_{unit}"])
+            for unit in range(len(packed.files) // 2)
+        ]
+
+
+def total(function, units):
+    sums = function(function.initial_weights(), units, ROUND)
+    return np.asarray(sums.sample_state[0])
+
+
+def problems(function, units):
+    """What is wrong with a round; nothing is good news."""
+    found = []
+    grid = 2.0**function.mechanism.plan.grid_bits
+    whole = total(function, units)
+    alone = [total(function, [unit]) for unit in units]
+    if max(np.linalg.norm(record / grid) for record in alone) > 1.0:
+        found.append("a unit moves the sum by more than the clip")
+    for left_out in (0, len(units) // 2, len(units) - 1):
+        rest = [unit for unit in units if unit.group != left_out]
+        if not np.array_equal(whole - total(function, rest), alone[left_out]):
+            found.append("a unit's record depends on others")
+    if not np.array_equal(total(function, units[::-1]), whole):
+        found.append("the order of units moves the sum")
+    return found
+
+
+class CountsTheFill(JaxUnitGradientFunction):
+    """What fills a micro-batch is an image of its own, and is added."""
+
+    def _share(self, units, *rest):
+        share = super()._share(units, *rest)
+        share.weights[len(units) :, 0] = 1.0
+        return share._replace(count=np.int32(len(share.labels)))
+
+
+class SeededByPlace(JaxUnitGradientFunction):
+    """Views are drawn by the place in the slab."""
+
+    def _share(self, units, *rest):
+        placed = [
+            ClientExamples(unit.grouping, place, unit.images, unit.labels)
+            for place, unit in enumerate(units)
+        ]
+        return super()._share(placed, *rest)
+
+
+class MeanOfTheBatch(JaxUnitGradientFunction):
+    """Every view has a little of its neighbours, as batch normalisation mixes them."""
+
+    def _views(self, units):
+        views = super()._views(units)
+        return views - 0.01 * views.mean(axis=0, keepdims=True)
+
+
+class WeightedAfterTheClip(JaxUnitGradientFunction):
+    """Records count threefold."""
+
+    def __init__(self, classifier, mechanism, *rest, **options):
+        sound = mechanism.record
+        mechanism.record = lambda *given: tuple(3 * part for part in sound(*given))
+        super().__init__(classifier, mechanism, *rest, **options)
+
+
+class GradientsOfAllDevices(JaxUnitGradientFunction):
+    """Each record is the sum of the gradients at the same place of every device."""
+
+    def _record(self, broadcast, images, labels, weights):
+        import jax
+
+        update, loss = super()._record(broadcast, images, labels, weights)
+        together = jax.lax.psum(update, jax_unit_gradient._UNITS)
+        return jax.lax.pcast(together, jax_unit_gradient._UNITS, to="varying"), loss
+
+
+FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
+
+
+def main(folder):
+    import jax
+    import jax.numpy as jnp
+
+    from fedemb.embedding.backbones import build_backbone, trainable_variables
+    from fedemb.embedding.loading import load_backbone
+
+    found = {}
+    model = ModelConfig.model_validate_json((folder / "model.json").read_text())
+    classifier, units = load_backbone(folder / "classifier.keras", model), units_of(folder)
+    wanted = np.load(folder / "records.npz")
+
+    # A small net for all but the comparison: each round of its own is compiled.
+    small = build_backbone(model.model_copy(update={"backbone": "tanh_cnn"}), 1)
+    clip = float(wanted["clip"])
+
+    def function(kind=JaxUnitGradientFunction, devices=1, net=small, **changes):
+        return kind(
+            net,
+            mechanism(clip),
+            CONFIG.model_copy(update=changes),
+            variables=trainable_variables(net, "all"),
+            seed=SEED,
+            devices=jax.devices()[:devices],
+        )
+
+    one = function(net=classifier)
+    grid = 2.0**one.mechanism.plan.grid_bits
+    found["problems"] = problems(one, units)
+    found["compiled"] = one._add._cache_size()
+    records = [total(one, [unit]) for unit in units]
+    found["apart"] = [
+        float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
+        for unit, record in enumerate(records)
+    ]
+    automatic = function(automatic_clip=1e-3)
+    found["automatic"] = [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]]
+    whole = total(one, units)
+    found["devices"] = [
+        np.array_equal(total(function(devices=2, net=classifier), units), whole),
+        np.array_equal(total(function(devices=8), units), total(function(), units)),
+    ]
+    found["device_count"] = len(jax.devices())
+    found["nobody"] = not total(one, []).any()
+
+    broken = function()
+    broken._exact = True
+    nothing = broken.initial_weights() * np.float32(np.nan)
+    found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
+
+    found["faults"] = {}
+    for fault in FAULTS:
+        faulty = function(fault)
+        faulty._exact = True
+        found["faults"][fault.__name__] = problems(faulty, units)
+    devices = function(GradientsOfAllDevices, 2)
+    devices._exact = True
+    found["faults"][GradientsOfAllDevices.__name__] = problems(devices, units)
+    found["probe"] = {}
+    for fault, devices in ((MeanOfTheBatch, 1), (GradientsOfAllDevices, 2)):
+        try:
+            found["probe"][fault.__name__] = total(function(fault, devices), units).tolist()
+        except Refused as error:
+            found["probe"][fault.__name__] = str(error)
+
+    slow = function()
+    slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
+    slow._exact = True
+    try:
+        found["memory"] = total(slow, units).tolist()
+    except ConfigError as error:
+        found["memory"] = str(error)
+
+    sound, jax_unit_gradient._exact = jax_unit_gradient._exact, nullcontext
+    try:
+        found["narrow"] = total(function(), units).tolist()
+    except ConfigError as error:
+        found["narrow"] = str(error)
+    jax_unit_gradient._exact = sound
+    return found
+
+
+if __name__ == "__main__":
+    forbid()
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))) + "\n")

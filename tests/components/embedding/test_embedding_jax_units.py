@@ -1,0 +1,150 @@
+"""DP-SGD on JAX: the records of TensorFlow, and bits that depend on nobody else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedemb.backend import use_backend
+from fedemb.config import ModelConfig, RunConfig, UnitGradientConfig
+from fedemb.embedding.backbones import build_backbone, trainable_variables
+from fedemb.embedding.loading import save_backbone
+from fedemb.embedding.rounds import ClientExamples
+from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+from tests.conftest import REPOSITORY
+from tests.training_run import classifier_config
+
+SIZE, UNITS, ROUND, SEED = 8, 9, 3, 9
+MODEL = ModelConfig(
+    backbone="resnet8",
+    image_size=SIZE,
+    channels=3,
+    embedding_dim=16,
+    classes=tuple("abc"),
+    head_init="glorot",
+)
+CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
+"""As in `jax_units`, which reads what is written here."""
+
+
+def _function(classifier, clip):
+    plan = NotPrivate(
+        rounds=10,
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        virtual_clients=40,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    variables = trainable_variables(classifier, "all")
+    return UnitGradientFunction(classifier, mechanism, CONFIG, variables=variables, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the process on JAX says of units whose records TensorFlow made."""
+    folder = tmp_path_factory.mktemp("units")
+    classifier, random = build_backbone(MODEL, 1), np.random.default_rng(0)
+    units = []
+    for unit in range(UNITS):
+        count = 1 + unit % 2
+        images = random.integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
+        units.append(ClientExamples(0, unit, images, random.integers(0, 3, count)))
+    probe = _function(classifier, 1.0)
+    norms = probe(probe.initial_weights(), units, ROUND).clients[:, 0]
+    clip = float(np.median(norms))  # half of them are clipped
+    function = _function(classifier, clip)
+    records = {
+        f"record_{unit.group}": np.asarray(
+            function(function.initial_weights(), [unit], ROUND).sample_state[0]
+        )
+        for unit in units
+    }
+    np.savez(folder / "records.npz", clip=clip, **records)
+    images = {f"images_{unit.group}": unit.images for unit in units}
+    labels = {f"labels_{unit.group}": unit.labels for unit in units}
+    np.savez(folder / "units.npz", **images, **labels)
+    save_backbone(classifier, folder / "classifier.keras")
+    (folder / "model.json").write_text(MODEL.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.components.embedding.jax_units", folder],
+        cwd=REPOSITORY,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(found):
+    """An activation at its kink may flip by rounding and move a record further: one of nine."""
+    apart = np.array(found["apart"])
+    assert np.sum(apart > 1e-5) <= 1, apart
+    assert apart.max() < 1e-2, apart
+
+
+def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):
+    assert found["problems"] == []
+    assert found["compiled"] == 1  # rounds of every size, one compilation
+
+
+def test_two_and_eight_devices_give_the_bits_of_one(found):
+    assert found["device_count"] == 8
+    assert found["devices"] == [True, True]
+
+
+def test_automatic_clip_brings_every_record_near_the_clip_and_none_beyond(found):
+    assert all(0.5 < length <= 1.0 for length in found["automatic"])
+
+
+def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
+    assert found["nobody"]
+    assert found["nan"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "CountsTheFill",
+        "SeededByPlace",
+        "MeanOfTheBatch",
+        "WeightedAfterTheClip",
+        "GradientsOfAllDevices",
+    ],
+)
+def test_a_planted_bug_is_seen(found, fault):
+    assert found["faults"][fault]
+
+
+@pytest.mark.parametrize("leak", ["MeanOfTheBatch", "GradientsOfAllDevices"])
+def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read(found, leak):
+    assert "micro-batch of 4 depends on where it stands" in found["probe"][leak]
+
+
+def test_a_clip_that_would_be_rounded_to_32_bits_is_refused(found):
+    assert "float64" in found["narrow"]
+
+
+def test_too_little_memory_is_one_sentence_with_the_setting_to_lower(found):
+    assert "lower training.unit_gradient.microbatch" in found["memory"]
+
+
+def test_one_process_runs_one_backend():
+    use_backend("tensorflow")
+    with pytest.raises(ConfigError, match="Keras runs on tensorflow in this process"):
+        use_backend("jax")
+
+
+def test_jax_is_refused_for_what_it_does_not_train():
+    assert classifier_config(**{"training.backend": "jax"}).training.backend == "jax"
+    with pytest.raises(ValueError, match=r"training\.backend=jax runs dp_sgd"):
+        RunConfig.model_validate({"training": {"backend": "jax"}})
