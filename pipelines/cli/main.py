@@ -14,6 +14,7 @@ import typer
 
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.cli.approve import approve
+from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
@@ -54,6 +55,7 @@ app.command()(search)
 app.command()(export)
 app.command()(serve)
 app.command()(forget)
+app.command()(bench)
 
 ConfigOption = Annotated[
     str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")

@@ -21,7 +21,8 @@ Loss = Callable[[Any, Any, Any], Any]
 """`(embeddings [examples, dim], head [classes, dim], labels [examples]) -> scalar`."""
 
 
-def _mean_cross_entropy(logits: Any, labels: Any) -> Any:
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """Mean cross-entropy of logits `[examples, classes]`."""
     ops = keras_ops()
     return ops.mean(ops.sparse_categorical_crossentropy(labels, logits, from_logits=True))
 
@@ -45,7 +46,7 @@ def softmax_loss(
     labels: Int32[Any, " examples"],
 ) -> Float32[Any, ""]:
     """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
-    return _mean_cross_entropy(_products(embeddings, head), labels)
+    return cross_entropy(_products(embeddings, head), labels)
 
 
 def cosines(
@@ -64,7 +65,7 @@ def normalized_softmax_loss(
     scale: float,
 ) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine. The paper's code starts the scale at 1, far too small."""
-    return _mean_cross_entropy(scale * cosines(embeddings, head), labels)
+    return cross_entropy(scale * cosines(embeddings, head), labels)
 
 
 def _is_class(labels: Any, head: Any) -> Any:
@@ -85,7 +86,7 @@ def cosface_loss(
     ops = keras_ops()
     values = cosines(embeddings, head)
     true = ops.cast(_is_class(labels, head), values.dtype)
-    return _mean_cross_entropy(scale * (values - margin * true), labels)
+    return cross_entropy(scale * (values - margin * true), labels)
 
 
 def arcface_loss(
@@ -109,7 +110,7 @@ def arcface_loss(
     lowered = inside - margin * math.sin(margin)
     target = ops.where(inside > math.cos(math.pi - margin), turned, lowered)
     true = _is_class(labels, head)
-    return _mean_cross_entropy(scale * ops.where(true, target, values), labels)
+    return cross_entropy(scale * ops.where(true, target, values), labels)
 
 
 def triplet_loss(
@@ -151,7 +152,7 @@ def contrastive_loss(
     count = ops.shape(first)[0]
     logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)
     partner = ops.concatenate([ops.arange(count, 2 * count), ops.arange(count)], axis=0)
-    return _mean_cross_entropy(logits, partner)
+    return cross_entropy(logits, partner)
 
 
 def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:

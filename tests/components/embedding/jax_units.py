@@ -141,7 +141,7 @@ def main(folder):
     def function(kind=JaxUnitGradientFunction, devices=1, net=small, **changes):
         return kind(
             net,
-            mechanism(clip),
+            mechanism(clip if net is classifier else 1e-3),  # all are clipped
             CONFIG.model_copy(update=changes),
             variables=trainable_variables(net, "all"),
             seed=SEED,
