@@ -115,20 +115,28 @@ class JaxUnitGradientFunction(UnitRounds):
     ) -> list[np.ndarray]:
         import jax
 
-        share, workers = self._share(units, 0), self.worker_count
-        clip, found = self.mechanism.sample_params(), []
+        size, workers = self._config.microbatch, self.worker_count
+        share, clip = self._share(units, 0), self.mechanism.sample_params()
+        found = []
         with _exact():
             broadcast = jax.device_put(self._split(weights), self._everywhere)
             for worker in range(workers):
-                # Other devices hold others at each place, none of them to be counted.
-                parts = [
-                    np.concatenate([np.roll(part, other != worker, 0) for other in range(workers)])
-                    for part in share[:4]
-                ]
-                counts = np.zeros(workers, np.int32)
-                counts[worker] = share.count
-                step = UnitShare(*parts, count=counts)
-                sums, _ = self._add(self._empty(), broadcast, step, clip)
+                sums = self._empty()
+                for start in range(0, len(share.labels), size):
+                    # Other devices hold others at each place, none of them to be counted.
+                    parts = [
+                        np.concatenate(
+                            [
+                                np.roll(part[start : start + size], other != worker, 0)
+                                for other in range(workers)
+                            ]
+                        )
+                        for part in share[:4]
+                    ]
+                    counts = np.zeros(workers, np.int32)
+                    counts[worker] = min(size, int(share.count) - start)
+                    step = UnitShare(*parts, count=counts)
+                    sums, _ = self._add(sums, broadcast, step, clip)
                 found.append(np.concatenate([np.ravel(part) for part in sums]))
         return found
 

@@ -17,7 +17,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import numpy as np
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.embedding import jax_unit_gradient
+from fedemb.embedding import jax_unit_gradient, unit_gradient
 from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
 from fedemb.embedding.rounds import ClientExamples
 from fedemb.errors import ConfigError, Refused
@@ -26,6 +26,7 @@ from fedemb.privacy.queries import build_mechanism
 from tests.components.embedding.without_tensorflow import forbid
 
 ROUND, SEED = 3, 9
+unit_gradient._PROBED = 16
 CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
 
 
