@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fedemb.errors import ConfigError
@@ -36,6 +37,17 @@ def keras_ops() -> Any:
     import keras
 
     return keras.ops
+
+
+def exact_numbers() -> AbstractContextManager[None]:
+    """Inside, JAX computes in 64 bits what asks for them; TensorFlow always does."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
+from fedemb.backend import exact_numbers
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.rounds import STATISTICS, ClientExamples, RoundSums, Slab
 from fedemb.embedding.unit_gradient import SLAB_MICROBATCHES, UnitRounds, UnitShare
 from fedemb.errors import ConfigError
 
+ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
+"""What a container sees of an accelerator it was given: NVIDIA's, and Google's of two kinds."""
 _UNITS = "units"
 """Axis of the mesh of devices."""
 
@@ -52,7 +56,7 @@ class JaxUnitGradientFunction(UnitRounds):
         from jax.sharding import PartitionSpec as Spec
 
         shapes = self._hold(classifier, config, variables)
-        mesh = Mesh(np.array(devices or jax.devices()), (_UNITS,))
+        mesh = Mesh(np.array(devices or all_devices()), (_UNITS,))
         super().__init__(
             shapes,
             mechanism,
@@ -182,6 +186,24 @@ class JaxUnitGradientFunction(UnitRounds):
         return jnp.concatenate([-jnp.ravel(part) for part in gradients]), value
 
 
+def all_devices() -> list[Any]:
+    """Devices that JAX finds in this process.
+
+    Raises:
+      ConfigError: the machine lends an accelerator and JAX does not see it.
+    """
+    import jax
+
+    devices = jax.devices()
+    lent = [name for name in ACCELERATOR_FILES if Path(name).exists()]
+    if lent and devices[0].platform == "cpu":
+        raise ConfigError(
+            f"there is an accelerator ({lent[0]}) and JAX finds none but the processor; install "
+            "jaxlib for it and a driver that fits, or set training.backend: tensorflow"
+        )
+    return devices
+
+
 def _rows(rows: Any, real: int) -> np.ndarray:
     return np.asarray(rows)[:real]
 
@@ -196,7 +218,7 @@ def _exact() -> Iterator[None]:
     import jax
 
     try:
-        with jax.enable_x64(True):
+        with exact_numbers():
             yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):

@@ -196,6 +196,12 @@ def main(folder):
     except ConfigError as error:
         found["memory"] = str(error)
 
+    jax_unit_gradient.ACCELERATOR_FILES = (str(folder),)
+    try:
+        found["unseen"] = len(jax_unit_gradient.all_devices())
+    except ConfigError as error:
+        found["unseen"] = str(error)
+
     sound, jax_unit_gradient._exact = jax_unit_gradient._exact, nullcontext
     try:
         found["narrow"] = total(function(), units).tolist()

@@ -138,6 +138,10 @@ def test_too_little_memory_is_one_sentence_with_the_setting_to_lower(found):
     assert "lower training.unit_gradient.microbatch" in found["memory"]
 
 
+def test_an_accelerator_that_jax_does_not_see_is_one_sentence(found):
+    assert "JAX finds none but the processor" in found["unseen"]
+
+
 def test_one_process_runs_one_backend():
     use_backend("tensorflow")
     with pytest.raises(ConfigError, match="Keras runs on tensorflow in this process"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedemb.backend import keras_ops, traced
+from fedemb.backend import exact_numbers, keras_ops, traced
 from fedemb.documents.mechanism_audit import LowerBounds, Witness
 from fedemb.keys import derive
 
@@ -114,7 +114,8 @@ class WitnessMechanism:
         directions = directions.reshape(CANARIES, COORDINATES)
         directions /= np.maximum(1, np.linalg.norm(directions, axis=1, keepdims=True))
         clip = self.plan.l2_norm_clip
-        state = self._summed(directions * np.float32(_LENGTH * clip))
+        with exact_numbers():
+            state = self._summed(directions * np.float32(_LENGTH * clip))
         output = self._mechanism.aggregate(round_index, state).mean.astype(np.float64)
         output *= self.plan.normaliser / clip
         along = directions.astype(np.float64) @ output

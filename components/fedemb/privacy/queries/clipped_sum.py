@@ -170,8 +170,8 @@ def _exact_ops() -> Any:
     found = keras.backend.standardize_dtype(ops.zeros((), "float64").dtype)
     if found != "float64":
         raise ConfigError(
-            f"Keras on {keras.backend.backend()} computes the clip in {found}, wanted float64; set "
-            "JAX_ENABLE_X64=1 before JAX is loaded"
+            f"Keras on {keras.backend.backend()} computes the clip in {found}, wanted float64; "
+            "call it inside `fedemb.backend.exact_numbers()`"
         )
     return ops
 
