@@ -114,7 +114,7 @@ images: setup attested ## Build the light and cpu images with podman or docker
 test-containers: setup ## Install podman if needed, build the images, run the pipeline in containers, print sizes and times
 	tests/integration/containers.sh
 
-test-cluster: setup ## Build a Kubernetes control plane from source, once, and hold infra/ against it
+test-cluster: setup attested ## Build a Kubernetes control plane from source, once, and hold infra/ against it
 	tests/cluster/run.sh
 
 test-registry: setup ## Build Kubeflow's Model Registry from source, once, and register a release there

@@ -16,6 +16,8 @@ from typing import Any
 
 from control_plane import ADDRESS, PATIENCE, ControlPlane
 
+POD_PATIENCE = 900.0
+"""Seconds a pod may take to its end: one that trains loads TensorFlow first."""
 PAUSE = "registry.k8s.io/pause:3.10.1"
 
 
@@ -60,7 +62,7 @@ class Node:
         create = ("create", "-n", "fedemb", "-f", "-", "-o", "name", f"--as={user}")
         made = self.plane.kubectl(*create, given=json.dumps(pod))
         name = made.strip()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + POD_PATIENCE
         while True:
             text = self.plane.kubectl("get", "-n", "fedemb", name, "-o", "json")
             status = json.loads(text)["status"]
