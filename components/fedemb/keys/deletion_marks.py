@@ -97,11 +97,16 @@ def mark_deleted(
     except FileExistsError:
         fresh = False
     number = len(read_deletion_marks(uri, policy_id))
+    missing: list[int] = []
     while number and not keys.used(_count(policy_id, number)):
-        with suppress(FileExistsError):  # another process counts at this moment
-            keys.create(_count(policy_id, number))
-        keys.destroy(_count(policy_id, number))
+        missing.append(number)
         number -= 1
+    if number:
+        keys.destroy(_count(policy_id, number))  # somebody may have been killed before that
+    for each in reversed(missing):  # upwards: what is counted has no gap, whoever is killed
+        with suppress(FileExistsError):  # another process counts at this moment
+            keys.create(_count(policy_id, each))
+        keys.destroy(_count(policy_id, each))
     return fresh
 
 
