@@ -337,7 +337,8 @@ def test_progress_line_is_public(ready, caplog):
     ready.train()
     lines = [r.message for r in caplog.records if r.message.startswith("round ")]
     assert len(lines) == 6
-    assert all(re.fullmatch(r"round \d/6, (about \d+ (s|min) left|done)", line) for line in lines)
+    for number, line in enumerate(lines, 1):
+        assert re.fullmatch(rf"round {number}/6, (about \d+ (s|min) left|done)", line)
 
 
 @pytest.mark.parametrize(
