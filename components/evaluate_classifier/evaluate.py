@@ -27,8 +27,9 @@ from fedemb.evaluation.held_out import (
     train_without_privacy,
 )
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.previous_release import read_release
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_model, read_release, read_start, read_users
+from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_classifier.page import write_classifier_page
 from fedemb.storage import local_tree

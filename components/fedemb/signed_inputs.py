@@ -5,21 +5,17 @@ Signatures come first: what nobody signed is neither followed nor given to a lib
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from fedemb.bundle import bundle_address, check_pinned
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import D, Written, read
 from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
-from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused, SignatureInvalid
+from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Reservation
 from fedemb.step_context import StepContext
-from fedemb.storage import local_tree
 
 
 def read_reserved(context: StepContext) -> Written[ReservationDocument]:
@@ -95,35 +91,6 @@ def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> P
         )
     _check_weights(context.artifacts.pretrained, start.weights_sha)
     return start
-
-
-@contextmanager
-def read_release(context: StepContext, uri: str) -> Iterator[Path]:
-    """The model file of an earlier release, which is whole and signed under this ledger's keys.
-
-    Args:
-      context: of the step; its ledger's trust file pins the keys.
-      uri: the bundle, see `bundle_address`.
-
-    Raises:
-      ArtifactError: there is none, or it cannot be read.
-      SignatureInvalid: a file was changed, or nobody trusted signed it.
-      StorageError: the store cannot be reached.
-    """
-    address, marked = bundle_address(uri)
-    with local_tree(address) as bundle:
-        try:
-            manifest, _ = check_pinned(bundle, context.trust)
-        except (ArtifactError, SignatureInvalid) as error:
-            raise SignatureInvalid(
-                f"evaluation.previous_release {uri} is no release under the keys of this ledger: "
-                f"{error}; name one that release_model published, or leave it out"
-            ) from error
-        if marked not in (None, manifest.sha):
-            raise SignatureInvalid(
-                f"the release marker of {uri} names another bundle than lies there"
-            )
-        yield bundle / "backbone.keras"
 
 
 def _reserved_at(context: StepContext) -> int:

@@ -117,7 +117,7 @@ def checked(
     if found.pretraining.kind == "import":
         from fedemb.embedding.imported import check_import
 
-        check_import(Path(found.pretraining.import_path or ""))
+        check_import(Path(found.pretraining.import_path or ""), found.model.trainable)
     return found
 
 

@@ -105,7 +105,8 @@ def build_check_data(folder, request):
     source = request.getfixturevalue("data_dir") / "omniglot_small.parquet"
     settings = config(**{"data.source.uri": str(source), "model.image_size": 28})
     check(settings, str(folder / "private"))
-    (folder / "private" / "check-data" / "check_data.html").rename(folder / "page.html")
+    (page,) = (folder / "private" / "check-data").rglob("check_data.html")
+    page.rename(folder / "page.html")
     return "Not differentially private"
 
 

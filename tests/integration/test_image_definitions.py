@@ -107,7 +107,7 @@ import sys
 sys.modules["tensorflow_privacy"] = None  # as if it were not there
 from fedemb.errors import ConfigError
 try:
-    import fedemb.privacy.queries
+    import fedemb.privacy.queries.dp_query
 except ConfigError as error:
     print(error)
 """

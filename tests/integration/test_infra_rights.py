@@ -152,6 +152,7 @@ def released(fence, tmp_path_factory):
     _owner_begins(run.config)
     acts = {
         "plan": "plan_privacy",
+        "pretrain": "pretrain_public",
         "reserve": "reserve_budget",
         "partition": "partition_users",
         "train": "train_dp_fedemb",

@@ -22,13 +22,11 @@ ALLOWED_LAYERS = frozenset(
         "Activation",
         "Add",
         "AveragePooling2D",
-        "BatchNormalization",
         "Concatenate",
         "Conv2D",
         "Cropping2D",
         "Dense",
         "DepthwiseConv2D",
-        "Dropout",
         "Flatten",
         "Functional",
         "GainConv2D",
@@ -60,12 +58,19 @@ ALLOWED_LAYERS = frozenset(
         "fedemb>Whitened",
     }
 )
-"""Layers an imported backbone may have: no code of its own, and no state or mixing of images once
-its batch normalisations are frozen and its dropout is off."""
+"""Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
+IF_FROZEN = frozenset({"BatchNormalization", "Dropout"})
+"""Layers that one which never trains may have besides: constants then, or nothing."""
+FROZEN = ("head", "projection")
+"""What `model.trainable` says where the imported layers stay as they are."""
 
 
-def check_import(path: Path) -> None:
+def check_import(path: Path, trainable: str) -> None:
     """Refuses a file that is missing or damaged, or has layers that are not allowed.
+
+    Args:
+      path: the file.
+      trainable: `model.trainable`.
 
     Raises:
       InputError: there is no such file.
@@ -82,11 +87,13 @@ def check_import(path: Path) -> None:
         raise ArtifactError(
             f"{path.name} is not a .keras file; save the backbone with Keras 3"
         ) from error
-    found = sorted(_layer_classes(config) - ALLOWED_LAYERS)
+    allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
+    found = sorted(_layer_classes(config) - allowed)
     if found:
+        frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
         raise ArtifactError(
             f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
-            f"backbone of {', '.join(sorted(ALLOWED_LAYERS))}"
+            f"backbone of {', '.join(sorted(allowed))}{frozen if set(found) <= IF_FROZEN else ''}"
         )
 
 
@@ -126,7 +133,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     """
     import keras
 
-    check_import(path)
+    check_import(path, model.trainable)
     backbone = _frozen(load_model(path))
     fits = tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits

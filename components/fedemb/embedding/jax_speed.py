@@ -17,8 +17,8 @@ from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
 from fedemb.embedding.losses import cross_entropy
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.rounds import ClientExamples
-from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussianConfig
-from fedemb.privacy.planning.plan import plan
+from fedemb.privacy.mechanisms.mechanism import Cohort
+from fedemb.privacy.mechanisms.registry import MECHANISMS
 from fedemb.privacy.queries import build_mechanism
 
 MICROBATCHES = (16, 64, 256, 512)
@@ -115,10 +115,11 @@ def _plain(net: Any, precision: str) -> Speed:
 
 
 def _unit_gradients(net: Any, plain: Speed, views: int, microbatch: int) -> Speed:
-    mechanism_plan = plan(
-        GroupPoissonGaussianConfig(rounds=10, noise_multiplier=1.0, sampling_probability=0.5),
-        virtual_clients=8,
+    default = next(iter(MECHANISMS.values()))  # any will do: what is timed is before the noise
+    cohort = Cohort(
+        population=16, users_per_client=2, clients_per_round=4, noise_multiplier=1.0, rounds=10
     )
+    mechanism_plan = default.at(cohort)
     mechanism = build_mechanism(mechanism_plan, bytes(32), "speed", 1, "0" * 64)
     function = JaxUnitGradientFunction(
         net,
