@@ -10,7 +10,9 @@ import pytest
 
 from fedemb.errors import FedEmbError, Refused
 from fedemb.ledger.chain import Chain
+from fedemb.ledger.terms import terms_of
 from fedemb.storage.local import LocalStore
+from tests.evaluation_run import config
 
 
 @pytest.fixture
@@ -161,3 +163,18 @@ def test_who_a_user_is_stays_for_life(kit, change, named):
     with pytest.raises(Refused, match=rf"{named}.*for life.*another policy_id"):
         kit.open().check_terms(kit_.terms(users=users))
     kit.open().check_terms(kit_.terms())
+
+
+def test_which_classes_can_be_held_out_stays_for_life():
+    """A class that was held out under one list of classes could train under another."""
+
+    def held_out(*classes):
+        evaluation = {"by": "hash", "fraction": 0.5, "classes": classes}
+        shared = {"data.source.label_scope": "global", "partition.evaluation": evaluation}
+        return terms_of(config(**shared), None)
+
+    ours = held_out("apple", "fig", "pear", "plum")
+    assert not ours.differences(held_out("apple", "fig", "pear", "plum"))
+    for others in (("apple", "fig", "lime", "pear"), ()):
+        (changed,) = ours.differences(held_out(*others))
+        assert changed.startswith("partition.evaluation")

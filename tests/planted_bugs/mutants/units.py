@@ -53,7 +53,8 @@ MUTANTS = (
             "(norm + self._config.automatic_clip)",
             "norm",
         ),
-        UNITS,
+        "tests/components/embedding/test_embedding_unit_gradient.py::"
+        "test_automatic_clip_brings_every_record_near_the_clip_by_its_length_and_floor",
     ),
     one(
         10,
@@ -155,14 +156,14 @@ MUTANTS = (
     ),
     one(
         14,
-        "all_layers_move_where_the_head_is_declared",
+        "all_layers_move_where_norms_are_declared",
         (
             f"{EMBEDDING}/backbones/groups.py",
-            '        "head": lambda path: False,\n',
-            '        "head": lambda path: True,\n',
+            '        "norm_only": _is_norm,\n',
+            '        "norm_only": lambda path: True,\n',
         ),
-        "tests/components/train_dp_sgd/test_train_sgd_run.py::"
-        "test_model_is_backbone_and_head_and_only_the_group_that_trains_has_moved",
+        "tests/components/embedding/test_embedding_joined.py::"
+        "test_what_trains_is_named_as_for_one_backbone",
     ),
     # Heads in closed form
     one(
