@@ -1,40 +1,11 @@
-"""Fresh classification heads: one row per class that a virtual client itself holds.
-
-A head is born and dies inside one virtual client and one round. Its size is the number of distinct
-labels of that client, never the number of identities in the world, and it reaches no artifact.
-"""
+"""Heads that start at the class means of a virtual client's own embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Float32, Int, Int32, Int64, UInt8
-
-
-def local_labels(
-    labels: Int64[Any, " examples"],
-) -> tuple[Int32[Any, " examples"], Int32[Any, ""]]:
-    """Renumbers labels inside one client: order of first appearance.
-
-    Args:
-      labels: int64 tensor `[examples]`, any values.
-
-    Returns:
-      int32 tensor `[examples]` in `0..classes-1`, and the int32 scalar `classes`.
-    """
-    import tensorflow as tf
-
-    distinct, indices = tf.unique(labels, out_idx=tf.int32)
-    return indices, tf.shape(distinct)[0]
-
-
-def glorot_head(classes: Any, dim: int, seed: Int[Any, "2"]) -> Float32[Any, "classes {dim}"]:
-    """Glorot-uniform head (the paper's), float32 `[classes, dim]`, from a stateless seed `[2]`."""
-    import tensorflow as tf
-
-    limit = tf.sqrt(6.0 / tf.cast(classes + dim, tf.float32))
-    return limit * tf.random.stateless_uniform([classes, dim], seed, minval=-1.0, maxval=1.0)
+from jaxtyping import Float32, Int32, UInt8
 
 
 def prototype_head(

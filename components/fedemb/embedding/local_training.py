@@ -1,98 +1,28 @@
-"""Local training of one virtual client, as graph code.
+"""Local training of one virtual client, as a graph of TensorFlow.
 
-Fresh head, labels renumbered inside the client, local steps, difference of the weights: algorithm
-of DP-FedEmb (arXiv 2211.10844; docs/method.md#algorithm). The state of a client lives in the
-variables of the worker that trains it and is overwritten by the next one; nothing of it is returned
-but the update. Fused in-place optimizer kernels keep a local step as cheap as one of a plain loop.
+Fresh head, local steps, difference of the weights: algorithm of DP-FedEmb (arXiv 2211.10844;
+docs/method.md#algorithm). The state of a client lives in the variables of the worker that trains it
+and is overwritten by the next one; nothing of it is returned but the update. Fused in-place
+optimizer kernels keep a local step as cheap as one of a plain loop.
 
-All randomness is stateless and depends on the seed of the client alone. All batch shapes depend on
-the number of the client's examples alone: the last batch of an epoch is short, never padded.
+Nothing is drawn here (`client_draws.py`). All batch shapes depend on the number of the client's
+examples alone: the last batch of an epoch is short, never padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.embedding.augmentation import augment, stateless_draws
-from fedemb.embedding.heads import glorot_head, local_labels, prototype_head
+from fedemb.embedding.augmentation import DRAWS, augment
+from fedemb.embedding.client_draws import LocalData
+from fedemb.embedding.heads import prototype_head
 from fedemb.embedding.losses import build_loss, penalized
+from fedemb.embedding.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
 from fedemb.embedding.preprocessing import preprocess
 
-ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
-"""Local Adam of the paper's code."""
-
-PROTOTYPE_BATCH = 128
-"""Images embedded at once for a prototype head, at least."""
-
-# Streams of a client's seed; a step adds its index to the second number.
-_HEAD, _SHUFFLE, _AUGMENT = 1, 2, 3
-
 Phase = Literal["joint", "head", "backbone"]
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A backbone, the variables of it that train, and how they train locally."""
-
-    backbone: Any
-    """`keras.Model`; weights outside `variables` stay as they are."""
-    variables: Sequence[Any]
-    """Keras variables that train, in the order of the update."""
-    config: LocalTrainingConfig
-    shared_head_rows: int = 0
-    """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a fresh
-    local head for every client."""
-    fixed: Mapping[int, Any] | None = None
-    """Values of the other weights by `id` of their variable; None: read where they are used."""
-
-    def on_this_device(self) -> Objective:
-        """The same, with the weights that do not train read once, here, before any loop."""
-        import tensorflow as tf
-
-        trained = {id(v) for v in self.variables}
-        rest = (v for v in self.backbone.variables if id(v) not in trained)
-        return replace(self, fixed={id(v): tf.identity(v.value) for v in rest})
-
-    @property
-    def dim(self) -> int:
-        """Length of an embedding."""
-        return int(self.backbone.output_shape[-1])
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the tensors of an update."""
-        shapes = [tuple(int(n) for n in v.shape) for v in self.variables]
-        return [*shapes, (self.shared_head_rows, self.dim)] if self.shared_head_rows else shapes
-
-    def embeddings(self, weights: Sequence[Any], images: Any) -> Any:
-        """Embeds preprocessed images under `weights` in place of `variables`; float32."""
-        import tensorflow as tf
-
-        given = dict(self.fixed or {})
-        given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
-
-        def value(variable: Any) -> Any:
-            found = given.get(id(variable))
-            return variable.value if found is None else found
-
-        trainable = [value(v) for v in self.backbone.trainable_variables]
-        state = [value(v) for v in self.backbone.non_trainable_variables]
-        outputs, _ = self.backbone.stateless_call(trainable, state, images, training=True)
-        return tf.cast(outputs, tf.float32)
-
-
-class Examples(NamedTuple):
-    """What a virtual client brings, as tensors."""
-
-    images: Any
-    """uint8 `[examples, size, size, channels]`, at least one."""
-    labels: Any
-    """int64 `[examples]`; for a shared head, row numbers in it."""
-    seed: Any
-    """int64 `[2]`; depends on run seed, round, grouping and group only."""
 
 
 class Worker:
@@ -132,23 +62,21 @@ class Worker:
                 slot.assign(tf.zeros_like(value))
 
 
-def fresh_head(
-    objective: Objective, broadcast: Sequence[Any], images: Any, labels: Any, seed: Any
-) -> tuple[Any, Any]:
-    """Labels renumbered inside the client, and a head of one row per label."""
+def first_head(objective: Objective, broadcast: Sequence[Any], examples: LocalData) -> Any:
+    """The head a client begins with, one row per label."""
     config = objective.config
-    rows, classes = local_labels(labels)
     if config.head_init == "glorot":
-        return rows, glorot_head(classes, objective.dim, _stream(seed, _HEAD))
-    head = prototype_head(
+        return examples.head
+    import tensorflow as tf
+
+    return prototype_head(
         lambda batch: objective.embeddings(broadcast, preprocess(batch)),
-        images,
-        rows,
-        classes,
+        examples.images,
+        examples.rows,
+        tf.shape(examples.head)[0],
         dim=objective.dim,
         batch_size=max(config.batch_size, PROTOTYPE_BATCH),
     )
-    return rows, head
 
 
 def apply_gradient(
@@ -184,20 +112,6 @@ def apply_gradient(
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
 
 
-def shuffled_rows(count: Any, epochs: int, seed: Any) -> Any:
-    """Row numbers of all epochs one after the other, int32 `[epochs * count]`, each shuffled."""
-    import tensorflow as tf
-
-    draws = tf.random.stateless_uniform([epochs, count], _stream(seed, _SHUFFLE))
-    return tf.reshape(tf.argsort(draws, axis=1, stable=True), [-1])
-
-
-def _stream(seed: Any, purpose: int, step: Any = 0) -> Any:
-    import tensorflow as tf
-
-    return seed + tf.cast(tf.stack([purpose, step]), tf.int64)
-
-
 def _complete(gradients: Sequence[Any]) -> list[Any]:
     """The same gradients, after all are computed: no weight has to be copied before its update."""
     import tensorflow as tf
@@ -207,7 +121,7 @@ def _complete(gradients: Sequence[Any]) -> list[Any]:
 
 
 def train_client(
-    objective: Objective, worker: Worker, broadcast: Sequence[Any], examples: Examples
+    objective: Objective, worker: Worker, broadcast: Sequence[Any], examples: LocalData
 ) -> tuple[list[Any], Any]:
     """Trains one virtual client and returns its update.
 
@@ -224,21 +138,15 @@ def train_client(
     """
     import tensorflow as tf
 
-    config, seed = objective.config, examples.seed
-    # The cap holds per epoch, in the keyed order in which examples are stored.
-    images = examples.images[: config.max_examples_per_client]
-    labels = examples.labels[: config.max_examples_per_client]
-    count = tf.shape(labels)[0]
+    config = objective.config
+    images, rows = examples.images, examples.rows
+    count = tf.shape(rows)[0]
 
     backbone, shared = list(broadcast), bool(objective.shared_head_rows)
-    if shared:
-        rows, head = tf.cast(labels, tf.int32), backbone.pop()
-    else:
-        rows, head = fresh_head(objective, backbone, images, labels, seed)
+    head = backbone.pop() if shared else first_head(objective, backbone, examples)
     worker.start([*backbone, head])
 
     loss = build_loss(config.loss)
-    order = shuffled_rows(count, config.epochs, seed)
     per_epoch = -(-count // config.batch_size)
     total = per_epoch * config.epochs
 
@@ -246,15 +154,12 @@ def train_client(
         epoch = index // per_epoch
         offset = (index - epoch * per_epoch) * config.batch_size
         size = tf.minimum(config.batch_size, count - offset)
-        chosen = tf.slice(order, [epoch * count + offset], [size])
+        visits = slice(epoch * count + offset, epoch * count + offset + size)
+        chosen = examples.order[visits]
         batch, wanted = tf.gather(images, chosen), tf.gather(rows, chosen)
         if config.augmentation is not None:
-            batch, wanted = augment(
-                batch,
-                wanted,
-                config.augmentation,
-                stateless_draws(_stream(seed, _AUGMENT, index)),
-            )
+            draws = tf.transpose(tf.reshape(examples.draws[visits], [-1, DRAWS]))
+            batch, wanted = augment(batch, wanted, config.augmentation, lambda _: draws)
         weights = [v.read_value() for v in worker.weights]
         current = worker.head.read_value()
         learners = {

@@ -9,7 +9,6 @@ grows neither with clients per round nor with identities.
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.embedding.local_training import Examples, Objective, Worker, train_client
+from fedemb.embedding.client_draws import LocalData, glorot_head, local_data, no_data
+from fedemb.embedding.local_training import Worker, train_client
+from fedemb.embedding.objective import Objective
 from fedemb.embedding.server import MeanStep, ServerRule
 from fedemb.errors import StorageError
 
@@ -65,14 +66,12 @@ class RoundSums:
 class Share(NamedTuple):
     """The virtual clients of a slab that one worker trains, packed without padding. Raw."""
 
-    images: Any
-    """uint8 `[examples, size, size, channels]`."""
-    labels: Any
-    """int64 `[examples]`."""
+    data: LocalData
+    """Of all of them, one after the other."""
     offsets: Any
-    """int32 `[clients + 1]`: client i owns rows offsets[i]:offsets[i+1]."""
-    seeds: Any
-    """int64 `[clients, 2]`."""
+    """int32 `[clients + 1]`: client i owns images and rows offsets[i]:offsets[i+1]."""
+    heads: Any
+    """int32 `[clients + 1]`: and these rows of the heads."""
 
 
 Slab = list[Any]
@@ -84,30 +83,14 @@ def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random
     return np.random.SeedSequence([seed, round_index, grouping, group])
 
 
-def client_seed(seed: int, round_index: int, grouping: int, group: int) -> Int64[np.ndarray, "2"]:
-    """The same as two numbers, int64 `[2]`."""
-    return seed_of(seed, round_index, grouping, group).generate_state(2).astype(np.int64)
+def pack(clients: Sequence[LocalData], nobody: LocalData) -> Share:
+    """Packs clients one after the other; `nobody` has the shapes and no example."""
 
+    def starts(part: str) -> np.ndarray:
+        return np.cumsum([0, *(len(getattr(c, part)) for c in clients)], dtype=np.int32)
 
-def pack(clients: Sequence[ClientExamples], *, seed: int, round_index: int, workers: int) -> Slab:
-    """Packs at least one client, and deals them to workers in the order of their coins.
-
-    Sizes are not looked at, or one user could send others to a worker whose floats differ.
-    """
-    parts = [[c for c in clients if c.place % workers == number] for number in range(workers)]
-    shape = clients[0].images.shape[1:]
-
-    def share(part: Sequence[ClientExamples]) -> Share:
-        counts = [len(c.labels) for c in part]
-        seeds = [client_seed(seed, round_index, c.grouping, c.group) for c in part]
-        return Share(
-            images=np.concatenate([np.zeros((0, *shape), np.uint8), *(c.images for c in part)]),
-            labels=np.concatenate([np.zeros(0, np.int64), *(c.labels for c in part)]),
-            offsets=np.cumsum([0, *counts], dtype=np.int32),
-            seeds=np.array(seeds, np.int64).reshape(-1, 2),
-        )
-
-    return [share(part) for part in parts]
+    parts = zip(nobody, *clients, strict=True)
+    return Share(LocalData._make(map(np.concatenate, parts)), starts("rows"), starts("head"))
 
 
 def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"]) -> None:
@@ -306,7 +289,43 @@ def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
     return [devices[number % len(devices)] if devices else None for number in range(workers)]
 
 
-class RoundFunction(ParallelRounds):
+class ClientRounds(SlabRounds):
+    """Rounds of virtual clients that train locally, whatever backend trains them."""
+
+    def _hold(
+        self,
+        backbone: Any,
+        config: LocalTrainingConfig,
+        variables: Sequence[Any] | None,
+        shared_head_rows: int,
+    ) -> list[tuple[int, ...]]:
+        """Takes what trains; returns the shapes of it."""
+        chosen = list(backbone.trainable_variables if variables is None else variables)
+        self.objective = Objective(backbone, chosen, config, shared_head_rows)
+        self._image = tuple(int(n) for n in backbone.input_shape[1:])
+        return self.objective.shapes
+
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+        """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
+        parts = [v.numpy().ravel() for v in self.objective.variables]
+        if self.objective.shared_head_rows:
+            random = np.random.default_rng(np.random.SeedSequence([self.seed]))
+            rows, dim = self._shapes[-1]
+            parts.append(glorot_head(rows, dim, random).ravel())
+        return np.concatenate(parts).astype(np.float32)
+
+    def _data(self, client: ClientExamples, round_index: int) -> LocalData:
+        return local_data(
+            client.images,
+            client.labels,
+            self.objective.config,
+            seed=seed_of(self.seed, round_index, client.grouping, client.group),
+            dim=self.objective.dim,
+            shared_head=bool(self.objective.shared_head_rows),
+        )
+
+
+class RoundFunction(ClientRounds, ParallelRounds):
     """Trains the virtual clients of a round and sums their updates through a mechanism.
 
     Args:
@@ -335,38 +354,33 @@ class RoundFunction(ParallelRounds):
     ) -> None:
         import tensorflow as tf
 
-        chosen = list(backbone.trainable_variables if variables is None else variables)
-        self.objective = Objective(backbone, chosen, config, shared_head_rows)
+        shapes = self._hold(backbone, config, variables, shared_head_rows)
         self._workers = []
         for index, device in enumerate(dealt(devices, workers)):
             with tf.device(device):
                 self._workers.append(Worker(self.objective, index))
-        size, channels = backbone.input_shape[1], backbone.input_shape[3]
+        self._nobody = no_data(config, self._image, self.objective.dim)
+        any_length = LocalData._make(
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in self._nobody
+        )
         super().__init__(
-            self.objective.shapes,
+            shapes,
             mechanism,
-            Share(
-                tf.TensorSpec([None, size, size, channels], tf.uint8),
-                tf.TensorSpec([None], tf.int64),
-                tf.TensorSpec([None], tf.int32),
-                tf.TensorSpec([None, 2], tf.int64),
-            ),
+            Share(any_length, *[tf.TensorSpec([None], tf.int32)] * 2),
             slab_units=SLAB_CLIENTS_PER_WORKER * workers,
             seed=seed,
             devices=dealt(devices, workers),
         )
 
-    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
-        """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
-        parts = [v.numpy().ravel() for v in self.objective.variables]
-        if self.objective.shared_head_rows:
-            limit = math.sqrt(6.0 / sum(self._shapes[-1]))
-            random = np.random.default_rng(np.random.SeedSequence([self.seed]))
-            parts.append(random.uniform(-limit, limit, self._sizes[-1]))
-        return np.concatenate(parts).astype(np.float32)
-
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        return pack(units, seed=self.seed, round_index=round_index, workers=self.worker_count)
+        """Deals clients to workers in the order of their coins.
+
+        Sizes are not looked at, or one user could send others to a worker whose floats differ.
+        """
+        shares: list[list[LocalData]] = [[] for _ in range(self.worker_count)]
+        for unit in units:
+            shares[unit.place % self.worker_count].append(self._data(unit, round_index))
+        return [pack(share, self._nobody) for share in shares]
 
     def _loop(
         self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any
@@ -376,20 +390,25 @@ class RoundFunction(ParallelRounds):
 
         query, worker = self.mechanism.query, self._workers[number]
         objective = self.objective.on_this_device()
+        epochs = objective.config.epochs
 
         def body(index: Any, state: Any, rows: Any) -> tuple[Any, Any, Any]:
             start, stop = share.offsets[index], share.offsets[index + 1]
-            examples = Examples(
-                share.images[start:stop], share.labels[start:stop], share.seeds[index]
+            data = LocalData(
+                images=share.data.images[start:stop],
+                rows=share.data.rows[start:stop],
+                order=share.data.order[epochs * start : epochs * stop],
+                draws=share.data.draws[epochs * start : epochs * stop],
+                head=share.data.head[share.heads[index] : share.heads[index + 1]],
             )
-            update, losses = train_client(objective, worker, broadcast, examples)
+            update, losses = train_client(objective, worker, broadcast, data)
             record = query.preprocess_record(parameters, update)
             state = query.accumulate_preprocessed_record(state, record)
             norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in update]))
             row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
             return index + 1, state, rows.write(index, row)
 
-        count = tf.shape(share.seeds)[0]
+        count = tf.shape(share.offsets)[0] - 1
         rows = tf.TensorArray(tf.float32, size=count, element_shape=[len(STATISTICS)])
         _, state, rows = tf.while_loop(
             lambda index, *_: index < count,

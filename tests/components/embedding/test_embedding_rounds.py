@@ -24,9 +24,9 @@ from fedemb.embedding import (
 )
 from fedemb.embedding import rounds as rounds_module
 from fedemb.embedding.backbones import with_bfloat16
-from fedemb.embedding.local_training import Objective, fresh_head, shuffled_rows
+from fedemb.embedding.local_training import first_head
 from fedemb.embedding.losses import build_loss
-from fedemb.embedding.rounds import client_seed
+from fedemb.embedding.objective import Objective
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
@@ -75,16 +75,15 @@ def _function(local=LOCAL, mechanism=None, **changes):
 def _reference_update(function, client, local, round_index):
     """Plain Keras, eager, one list per variable."""
     objective, backbone = function.objective, function.objective.backbone
-    seed = tf.constant(client_seed(9, round_index, client.grouping, client.group))
+    data = function._data(client, round_index)
     variables = list(objective.variables)
     before = [v.numpy() for v in variables]
-    images, labels = tf.constant(client.images), tf.constant(client.labels)
-    rows, head = fresh_head(objective, [v.value for v in variables], images, labels, seed)
-    head = tf.Variable(head)
+    images, rows = tf.constant(client.images), tf.constant(data.rows)
+    head = tf.Variable(first_head(objective, [v.value for v in variables], data))
     loss = build_loss(local.loss)
     slots = [tf.zeros_like(v) for v in [*variables, head]]
     count = len(client.labels)
-    order = shuffled_rows(count, local.epochs, seed).numpy().reshape(local.epochs, count)
+    order = data.order.reshape(local.epochs, count)
     step = 0
     for epoch in range(local.epochs):
         for start in range(0, count, local.batch_size):
@@ -145,10 +144,10 @@ def test_one_user_sends_no_other_client_to_another_worker():
     def workers(clients):
         slabs = function.slabs(clients, 0)
         return {
-            tuple(seed): number
+            share.data.images[start].tobytes(): number
             for slab in slabs
             for number, share in enumerate(slab)
-            for seed in share.seeds.tolist()
+            for start in share.offsets[:-1]
         }
 
     function, few, many = _function(workers=2), _clients(8), _clients(8)
@@ -160,7 +159,7 @@ def test_one_user_sends_no_other_client_to_another_worker():
     assert set(before.values()) == {0, 1}
     for changed in (grown, gone):
         after = workers([changed, *many[1:]])
-        assert all(before[seed] == worker for seed, worker in after.items())
+        assert all(before[first] == worker for first, worker in after.items())
 
 
 def test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.planted_bugs.mutants.places import AUDIT, EMBEDDING, ROUNDS, SAMPLING, one
 
 LOCAL = f"{EMBEDDING}/local_training.py"
+DRAWS = f"{EMBEDDING}/client_draws.py"
 TESTS = "tests/components/embedding/test_embedding_rounds.py"
 CROSSING = f"{TESTS}::test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round"
 SPREAD = f"{TESTS}::test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs"
@@ -39,10 +40,9 @@ MUTANTS = (
         14,
         "labels_number_rows_of_everybody_s_head",
         (
-            LOCAL,
-            "    rows, classes = local_labels(labels)\n",
-            "    _, classes = local_labels(labels)\n"
-            "    rows = tf.cast(labels % tf.cast(classes, labels.dtype), tf.int32)\n",
+            DRAWS,
+            "    return np.argsort(np.argsort(first)).astype(np.int32)[inverse], len(first)\n",
+            "    return (labels % len(first)).astype(np.int32), len(first)\n",
         ),
         f"{TESTS}::test_labels_mean_nothing_outside_their_client",
     ),
@@ -51,8 +51,8 @@ MUTANTS = (
         "clients_seeded_by_their_place",
         (
             ROUNDS,
-            "client_seed(seed, round_index, c.grouping, c.group) for c in part]",
-            "client_seed(seed, round_index, c.grouping, n) for n, c in enumerate(part)]",
+            "            seed=seed_of(self.seed, round_index, client.grouping, client.group),\n",
+            "            seed=seed_of(self.seed, round_index, client.grouping, client.place),\n",
         ),
         SPREAD,
     ),
