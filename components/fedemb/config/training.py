@@ -226,6 +226,10 @@ class PretrainingConfig(Section):
     """Peak learning rate; decays by a cosine."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD momentum."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Share of each kernel that is added to its gradient; scales and offsets have none."""
+    mixed_precision: bool = False
+    """Compute in bfloat16: several times as fast where a processor has instructions for it."""
     loss: LossConfig = LossConfig()
     """Loss of supervised pretraining."""
     temperature: PositiveFloat = 0.2

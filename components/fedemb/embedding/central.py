@@ -16,6 +16,7 @@ from jaxtyping import Int, UInt8
 
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
 from fedemb.embedding.augmentation import augment, stateless_draws
+from fedemb.embedding.backbones import with_bfloat16
 from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
 
@@ -41,6 +42,8 @@ def minimize(
     learning_rate: float,
     momentum: float,
     seed: int,
+    weight_decay: float = 0.0,
+    mixed_precision: bool = False,
 ) -> float:
     """Trains a backbone in place by SGD with momentum.
 
@@ -55,12 +58,15 @@ def minimize(
       learning_rate: the highest.
       momentum: of SGD.
       seed: of shuffles and whatever `loss_of` draws.
+      weight_decay: share of each kernel that its gradient gets added; not of scales and offsets.
+      mixed_precision: bfloat16 but for weights, their updates and the last layer.
 
     Returns:
       Mean loss of the last epoch.
     """
     import tensorflow as tf
 
+    trained = with_bfloat16(backbone) if mixed_precision else backbone
     count, batch_size = len(labels), min(batch_size, len(labels))
     steps = count // batch_size
     weights = [tf.Variable(v.value, trainable=False) for v in backbone.trainable_variables]
@@ -81,22 +87,23 @@ def minimize(
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*current, *extras])
                 value = loss_of(
-                    lambda batch: _embed(backbone, current, batch),
+                    lambda batch: _embed(trained, current, batch),
                     extras,
                     tf.gather(pixels, chosen),
                     tf.gather(classes, chosen),
                     seed + tf.cast(tf.stack([0, index]), tf.int64),
                 )
                 value = penalized(value, backbone.trainable_variables, current)
-            gradients = tape.gradient(
+            gradients: Any = tape.gradient(
                 value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
             for variable, slot, gradient in zip([*weights, *heads], slots, gradients, strict=True):
+                decay = weight_decay if len(variable.shape) > 1 else 0.0
                 tf.raw_ops.ResourceApplyMomentum(
                     var=variable.handle,
                     accum=slot.handle,
                     lr=rate,
-                    grad=gradient,
+                    grad=gradient + decay * variable if decay else gradient,
                     momentum=momentum,
                 )
             return index + 1, total + value
@@ -208,7 +215,16 @@ def pretrain(
     Returns:
       Mean loss of the last epoch; NaN if nothing was trained.
     """
-    schedule = config.model_dump(include={"epochs", "batch_size", "learning_rate", "momentum"})
+    schedule = config.model_dump(
+        include={
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "momentum",
+            "weight_decay",
+            "mixed_precision",
+        }
+    )
     common = {"augmentation": config.augmentation, "seed": seed, **schedule}
     if config.kind in ("supervised", "random_process"):
         return train_supervised(backbone, images, labels, loss=config.loss, **common)

@@ -1,3 +1,4 @@
+import keras
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from fedemb.embedding import (
     save_backbone,
     trainable_variables,
 )
+from fedemb.embedding.backbones.channel_norm import channel_group_norm
 from fedemb.embedding.losses import penalized
 from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError
@@ -45,7 +47,7 @@ def test_backbone_has_the_published_number_of_parameters(name, size, channels, p
     ("name", "size", "features", "parameters"),
     [
         ("tanh_cnn", 32, 2048, 287_008),
-        ("resnet8_wide", 32, 768, 689_904),
+        ("resnet8_wide", 32, 1280, 1_850_304),
         ("wrn_16_4", 32, 256, 2_750_832),
         ("wrn_40_4", 32, 256, 8_958_320),
         ("resnet18_gn", 32, 512, 11_168_832),
@@ -190,3 +192,22 @@ def test_weight_decay_is_resnet50s_alone_and_enters_the_loss():
     np.testing.assert_allclose(float(found), expected, rtol=1e-5)
     lenet = build_backbone(ModelConfig(backbone="lenet"), 0).trainable_variables
     assert penalized(2.0, lenet, lenet) == 2.0
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 5.0, 30.0])
+def test_group_norm_of_bfloat16_copies_is_keras_up_to_the_digits_of_bfloat16(offset):
+    random = np.random.default_rng(0)
+    maps = (random.standard_normal((4, 8, 8, 16)) + offset).astype(np.float32)
+    exact = keras.layers.GroupNormalization(groups=4)
+    exact.build(maps.shape)
+    exact.set_weights([random.random(16), random.random(16)])
+    lean = channel_group_norm().from_config({**exact.get_config(), "dtype": "mixed_bfloat16"})
+    lean.build(maps.shape)
+    lean.set_weights(exact.get_weights())
+    found, wanted = lean(maps), exact(maps).numpy()
+    assert found.dtype == "bfloat16"
+    values = keras.ops.convert_to_numpy(keras.ops.cast(found, "float32"))
+    if offset < 10.0:
+        assert np.sqrt(np.mean((values - wanted) ** 2)) < 0.01 * (1.0 + offset)
+    else:  # a variance that rounding has lost must not become a huge factor
+        assert np.abs(values).max() < 2.0 * np.abs(wanted).max()

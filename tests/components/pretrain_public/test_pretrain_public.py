@@ -7,7 +7,13 @@ import pytest
 
 from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
 from fedemb.documents.artifacts import file_digest
-from fedemb.embedding import build_backbone, embed, load_backbone, train_centralized
+from fedemb.embedding import (
+    build_backbone,
+    embed,
+    load_backbone,
+    pretrain,
+    train_centralized,
+)
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.keys import open_key_store
 from fedemb.steps.pretrain_public.pretrain import run
@@ -58,10 +64,18 @@ def _separation(backbone):
     return similar[same & off_diagonal].mean() - similar[~same].mean()
 
 
-@pytest.mark.parametrize("kind", ["supervised", "simclr"])
-def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kind": "supervised"},
+        {"kind": "simclr"},
+        {"kind": "supervised", "mixed_precision": True, "weight_decay": 1e-3},
+    ],
+    ids=["supervised", "simclr", "bfloat16"],
+)
+def test_pretraining_tells_classes_apart_on_new_images(how, parquet, tmp_path):
     settings = PretrainingConfig.model_validate(
-        {"kind": kind, "source": {"uri": parquet}, "epochs": 12, "batch_size": 24,
+        {**how, "source": {"uri": parquet}, "epochs": 12, "batch_size": 24,
          "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn"}
     )  # fmt: skip
     card = run(_start(settings, seed=3), tmp_path, _keys(tmp_path))
@@ -69,6 +83,35 @@ def test_pretraining_tells_classes_apart_on_new_images(kind, parquet, tmp_path):
     assert card["weights_sha"] == file_digest(tmp_path / "backbone.keras")
     trained = load_backbone(tmp_path / "backbone.keras", MODEL)
     assert _separation(trained) > _separation(build_backbone(MODEL, 3)) + 0.05
+
+
+def test_weight_decay_shrinks_kernels_and_leaves_offsets():
+    images, labels = _blobs()
+
+    def trained(weight_decay):
+        backbone = build_backbone(MODEL, 3)
+        pretrain(
+            backbone,
+            images,
+            labels,
+            PretrainingConfig(
+                kind="supervised",
+                source={"uri": "unused.parquet"},
+                epochs=1,
+                learning_rate=1e-6,
+                weight_decay=weight_decay,
+                licence="CC0",
+                provenance="drawn",
+            ),
+            seed=0,
+        )
+        return backbone.trainable_variables
+
+    for plain, shrunk in zip(trained(0.0), trained(1e4), strict=True):
+        if len(plain.shape) > 1:
+            assert np.linalg.norm(shrunk.numpy()) < 0.99 * np.linalg.norm(plain.numpy()), plain.path
+        else:
+            np.testing.assert_allclose(shrunk.numpy(), plain.numpy(), atol=1e-4)
 
 
 def test_without_pretraining_the_weights_come_from_the_seed(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.embedding.backbones.channel_norm import channel_group_norm
 from fedemb.embedding.backbones.registry import backbones
 from fedemb.embedding.classifier import with_head
 from fedemb.errors import ConfigError
@@ -149,12 +150,19 @@ def check_backbone(backbone: Any, model: ModelConfig) -> None:
 def with_bfloat16(backbone: Any) -> Any:
     """A copy that computes in bfloat16 on float32 weights, but for its last layer.
 
-    Eight bits of an embedding are too few for the logits made of it.
+    Eight bits of an embedding are too few for the logits made of it. Group normalisation takes its
+    moments from sums over each channel: Keras's own turns whole maps into float32 and back.
     """
     import keras
 
+    def lean(layer: Any) -> Any:
+        settings = layer.get_config()
+        if type(layer) is keras.layers.GroupNormalization:
+            return channel_group_norm().from_config(settings)
+        return type(layer).from_config(settings)
+
     policy = keras.DTypePolicy("mixed_bfloat16")
-    copy = keras.models.clone_model(backbone)
+    copy = keras.models.clone_model(backbone, clone_function=lean)
     copy.set_weights(backbone.get_weights())
     last = copy.layers[-1]
     for layer in copy._flatten_layers(include_self=False):

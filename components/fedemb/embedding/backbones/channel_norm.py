@@ -1,0 +1,49 @@
+"""Group normalisation for training in bfloat16, without whole maps in float32."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+_LEAST_SPREAD = 2.0**-7
+"""Least variance, as a share of the squared mean: bfloat16 cannot tell what lies below it."""
+
+
+@cache
+def channel_group_norm() -> Any:
+    """The layer; its weights and configuration are those of Keras's `GroupNormalization`.
+
+    It is a way to train and is never saved: the backbone that it was copied from is.
+    """
+    import keras
+
+    ops: Any = keras.ops
+
+    class ChannelGroupNorm(keras.layers.GroupNormalization):
+        """`GroupNormalization` of maps that keep their type; moments and scales are float32."""
+
+        def call(self, inputs: Any) -> Any:
+            _, height, width, channels = inputs.shape
+            groups, pixels = self.groups, height * width
+            maps = ops.cast(inputs, self.compute_dtype)
+            flat = ops.reshape(maps, (-1, pixels, channels))
+            ones = ops.ones((1, 1, pixels), dtype=flat.dtype)
+
+            def moment(values: Any) -> Any:
+                sums = ops.cast(ops.matmul(ones, values), "float32")  # the quickest sum there is
+                sums = ops.reshape(sums, (-1, groups, channels // groups))
+                return ops.mean(sums, axis=2, keepdims=True) / pixels
+
+            mean = moment(flat)
+            floor = ops.square(mean) * _LEAST_SPREAD
+            variance = ops.maximum(moment(ops.square(flat)) - ops.square(mean), floor)
+            by_group = (1, groups, channels // groups)
+            factor = ops.rsqrt(variance + self.epsilon) * ops.reshape(self.gamma, by_group)
+            offset = ops.reshape(self.beta, by_group) - mean * factor
+            factor, offset = (
+                ops.cast(ops.reshape(part, (-1, 1, 1, channels)), maps.dtype)
+                for part in (factor, offset)
+            )
+            return maps * factor + offset
+
+    return ChannelGroupNorm
