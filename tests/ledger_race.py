@@ -1,11 +1,11 @@
 """Processes that reserve at the same time on one ledger, on whatever store."""
 
-import multiprocessing
 import os
 
 import ledger_kit as kit_
 
 from fedemb.errors import BudgetExceeded
+from tests.forked import SERVER
 
 PATIENCE = 500
 """Seconds until all have started; a loaded machine takes its time."""
@@ -25,16 +25,11 @@ def _reserve(kit, environment, barrier, number, answers):
 
 
 def check(root, ledger_uri, processes: int) -> None:
-    """Accepted runs never pass the cap, nothing is lost, no number is taken twice.
-
-    The processes are forked from a server that has imported everything and holds no connection.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ledger_race", "google.cloud.storage", "s3fs", "aiobotocore"])
+    """Accepted runs never pass the cap, nothing is lost, no number is taken twice."""
     kit = kit_.make(root, ledger_uri)
-    barrier, answers = context.Barrier(processes), context.Queue()
+    barrier, answers = SERVER.Barrier(processes), SERVER.Queue()
     workers = [
-        context.Process(
+        SERVER.Process(
             target=_reserve, args=(kit, dict(os.environ), barrier, number, answers), daemon=True
         )
         for number in range(processes)

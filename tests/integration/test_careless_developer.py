@@ -37,17 +37,17 @@ SILENCED = Mutant(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("change", "codes"),
     [
         (NAMED["trainer_steps_with_the_raw_mean"], {"fold_differs"}),
-        pytest.param(
+        (
             NAMED["noise_forgotten"],
             {"noise_receipt_failed", "witness_off", "below_noise_floor"},
-            marks=pytest.mark.slow,
         ),
-        pytest.param(SILENCED, {"below_noise_floor"}, marks=pytest.mark.slow),
+        (SILENCED, {"below_noise_floor"}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import honest_run
@@ -20,10 +18,9 @@ import pytest
 
 from fedemb.storage import turns
 from tests import evaluation_run
+from tests.forked import Forked
 from tests.partition_run import reserve_for, reserved_config
 
-TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
 LEDGER_ACTS = ("reserve", "bind", "commit", "account", "release")
 QUICK = {
     ("reserve", "before record"),
@@ -31,17 +28,6 @@ QUICK = {
     ("account", "before signature"),
     ("release", "before marker"),
 }
-
-
-def _start(*command: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=TESTS.parent,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def _contents(*kept: Path) -> dict[str, bytes]:
@@ -56,26 +42,23 @@ def _contents(*kept: Path) -> dict[str, bytes]:
 
 def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tuple[int, str]:
     """Starts a step that stops itself, runs another to its end, lets it go on; how that ends."""
-    stopped = _start(*first)
+    logs = kept[0].parent / "logs"
+    stopped = Forked(logs / "first", *first)
     try:
-        _, status = os.waitpid(stopped.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), stopped.communicate()[0]
-        finished = _start(*second)
-        said = finished.communicate()[0]
-        assert finished.returncode == 0, said
+        assert stopped.wait_until_stopped(), stopped.output()
+        finished = Forked(logs / "second", *second)
+        assert finished.wait() == 0, finished.output()
         before = _contents(*kept)
-        stopped.send_signal(signal.SIGCONT)
-        said = stopped.communicate()[0]
-        after = _contents(*kept)
+        os.kill(stopped.pid, signal.SIGCONT)
+        code, after = stopped.wait(), _contents(*kept)
         assert {name for name in before | after if before.get(name) != after.get(name)} == set()
-        return stopped.returncode, said
+        return code, stopped.output()
     finally:
         stopped.kill()
-        stopped.wait()
 
 
 def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]:
-    command = ["-m", "tests.stopped_step", step]
+    command = ["tests.stopped_step", step]
     places = [folder / name for name in kept]
     return _race([*command, point, folder], [*command, "-", folder], *places)
 
@@ -187,7 +170,7 @@ def ready(tmp_path_factory):
 def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
-    command = [TESTS / "killed_step.py", act]
+    command = ["killed_step", act]
     code, said = _race([*command, point, root, "SIGSTOP"], [*command, "-", root, "SIGSTOP"], root)
     assert code == 0, said
     honest_run.at(root).ledger().verify()

@@ -1,7 +1,6 @@
 """Releases in buckets: of many writers one wins, nothing mixes, and `fedemb verify` reads them."""
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
 from fedemb.steps.release_model import release, verify
 from fedemb.storage import join, open_store
+from tests.forked import SERVER
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +145,9 @@ def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releas
         run = honest_run.start(tmp_path / f"{number}", f"run-{number}", policy).until_gate()
         run.do_gate()
         shutil.copytree(policy, tmp_path / f"{number}" / "policy", dirs_exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    barrier, answers = context.Barrier(2), context.Queue()
+    barrier, answers = SERVER.Barrier(2), SERVER.Queue()
     racers = [
-        context.Process(
+        SERVER.Process(
             target=_racer, args=(tmp_path / f"{number}", releases, barrier, answers, number)
         )
         for number in range(2)

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedemb.pipelines.cli.main import app
 from tests.whole_run import closing_line, finish, run_command
 
 SMALL = [
@@ -80,10 +82,10 @@ def test_bundle_verifies_offline(released):
     folder, output = released
     bundle = closing_line(output, "release")
     ledger = folder / "policy" / "ledger"
-    command = [sys.executable, "-m", "fedemb", "verify", bundle]
-    done = finish([*command, "--trust", str(ledger / "trust.json"), "--ledger", str(ledger)])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "verified" in done.stdout
+    trust = ["--trust", str(ledger / "trust.json"), "--ledger", str(ledger)]
+    done = CliRunner().invoke(app, ["verify", bundle, *trust])
+    assert done.exit_code == 0, done.output
+    assert "verified" in done.output
 
 
 def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
@@ -98,19 +100,14 @@ def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(r
 
 def test_report_prints_the_closing_lines_again(released):
     folder, output = released
-    command = [
-        sys.executable,
-        "-m",
-        "fedemb.pipelines.cli.main",
-        "report",
-        str(folder / "runs" / "first"),
-    ]
-    done = finish(command)
-    assert closing_line(done.stdout, "guarantee") == closing_line(output, "guarantee")
-    shown = json.loads(finish([*command, "--json"]).stdout)
+    command = ["report", str(folder / "runs" / "first")]
+    again = CliRunner().invoke(app, command).output
+    assert closing_line(again, "guarantee") == closing_line(output, "guarantee")
+    shown = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
     assert shown["accounting"]["epsilon"] <= 8
 
 
+@pytest.mark.slow
 def test_simulation_never_releases(tmp_path):
     overrides = [
         *SMALL,
@@ -126,6 +123,7 @@ def test_simulation_never_releases(tmp_path):
     assert not releases.exists() or not list(releases.rglob("*.keras"))
 
 
+@pytest.mark.slow
 def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
     overrides = [*SMALL, "mechanism.noise_multiplier=0.1"]
     done = finish(_command(tmp_path / "runs", overrides=overrides))

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,14 @@ _TEXT = 1024
 """Characters in one setting; more would be code or data."""
 
 
-@functools.lru_cache(maxsize=64)
+@dataclass(frozen=True)
+class _File:
+    """A file, told from others by its bytes alone."""
+
+    sha: str
+    path: Path = field(compare=False)
+
+
 def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
     """Lists every tensor of a `.keras` file, in a process of limited memory and time.
 
@@ -56,11 +64,9 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
       ArtifactError: not such a file, other members inside, an optimizer or compiled state, layers
         that carry code or numbers in their settings, or a file that takes too much to look into.
     """
-    listed = _looked_into(path)
-    return tuple(Tensor.model_validate(tensor) for tensor in listed)
+    return tuple(Tensor.model_validate(tensor) for tensor in _looked_into(_File(sha, path)))
 
 
-@functools.lru_cache(maxsize=64)
 def stored_move(
     start: Path, released: Path, share: float, shas: tuple[str, str]
 ) -> tuple[float, int] | None:
@@ -79,13 +85,14 @@ def stored_move(
     Raises:
       ArtifactError: as `stored_tensors`.
     """
-    del shas
-    found = _looked_into(released, str(start.absolute()), repr(share))
+    found = _looked_into(_File(shas[1], released), _File(shas[0], start), share)
     return None if found is None else (float(found[0]), int(found[1]))
 
 
-def _looked_into(path: Path, *further: str) -> Any:
+@functools.lru_cache(maxsize=64)
+def _looked_into(file: _File, start: _File | None = None, share: float = 1.0) -> Any:
     """What `main` prints of a file, in a process of limited memory and time."""
+    path, further = file.path, [] if start is None else [str(start.path.absolute()), repr(share)]
     command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), *further]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     try:

@@ -5,19 +5,15 @@ once, and no partial release is visible. The points are in tests/killed_step.py.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import honest_run
 import killed_step
 import pytest
 
 from fedemb.keys import reservation_key_name
+from tests.forked import Forked
 
-TESTS = Path(killed_step.__file__).parent
 ORDER = ("reserve", "bind", "commit", "release")
 POINTS = [(act, point) for act in ORDER for point in killed_step.POINTS[act]]
 QUICK = {
@@ -49,10 +45,8 @@ def test_kill_leaves_nothing_broken_and_the_act_can_be_repeated(ready, tmp_path,
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
     run = honest_run.at(root)
-    command = [sys.executable, str(TESTS / "killed_step.py"), act, point, str(root), "SIGKILL"]
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=240, check=False)
-    assert done.returncode == -9, done.stderr.decode()[-2000:]
+    killed = Forked(tmp_path / "log", "killed_step", act, point, root, "SIGKILL")
+    assert killed.wait() == -9, killed.output()
     if (root / "policy" / "ledger" / "weekly").exists():
         ledger = run.ledger()
         ledger.verify()

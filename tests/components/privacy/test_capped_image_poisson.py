@@ -24,8 +24,8 @@ def _plan(**changes):
 
 
 def test_one_image_of_a_user_costs_what_a_unit_alone_does():
-    alone = make_plan("poisson_gaussian")
-    ours, theirs = (price(plan.event(), ADD, 1e-5).epsilon for plan in (_plan(), alone))
+    plans = _plan(noise_multiplier=3.0), make_plan("poisson_gaussian", noise_multiplier=3.0)
+    ours, theirs = (price(plan.event(), ADD, 1e-5).epsilon for plan in plans)
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 
@@ -40,7 +40,7 @@ def test_figures_of_the_specification(most, noise, epsilon):
 
 # ---- the price against sampled sums --------------------------------------------------------------
 
-MOST, Q, NOISE = 4, 0.3, 1.5
+MOST, Q, NOISE = 4, 0.3, 2.5
 
 
 def _losses(vectors, coins, samples=200_000):
@@ -104,7 +104,7 @@ def test_price_is_tight_where_all_images_say_the_same():
     "planted",
     [
         dpe.PoissonSampledDpEvent(Q, dpe.GaussianDpEvent(NOISE)),
-        binomial_mixture(MOST - 1, Q, NOISE),
+        pytest.param(binomial_mixture(MOST - 1, Q, NOISE), marks=pytest.mark.slow),
         dpe.PoissonSampledDpEvent(1 - (1 - Q) ** MOST, dpe.GaussianDpEvent(NOISE)),
     ],
     ids=["as one unit", "cap off by one", "present once at most"],

@@ -349,7 +349,9 @@ def test_progress_line_is_public(ready, caplog):
         {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
         {"partition.groupings": 3, "training.mixed_precision": True},
         {"mechanism": {"kind": "not_private", "rounds": 6, "sampling_probability": 0.5}},
-        {"model.backbone": "resnet8_ws", "partition.virtual_clients": 4},
+        pytest.param(
+            {"model.backbone": "resnet8_ws", "partition.virtual_clients": 4}, marks=pytest.mark.slow
+        ),
     ],
     ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised"],
 )  # fmt: skip

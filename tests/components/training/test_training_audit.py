@@ -75,6 +75,9 @@ SOUND = {
     ),
 }
 """Settings of every mechanism, and of every way to train."""
+QUICK = (*TRAINERS, "adaptive clip", "tree", "images of users, head")
+"""One each of: users in groups, units, what is measured beside the sum, noise that rounds share,
+coins for images."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +116,9 @@ def failed(run):
 
 @pytest.mark.planted_bug(4)
 @pytest.mark.mutation
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in SOUND]
+)
 def test_sound_training_passes(fresh, name):
     assert failed(fresh(name)) == set()
 
@@ -272,7 +277,7 @@ def test_training_that_is_not_what_was_priced_fails_its_audit(
 
 @pytest.mark.planted_bug(4)
 @pytest.mark.mutation
-@pytest.mark.parametrize("name", ["head", "least squares"])
+@pytest.mark.parametrize("name", ["head", pytest.param("least squares", marks=pytest.mark.slow)])
 def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name):
     """A head of few weights, or one round of everybody: the sum is far longer than its noise."""
     noise_forgotten_in_the_query(monkeypatch)
@@ -317,8 +322,8 @@ def only_one_image_of_a_user_is_taken_out(patch):
     ("damage", "seen"),
     [
         (coins_of_images_by_place_in_the_list, "coins"),
-        (images_darken_with_their_number, "sum"),
-        (clip_a_tenth_too_long, "clip"),
+        pytest.param(images_darken_with_their_number, "sum", marks=pytest.mark.slow),
+        pytest.param(clip_a_tenth_too_long, "clip", marks=pytest.mark.slow),
         (only_one_image_of_a_user_is_taken_out, "coins"),
     ],
 )
@@ -341,7 +346,10 @@ def test_image_that_takes_part_twice_is_seen_by_the_canaries(fresh, monkeypatch)
     assert evidence.witness.off(plan_mechanism(SOUND["images of users"]))
 
 
-@pytest.mark.parametrize("name", ["train_dp_fedemb", "blt", "head"])
+@pytest.mark.parametrize(
+    "name",
+    ["train_dp_fedemb", *(pytest.param(n, marks=pytest.mark.slow) for n in ("blt", "head"))],
+)
 def test_trainer_killed_and_resumed_has_the_same_evidence(fresh, monkeypatch, name):
     """The figures of the rounds before a kill are kept; none is looked at twice."""
     run, killed = fresh(name), fresh(name, "killed")
