@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Int, UInt8
 from pydantic import Field, PositiveInt
 
+from fedemb.backend import use_backend
 from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
 from fedemb.data.array_users import ArrayUsers, check_images
 from fedemb.documents.artifacts import json_digest
@@ -189,9 +190,10 @@ class Simulation(Section):
             `centralized`, which has no rounds.
         """
         from fedemb.embedding.backbones import build_backbone, trainable_variables, with_bfloat16
+        from fedemb.embedding.client_rounds import client_rounds
         from fedemb.embedding.feed import Feed
         from fedemb.embedding.round_loop import run_rounds
-        from fedemb.embedding.rounds import ClientExamples, RoundFunction, assign_weights
+        from fedemb.embedding.rounds import ClientExamples, assign_weights
         from fedemb.embedding.server import initial_state, released_weights
         from fedemb.embedding.standardized import plain_form
         from fedemb.embedding.threads import configure_threads
@@ -221,19 +223,20 @@ class Simulation(Section):
             population=population,
         )
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        workers = configure_threads(training.parallel_clients)
+        use_backend(training.backend)
+        on_jax = training.backend == "jax"
+        workers = 1 if on_jax else configure_threads(training.parallel_clients)
         mechanism = build_mechanism(planned, key, RUN_ID, 1, json_digest({}))
         backbone = build_backbone(model, training.seed)
         if start is not None:
             backbone.set_weights(start.get_weights())
         trained = with_bfloat16(backbone) if training.mixed_precision else backbone
         shared = training.algorithm == "dp_fedavg"
-        function = RoundFunction(
+        function = client_rounds(
             trained,
             mechanism,
-            training.local,
+            training,
             variables=trainable_variables(trained, model.trainable),
-            seed=training.seed,
             workers=workers,
             shared_head_rows=len(people.classes) if shared else 0,
         )

@@ -7,7 +7,7 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.embedding.backbones import trainable_variables, with_bfloat16
-from fedemb.embedding.rounds import RoundFunction
+from fedemb.embedding.client_rounds import client_rounds
 from fedemb.errors import ConfigError
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
@@ -33,12 +33,11 @@ def _train(attempt: Attempt) -> Trained:
     store = UserStore(attempt.users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
     backbone = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
-    function = RoundFunction(
+    function = client_rounds(
         backbone,
         attempt.mechanism,
-        training.local,
+        training,
         variables=trainable_variables(backbone, config.model.trainable),
-        seed=training.seed,
         workers=attempt.workers,
         devices=attempt.devices,
         shared_head_rows=0 if classes is None else max(1, len(classes)),

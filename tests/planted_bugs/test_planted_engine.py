@@ -82,7 +82,7 @@ class Round:
             variables=trainable_variables(classifier, self.trained),
             seed=SEED,
         )
-        function._exact = True  # the probe is tested beside the engine; here it would hide a layer
+        function._shown = True  # the probe is tested beside the engine; here it would hide a layer
         return classifier, function
 
 

@@ -180,8 +180,8 @@ class TrainingConfig(Section):
     head (and clips and noises it); `centralized` is a baseline: it needs `purpose: simulation`,
     a mechanism without noise and `rounds: 1`."""
     backend: Literal["tensorflow", "jax"] = "tensorflow"
-    """What Keras computes gradients with in the trainer; `jax` takes `dp_sgd` alone. An attempt
-    stays on the one it began with; the model loads on both."""
+    """What Keras computes gradients with in the trainer; `centralized` takes `tensorflow` alone. An
+    attempt stays on the one it began with; the model loads on both."""
     local: LocalTrainingConfig = LocalTrainingConfig()
     """What a virtual client does: all algorithms but `dp_sgd`."""
     unit_gradient: UnitGradientConfig = UnitGradientConfig()
@@ -192,15 +192,16 @@ class TrainingConfig(Section):
     checkpoint_every: PositiveInt = 1
     """Rounds between checkpoints; 1 resumes with no lost work."""
     parallel_clients: NonNegativeInt = 0
-    """Virtual clients trained side by side; 0: one per core or device."""
+    """Virtual clients trained side by side; 0: one per core or device. On JAX side by side on each
+    device, 0: eight; other numbers give other bits there, and take other memory."""
     mixed_precision: bool = False
     """bfloat16 local training; clipping and sums stay in full precision."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.backend == "jax" and self.algorithm != "dp_sgd":
+        if self.backend == "jax" and self.algorithm == "centralized":
             raise ValueError(
-                f"training.backend=jax runs dp_sgd, got training.algorithm={self.algorithm}; set "
+                "training.backend=jax runs private rounds, got training.algorithm=centralized; set "
                 "training.backend: tensorflow"
             )
         return self

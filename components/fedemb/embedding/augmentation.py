@@ -50,7 +50,7 @@ def augment(
     labels: Int[Any, " examples"],
     config: AugmentationConfig,
     uniform: Callable[[Any], Any],
-) -> tuple[Num[Any, "copies size size channels"], Int[Any, " copies"]]:
+) -> tuple[Float32[Any, "copies size size channels"], Int[Any, " copies"]]:
     """Returns `multiplicity` affine copies of every image, and the labels to go with them.
 
     Augmentation happens inside the virtual client, before its update is clipped, and so costs
@@ -68,8 +68,9 @@ def augment(
         images = ops.repeat(images, config.multiplicity, axis=0)
         labels = ops.repeat(labels, config.multiplicity, axis=0)
     draws = uniform([DRAWS, ops.shape(images)[0]])
+    # Of whole numbers one backend would round what lies between pixels, and another cut it off.
     moved = ops.image.affine_transform(
-        images, affine_transforms(config, size, draws), fill_mode="nearest"
+        ops.cast(images, "float32"), affine_transforms(config, size, draws), fill_mode="nearest"
     )
     return moved, labels
 

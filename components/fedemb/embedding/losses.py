@@ -1,6 +1,8 @@
 """Losses of local and public training, on embeddings and a head of one row per class.
 
 All take un-normalised embeddings and labels in `0..classes-1` and return the mean over examples.
+A batch and a head may be filled up to a fixed shape: what is not `Real` adds nothing to value and
+gradient.
 Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); ArcFace,
 arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.07737.
 """
@@ -10,21 +12,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float32, Int32
 
 from fedemb.backend import keras_ops
 from fedemb.config import LossConfig
 
-Loss = Callable[[Any, Any, Any], Any]
-"""`(embeddings [examples, dim], head [classes, dim], labels [examples]) -> scalar`."""
+Loss = Callable[..., Any]
+"""`(embeddings [examples, dim], head [classes, dim], labels [examples], real=None) -> scalar`."""
+
+NEVER = -1e30
+"""Logit of a class that nobody has: its softmax and its gradient are 0."""
 
 
-def cross_entropy(logits: Any, labels: Any) -> Any:
+class Real(NamedTuple):
+    """Which rows of a filled batch and of a filled head are there."""
+
+    examples: Any
+    """bool `[examples]`, one at least."""
+    classes: Any
+    """bool `[classes]`."""
+
+
+def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
     """Mean cross-entropy of logits `[examples, classes]`."""
     ops = keras_ops()
-    return ops.mean(ops.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+    if real is not None:
+        logits = ops.where(real.classes[None, :], logits, NEVER)
+    losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    if real is None:
+        return ops.mean(losses)
+    count = ops.sum(ops.cast(real.examples, losses.dtype))
+    return ops.sum(ops.where(real.examples, losses, 0.0)) / count
 
 
 def unit_rows(rows: Any) -> Any:
@@ -44,9 +64,10 @@ def softmax_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
     labels: Int32[Any, " examples"],
+    real: Real | None = None,
 ) -> Float32[Any, ""]:
     """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
-    return cross_entropy(_products(embeddings, head), labels)
+    return cross_entropy(_products(embeddings, head), labels, real)
 
 
 def cosines(
@@ -61,11 +82,12 @@ def normalized_softmax_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
     labels: Int32[Any, " examples"],
+    real: Real | None = None,
     *,
     scale: float,
 ) -> Float32[Any, ""]:
     """Cross-entropy of `scale` x cosine. The paper's code starts the scale at 1, far too small."""
-    return cross_entropy(scale * cosines(embeddings, head), labels)
+    return cross_entropy(scale * cosines(embeddings, head), labels, real)
 
 
 def _is_class(labels: Any, head: Any) -> Any:
@@ -78,6 +100,7 @@ def cosface_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
     labels: Int32[Any, " examples"],
+    real: Real | None = None,
     *,
     scale: float,
     margin: float,
@@ -86,13 +109,14 @@ def cosface_loss(
     ops = keras_ops()
     values = cosines(embeddings, head)
     true = ops.cast(_is_class(labels, head), values.dtype)
-    return cross_entropy(scale * (values - margin * true), labels)
+    return cross_entropy(scale * (values - margin * true), labels, real)
 
 
 def arcface_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
     labels: Int32[Any, " examples"],
+    real: Real | None = None,
     *,
     scale: float,
     margin: float,
@@ -110,13 +134,14 @@ def arcface_loss(
     lowered = inside - margin * math.sin(margin)
     target = ops.where(inside > math.cos(math.pi - margin), turned, lowered)
     true = _is_class(labels, head)
-    return cross_entropy(scale * ops.where(true, target, values), labels)
+    return cross_entropy(scale * ops.where(true, target, values), labels, real)
 
 
 def triplet_loss(
     embeddings: Float32[Any, "examples dim"],
     head: Float32[Any, "classes dim"],
     labels: Int32[Any, " examples"],
+    real: Real | None = None,
     *,
     margin: float,
 ) -> Float32[Any, ""]:
@@ -131,10 +156,14 @@ def triplet_loss(
     squared = 2.0 - 2.0 * _products(unit, unit)
     distances = ops.sqrt(ops.maximum(squared, 1e-12))
     same = labels[:, None] == labels[None, :]
+    other = ops.logical_not(same)
     positive = ops.logical_and(same, ops.logical_not(ops.eye(ops.shape(labels)[0], dtype="bool")))
-    anchors = ops.logical_and(ops.any(positive, 1), ops.any(ops.logical_not(same), 1))
+    if real is not None:
+        both = ops.logical_and(real.examples[:, None], real.examples[None, :])
+        positive, other = ops.logical_and(positive, both), ops.logical_and(other, both)
+    anchors = ops.logical_and(ops.any(positive, 1), ops.any(other, 1))
     far = ops.max(ops.where(positive, distances, 0.0), axis=1)
-    near = ops.min(ops.where(same, 4.0, distances), axis=1)
+    near = ops.min(ops.where(other, distances, 4.0), axis=1)
     hinge = ops.where(anchors, ops.relu(far - near + margin), 0.0)
     count = ops.sum(ops.cast(anchors, "float32"))
     return ops.sum(hinge) / ops.maximum(count, 1.0)

@@ -13,8 +13,7 @@ that a record has the same bits at any place and beside any neighbour.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,28 +22,22 @@ from jaxtyping import Float32
 from fedemb.backend import keras_ops
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD, without_head
+from fedemb.embedding.losses import NEVER
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.rounds import (
     ClientExamples,
     ParallelRounds,
-    RoundSums,
     Slab,
-    SlabRounds,
     dealt,
     seed_of,
 )
+from fedemb.embedding.side_by_side import SideBySide
 from fedemb.embedding.views import apply_moves, draw_moves
-from fedemb.errors import Refused
 
 SLAB_MICROBATCHES = 16
 """Micro-batches of one slab and worker, at most."""
-_PROBED = 64
-"""Generated units, at least, that show whether the layout matters: where the last numbers of a
-batch are computed in another way than the rest, one record in ten shows it."""
 _LANES = 16
 """Numbers that a processor works on at once, at most."""
-_NEVER = -1e30
-"""Logit of a class that nobody has: its softmax and its gradient are 0."""
 
 
 class UnitShare(NamedTuple):
@@ -62,45 +55,29 @@ class UnitShare(NamedTuple):
     """int32 scalar: units that are real; the rest fills the last micro-batch."""
 
 
-class UnitRounds(SlabRounds):
+class UnitRounds(SideBySide):
     """Units in whole micro-batches, whatever backend takes their gradients."""
+
+    layout = "training.unit_gradient.microbatch"
 
     def _hold(
         self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
     ) -> list[tuple[int, ...]]:
         """Takes what trains; returns the shapes of it."""
         self._classifier, self._trunk = classifier, without_head(classifier)
-        self._config = config
+        self._config, self._together = config, config.microbatch
         self.variables = list(variables)
         self._image = tuple(classifier.input_shape[1:])
         self._classes = int(classifier.output_shape[-1])
-        self._exact = False
         return [tuple(int(n) for n in v.shape) for v in self.variables]
-
-    @abstractmethod
-    def _sums_by_worker(
-        self, weights: np.ndarray, units: Sequence[ClientExamples]
-    ) -> list[np.ndarray]:
-        """The integers that each worker makes of the same units."""
 
     def initial_weights(self) -> Float32[np.ndarray, " dim"]:
         """Values of the trained variables, float32 `[dim]`."""
         return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
 
-    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        size = self._config.microbatch
-        batches = [units[start : start + size] for start in range(0, len(units), size)]
-        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
-        return [self._share([u for b in share for u in b], round_index) for share in shares]
-
-    def _share(
-        self, units: Sequence[ClientExamples], round_index: int, together: int = 0
-    ) -> UnitShare:
-        """Units in whole micro-batches, or in whole multiples of `together`."""
+    def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> UnitShare:
         config = self._config
-        together = together or config.microbatch
-        places = -(-len(units) // together) * together
-        shape = (places, config.images_per_unit)
+        shape = (-(-len(units) // multiple) * multiple, config.images_per_unit)
         share = UnitShare(
             images=np.zeros((*shape, *self._image), np.uint8),
             labels=np.zeros(shape, np.int32),
@@ -118,54 +95,10 @@ class UnitRounds(SlabRounds):
                 share.moves[place] = draw_moves(config, seed)
         return share
 
-    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        """See `SlabRounds`; before the first slab the layout is shown not to matter."""
-        if not self._exact:
-            self.require_exact(weights)
-            self._exact = True
-        return super().run(weights, slabs)
-
-    def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
-        """Refuses to train where a record's bits depend on its place or its neighbours.
-
-        Generated images take the place of units: in order, reversed, and the first few also half a
-        micro-batch at a time beside filled places. All ways must give the same integers on every
-        worker. The weights are moved a little first: where a head starts at zero, all gradients
-        below it would vanish.
-
-        Raises:
-          Refused: they do not.
-        """
-        size = self._config.microbatch
-        random = np.random.default_rng(0)
-        units = [
-            ClientExamples(
-                0,
-                group,
-                random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8),
-                random.integers(0, self._classes, self._config.images_per_unit),
-            )
-            for group in range(size * -(-_PROBED // size))
-        ]
-        moved = weights + random.normal(0.0, 0.1, len(weights)).astype(np.float32)
-
-        def sums(chosen: Sequence[ClientExamples]) -> list[np.ndarray]:
-            return self._sums_by_worker(moved, chosen)
-
-        def differ(expected: list[np.ndarray], found: list[np.ndarray]) -> bool:
-            return any(not np.array_equal(one, expected[0]) for one in (*expected, *found))
-
-        few = units[:size]
-        halves = zip(sums(few[: size // 2]), sums(few[size // 2 :]), strict=True)
-        if differ(sums(units), sums(units[::-1])) or differ(
-            sums(few), [one + other for one, other in halves]
-        ):
-            raise Refused(
-                f"on this device a record of a micro-batch of {size} depends on where it stands or "
-                "on what stands beside it, so one unit could change the records of others; set "
-                "training.unit_gradient.microbatch to another size (1 always holds), or take a "
-                "backbone whose channels are multiples of 16"
-            )
+    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+        images = random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8)
+        labels = random.integers(0, self._classes, self._config.images_per_unit)
+        return ClientExamples(0, group, images, labels)
 
     def _views(self, units: UnitShare) -> Any:
         """All views of each unit of a micro-batch, preprocessed: `[units, views, ...]`."""
@@ -200,7 +133,7 @@ class UnitRounds(SlabRounds):
         kernel, bias = values([head.kernel, head.bias])
         filled = -self._classes % _LANES
         kernel = ops.pad(kernel, [[0, 0], [0, filled]])
-        bias = ops.pad(bias, [[0, filled]], constant_values=_NEVER)
+        bias = ops.pad(bias, [[0, filled]], constant_values=NEVER)
         outputs = ops.concatenate([outputs, ops.ones_like(outputs[:, :1])], axis=1)
         return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
 
@@ -258,6 +191,12 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
             devices=dealt(devices, workers),
         )
 
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        size = self._config.microbatch
+        batches = [units[start : start + size] for start in range(0, len(units), size)]
+        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
+        return [self._share([u for b in share for u in b], round_index, size) for share in shares]
+
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
     ) -> list[np.ndarray]:
@@ -265,7 +204,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
 
         broadcast = [tf.constant(part) for part in self._split(weights)]
         empty = [self.mechanism.initial_sample_state(self.dim)] * self.worker_count
-        slab = [self._share(units, 0)] * self.worker_count
+        slab = [self._share(units, 0, self._together)] * self.worker_count
         states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
         return [np.concatenate([np.ravel(part) for part in state]) for state in states]
 

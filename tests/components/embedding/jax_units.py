@@ -17,7 +17,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import numpy as np
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.embedding import jax_unit_gradient, unit_gradient
+from fedemb.embedding import jax_rounds
 from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
 from fedemb.embedding.rounds import ClientExamples
 from fedemb.errors import ConfigError, Refused
@@ -26,7 +26,7 @@ from fedemb.privacy.queries import build_mechanism
 from tests.components.embedding.without_tensorflow import forbid
 
 ROUND, SEED = 3, 9
-unit_gradient._PROBED = 16
+JaxUnitGradientFunction.probed = 16
 CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
 
 
@@ -116,8 +116,8 @@ class GradientsOfAllDevices(JaxUnitGradientFunction):
         import jax
 
         update, loss = super()._record(broadcast, images, labels, weights)
-        together = jax.lax.psum(update, jax_unit_gradient._UNITS)
-        return jax.lax.pcast(together, jax_unit_gradient._UNITS, to="varying"), loss
+        together = jax.lax.psum(update, jax_rounds._UNITS)
+        return jax.lax.pcast(together, jax_rounds._UNITS, to="varying"), loss
 
 
 FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
@@ -169,17 +169,17 @@ def main(folder):
     found["nobody"] = not total(one, []).any()
 
     broken = function()
-    broken._exact = True
+    broken._shown = True
     nothing = broken.initial_weights() * np.float32(np.nan)
     found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
 
     found["faults"] = {}
     for fault in FAULTS:
         faulty = function(fault)
-        faulty._exact = True
+        faulty._shown = True
         found["faults"][fault.__name__] = problems(faulty, units)
     devices = function(GradientsOfAllDevices, 2)
-    devices._exact = True
+    devices._shown = True
     found["faults"][GradientsOfAllDevices.__name__] = problems(devices, units)
     found["probe"] = {}
     for fault, devices in ((MeanOfTheBatch, 1), (GradientsOfAllDevices, 2)):
@@ -190,24 +190,24 @@ def main(folder):
 
     slow = function()
     slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
-    slow._exact = True
+    slow._shown = True
     try:
         found["memory"] = total(slow, units).tolist()
     except ConfigError as error:
         found["memory"] = str(error)
 
-    jax_unit_gradient.ACCELERATOR_FILES = (str(folder),)
+    jax_rounds.ACCELERATOR_FILES = (str(folder),)
     try:
-        found["unseen"] = len(jax_unit_gradient.all_devices())
+        found["unseen"] = len(jax_rounds.all_devices())
     except ConfigError as error:
         found["unseen"] = str(error)
 
-    sound, jax_unit_gradient._exact = jax_unit_gradient._exact, nullcontext
+    sound, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
     try:
         found["narrow"] = total(function(), units).tolist()
     except ConfigError as error:
         found["narrow"] = str(error)
-    jax_unit_gradient._exact = sound
+    jax_rounds.exact_numbers = sound
     return found
 
 

@@ -127,7 +127,7 @@ def test_a_planted_bug_is_seen(found, fault):
 
 @pytest.mark.parametrize("leak", ["MeanOfTheBatch", "GradientsOfAllDevices"])
 def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read(found, leak):
-    assert "micro-batch of 4 depends on where it stands" in found["probe"][leak]
+    assert "record of 4 side by side depends on where it stands" in found["probe"][leak]
 
 
 def test_a_clip_that_would_be_rounded_to_32_bits_is_refused(found):
@@ -150,5 +150,5 @@ def test_one_process_runs_one_backend():
 
 def test_jax_is_refused_for_what_it_does_not_train():
     assert classifier_config(**{"training.backend": "jax"}).training.backend == "jax"
-    with pytest.raises(ValueError, match=r"training\.backend=jax runs dp_sgd"):
-        RunConfig.model_validate({"training": {"backend": "jax"}})
+    with pytest.raises(ValueError, match=r"training\.backend=jax runs private rounds"):
+        RunConfig.model_validate({"training": {"backend": "jax", "algorithm": "centralized"}})

@@ -51,9 +51,10 @@ def test_killed_twice_resumes_bit_identical(tmp_path):
     kill_and_compare(tmp_path, kills=2, seed=5)
 
 
-def test_killed_on_jax_resumes_bit_identical(tmp_path):
-    """Rounds of DP-SGD in processes that never load TensorFlow's Keras."""
-    settings = classifier_config(**{"mechanism.rounds": 3, "training.backend": "jax"})
+@pytest.mark.parametrize("settings", [config, classifier_config], ids=["fedemb", "sgd"])
+def test_killed_on_jax_resumes_bit_identical(tmp_path, settings):
+    """In processes that never load TensorFlow's Keras."""
+    settings = settings(**{"mechanism.rounds": 3, "training.backend": "jax"})
     assert kill_and_compare(tmp_path, kills=1, seed=7, settings=settings) == 1
 
 

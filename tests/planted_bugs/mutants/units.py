@@ -151,7 +151,11 @@ MUTANTS = (
     one(
         2,
         "layout_of_a_batch_is_not_probed",
-        (UNIT, "        self._exact = False\n", "        self._exact = True\n"),
+        (
+            f"{EMBEDDING}/side_by_side.py",
+            "    _shown = False\n",
+            "    _shown = True\n",
+        ),
         f"{UNITS}::test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read",
     ),
     one(

@@ -1,0 +1,130 @@
+"""DP-FedEmb on JAX: the records of TensorFlow, and bits that depend on nobody else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedemb.embedding.backbones import build_backbone
+from fedemb.embedding.loading import save_backbone
+from fedemb.embedding.rounds import RoundFunction
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
+from tests.conftest import REPOSITORY
+
+ROUND = 3
+"""Of `jax_units.total`."""
+
+
+def _function(backbone, variant, clip):
+    plan = NotPrivate(
+        rounds=10,
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        virtual_clients=40,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    local = LOCAL.model_copy(update=VARIANTS[variant])
+    rows = 3 if variant == "shared" else 0
+    return RoundFunction(backbone, mechanism, local, seed=SEED, shared_head_rows=rows)
+
+
+@pytest.fixture(scope="module")
+def records():
+    """Clip and records of each variant, on TensorFlow; half of them are clipped."""
+    backbone, found = build_backbone(MODEL, 1), {}
+    for variant in VARIANTS:
+        probe = _function(backbone, variant, 1.0)
+        first = probe(probe.initial_weights(), clients(), ROUND)
+        clip = float(np.median(first.clients[:, 0]))
+        function = _function(backbone, variant, clip)
+        weights = function.initial_weights()
+        found[f"clip_{variant}"] = clip
+        found[f"records_{variant}"] = np.stack(
+            [function(weights, [client], ROUND).sample_state[0] for client in clients()]
+        )
+        if variant == "joint":
+            found["statistics"] = first.clients
+    return backbone, found
+
+
+@pytest.fixture(scope="module")
+def found(records, tmp_path_factory):
+    """What the process on JAX says of the same clients."""
+    folder, (backbone, arrays) = tmp_path_factory.mktemp("clients"), records
+    np.savez(folder / "records.npz", **arrays)
+    save_backbone(backbone, folder / "backbone.keras")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.components.embedding.jax_clients", folder],
+        cwd=REPOSITORY,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(found, variant):
+    assert max(found["apart"][variant]) <= 1e-5, found["apart"]
+
+
+def test_statistics_are_those_of_tensorflow(found, records):
+    np.testing.assert_allclose(found["statistics"], records[1]["statistics"], rtol=1e-4)
+
+
+def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):
+    assert found["problems"] == []
+    assert found["compiled"] == 1  # rounds and clients of every size, one compilation
+
+
+def test_what_fills_shapes_adds_nothing_whatever_it_is(found):
+    assert found["anything"]
+
+
+def test_two_and_eight_devices_give_the_bits_of_one(found):
+    assert found["devices"] == [True, True]
+
+
+def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
+    assert found["nobody"]
+    assert found["nan"]
+
+
+def test_learning_from_what_fills_a_batch_is_seen(found):
+    """Clients of whole batches have nothing to fill, and one image is its own mean."""
+    whole = np.array([len(client.labels) % LOCAL.batch_size == 0 for client in clients()])
+    whole[[0, -1]] = True  # one example; sixteen, after the cap
+    apart = np.array(found["learns_from_the_fill"])
+    assert (apart[~whole] > 1e-3).all(), apart
+    assert (apart[whole] <= 1e-5).all(), apart
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "StepsOfTheLongest",
+        "CountsTheFill",
+        "SeededByPlace",
+        "HeadOfTheNeighbour",
+        "RowsOfOthers",
+        "UpdatesOfAllDevices",
+    ],
+)
+def test_a_planted_bug_is_seen(found, fault):
+    assert found["faults"][fault]
+
+
+@pytest.mark.parametrize(
+    "leak", ["StepsOfTheLongest", "HeadOfTheNeighbour", "RowsOfOthers", "UpdatesOfAllDevices"]
+)
+def test_what_leaks_into_records_is_refused_before_any_client_is_read(found, leak):
+    assert "record of 4 side by side depends on where it stands" in found["probe"][leak]
