@@ -6,6 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+unexport PYTHONDONTWRITEBYTECODE # without bytecode TensorFlow takes three times as long to import
 CONFIG ?= quickstart
 STAMP := $(VENV)/.installed-$(shell cat requirements/dev.txt requirements/bootstrap.txt pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
 

@@ -31,17 +31,19 @@ SERVE = {
 """What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
 
 
-def imports(source: str) -> Iterator[str]:
+@cache
+def imports(source: str) -> tuple[str, ...]:
     """Everything a module imports, at its top or later, but for its types alone."""
-    tree = ast.parse(source)
+    tree, found = ast.parse(source), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found += [f"{node.module}.{name.name}" for name in node.names]
+    return tuple(found)
 
 
 def files_of(module: str) -> Iterator[Path]:
