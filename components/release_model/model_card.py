@@ -51,6 +51,8 @@ HUB_LICENCES = frozenset(
 )
 """Identifiers the Hub knows and a model may be released under; any other is `other` with a name."""
 
+_BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
+
 
 def model_card(
     evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger, name: str, version: str
@@ -97,7 +99,7 @@ def model_card(
         f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
         f"{'s' if model.channels > 1 else ''}. Trained with {unit}-level differential "
-        "privacy.",
+        f"privacy by `{config.training.algorithm}` on {_BACKENDS[config.training.backend]}.",
         "",
         "## Privacy",
         "",

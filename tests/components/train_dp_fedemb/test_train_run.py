@@ -225,7 +225,7 @@ def _interrupted(ready, monkeypatch):
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("what", ["users", "weights", "code", "configuration"])
+@pytest.mark.parametrize("what", ["users", "weights", "code", "configuration", "backend"])
 def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
     _interrupted(ready, monkeypatch)
     changed = ready.config
@@ -240,6 +240,8 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         pretrain.run(start, folder, ready.context().keys)
     elif what == "code":
         monkeypatch.setattr(attempt, "code_digest", lambda _config: "f" * 64)
+    elif what == "backend":
+        changed = config(**{"training.backend": "jax"})
     else:
         changed = config(**{"training.seed": 5})
     with pytest.raises(PlanMismatch, match=r"new id|plan_privacy again|pretrain_public again"):

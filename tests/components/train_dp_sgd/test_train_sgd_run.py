@@ -105,9 +105,12 @@ def test_killed_around_every_round_resumes_to_the_same_bits(
     _same_model(ready, finished)
 
 
-def test_another_microbatch_is_another_run(prepared, tmp_path):
+@pytest.mark.parametrize(
+    "change", [{"training.unit_gradient.microbatch": 8}, {"training.backend": "jax"}]
+)
+def test_another_microbatch_or_backend_is_another_run(prepared, tmp_path, change):
     ready = _copy(prepared, tmp_path / "run")
-    changed = ready.config.updated({"training.unit_gradient.microbatch": 8})
+    changed = ready.config.updated(change)
     with pytest.raises(PlanMismatch, match="another configuration"):
         ready.train(changed)
     assert not (ready.private / "train").exists()
