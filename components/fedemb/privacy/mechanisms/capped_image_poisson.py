@@ -24,7 +24,6 @@ from fedemb.privacy.mechanisms.mechanism import (
     Comparison,
     MechanismPlan,
     PublicNumbers,
-    times,
 )
 
 if TYPE_CHECKING:
@@ -149,13 +148,6 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
                 relation=self.relation,
             ),
         )
-
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {
-            "sampling_probability": self.sampling_probability * (compute / population),
-            "images_per_round": times(self.images_per_round, compute),
-        }
 
     @property
     @override

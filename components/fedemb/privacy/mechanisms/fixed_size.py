@@ -75,11 +75,8 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
 
     @override
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {
-            "sampling_probability": self.sampling_probability * (compute / population),
-            "clients_per_round": times(self.clients_per_round, compute),
-            "users_lower_bound": times(self.users_lower_bound, population),
-        }
+        users = times(self.users_lower_bound, population)
+        return {**super().scaled_sampling(population, compute), "users_lower_bound": users}
 
     @property
     @override

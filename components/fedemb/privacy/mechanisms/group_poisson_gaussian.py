@@ -77,10 +77,6 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
         sampled = dpe.PoissonSampledDpEvent(self.sampling_probability, gaussian)
         return dpe.SelfComposedDpEvent(sampled, self.rounds)
 
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {"sampling_probability": self.sampling_probability * (compute / population)}
-
     @property
     @override
     def explanation(self) -> str:

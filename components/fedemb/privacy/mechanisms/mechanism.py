@@ -41,6 +41,9 @@ SCHEMA = "fedemb/mechanism_plan/2"
 LEAST_NOISE = 1e-6
 """Of the two noise multipliers of an adaptive clip, whose squares are inverted to join them."""
 
+_PER_ROUND = {"clients_per_round", "units_per_round", "images_per_round"}
+"""Fields of a sampler that say how many take part."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PublicNumbers:
@@ -369,8 +372,12 @@ class MechanismPlan(MechanismConfig):
         return self.replaced(**changes, **self.scaled_sampling(population, compute))
 
     def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        """The fields of the sampler under `scaled`."""
-        return {}
+        """The fields of the sampler under `scaled`: a chance, and numbers of a round."""
+        counts = _PER_ROUND & type(self).model_fields.keys()
+        changes: dict[str, Any] = {name: times(getattr(self, name), compute) for name in counts}
+        if self.chance is not None:
+            changes["sampling_probability"] = self.chance * (compute / population)
+        return changes
 
     def at_equal_utility(self, independent_noise: float) -> Self:
         """The plan whose running sums of updates are as noisy as under independent noise.

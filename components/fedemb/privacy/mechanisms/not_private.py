@@ -80,10 +80,6 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
     def event_of(self, rounds: int) -> dpe.DpEvent:
         return self.round_event
 
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {"sampling_probability": self.sampling_probability * (compute / population)}
-
     @property
     @override
     def explanation(self) -> str:

@@ -22,7 +22,6 @@ from fedemb.privacy.mechanisms.mechanism import (
     Cohort,
     Comparison,
     PublicNumbers,
-    times,
 )
 from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
@@ -126,13 +125,6 @@ class PoissonGaussian(PoissonGaussianConfig, UnitsAlone):
                 relation=self.relation,
             ),
         )
-
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {
-            "sampling_probability": self.sampling_probability * (compute / population),
-            "units_per_round": times(self.units_per_round, compute),
-        }
 
     @property
     @override

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedemb.config.section import Probability
 from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
-from fedemb.privacy.mechanisms.mechanism import Cohort, times
+from fedemb.privacy.mechanisms.mechanism import Cohort
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
@@ -56,13 +56,6 @@ class UserPoisson(UserPoissonConfig, GroupedUsers):
         return sample_users_into_groups(
             self.clients_per_round, self.sampling_probability, round_key, index
         )
-
-    @override
-    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
-        return {
-            "sampling_probability": self.sampling_probability * (compute / population),
-            "clients_per_round": times(self.clients_per_round, compute),
-        }
 
     @property
     @override
