@@ -1,8 +1,9 @@
 """Runs named tests on a copy of the product with one bug patched into it.
 
 `python -m tests.planted_bugs.mutation [NAME...]` prints each bug, where it was put and which test
-caught it. What takes long to import is imported once; every bug gets a process forked from there,
-in which the package is that of the copy.
+caught it; for the name `-` it takes names from its input until that ends. What takes long to import
+is imported once; every bug gets a process forked from there, in which the package is that of the
+copy.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ def main(names: list[str]) -> None:
             importlib.import_module(name)
     if any(name.split(".")[0] == "fedemb" for name in sys.modules):
         raise SystemExit("the package was imported before any bug was planted")
-    for mutant in MUTANTS:
-        if not names or mutant.name in names:
-            found = outcome(mutant)
-            line = {"name": mutant.name, "where": mutant.where, **dataclasses.asdict(found)}
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    for name in map(str.strip, sys.stdin) if names == ["-"] else names or known:
+        found = outcome(known[name])
+        line = {"name": name, "where": known[name].where, **dataclasses.asdict(found)}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

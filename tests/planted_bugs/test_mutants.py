@@ -11,15 +11,13 @@ from tests.planted_bugs.mutation import REPOSITORY, planted
 
 
 @pytest.fixture(scope="module")
-def outcomes(request):
-    """What became of every mutant that is asked for, in one process that forks."""
-    asked = {item.callspec.id for item in request.session.items if hasattr(item, "callspec")}
-    names = [mutant.name for mutant in MUTANTS if mutant.name in asked]
-    command = [sys.executable, "-m", "tests.planted_bugs.mutation", *names]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == len(names), done.stderr[-3000:]
-    return {line["name"]: line for line in lines}
+def planter():
+    """A process that plants what it is told to: of several workers each plants its share."""
+    command = [sys.executable, "-m", "tests.planted_bugs.mutation", "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.stdin.close()
 
 
 def _case(place):
@@ -31,10 +29,11 @@ def _case(place):
     return pytest.param(mutant, marks=marks, id=mutant.name)
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mutant", map(_case, range(len(MUTANTS))))
-def test_a_bug_in_the_product_turns_its_tests_red(mutant, outcomes, record_property):
-    found = outcomes[mutant.name]
+def test_a_bug_in_the_product_turns_its_tests_red(mutant, planter, record_property):
+    planter.stdin.write(f"{mutant.name}\n")
+    planter.stdin.flush()
+    found = json.loads(next(line for line in planter.stdout if line.startswith("{")))
     assert found["caught_by"], found["output"]
     assert (found["caught_by"] == "nothing") == (mutant is SOUND), found["output"]
     record_property("planted", f"{mutant.name} | {mutant.where} | {found['caught_by']}")
