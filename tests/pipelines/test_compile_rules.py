@@ -1,6 +1,7 @@
 """Every rule of the compiled pipeline, and that it notices the change it stands against."""
 
 import copy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,25 @@ IMAGES = [
 ]
 
 
+def _read(path):
+    return list(yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
 def _compile(profile, folder, pipeline=DP_FEDEMB):
     path = folder / "pipeline.yaml"
     compile_pipeline(path, profile=profile, images=parse_images(IMAGES), pipeline=pipeline)
-    return list(yaml.safe_load_all(path.read_text()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """Compiles a profile of a pipeline, once."""
+
+    @cache
+    def of(profile, name=DP_FEDEMB.name):
+        return _compile(profile, tmp_path_factory.mktemp("compiled"), pipeline_named(name))
+
+    return of
 
 
 @pytest.fixture(
@@ -32,14 +48,14 @@ def _compile(profile, folder, pipeline=DP_FEDEMB):
     params=[("cpu", DP_FEDEMB), ("gpu", DP_FEDEMB), ("tpu", DP_FEDEMB), ("gpu", DP_SGD)],
     ids=lambda param: f"{param[0]}-{param[1].name}",
 )
-def compiled(request, tmp_path_factory):
+def compiled(request, package):
     profile, pipeline = request.param
-    return _compile(profile, tmp_path_factory.mktemp("compiled"), pipeline)
+    return _read(package(profile, pipeline.name))
 
 
 @pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory):
-    return _compile("gpu", tmp_path_factory.mktemp("compiled"))
+def compiled_once(package):
+    return _read(package("gpu"))
 
 
 def _tasks(documents):
@@ -413,9 +429,9 @@ ACCELERATED = {
 
 
 @pytest.mark.parametrize("profile", ACCELERATED)
-def test_only_the_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, tmp_path):
+def test_only_the_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, package):
     chips, steps = ACCELERATED[profile]
-    spec, platform = _compile(profile, tmp_path)
+    spec, platform = _read(package(profile))
     executors = spec["deploymentSpec"]["executors"]
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     found = {
@@ -465,7 +481,7 @@ steps:
   gate_release: {timeout_seconds: 60}
 """,
     )
-    spec, platform = _compile(["gpu", over], tmp_path)
+    spec, platform = _read(_compile(["gpu", over], tmp_path))
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for executor in spec["deploymentSpec"]["executors"].values():
         assert executor["container"]["env"] == [
@@ -510,11 +526,11 @@ def test_a_secret_among_the_plain_variables_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
-def test_compiled_pipeline_is_the_golden_one(profile, tmp_path, request):
-    path = tmp_path / "pipeline.yaml"
-    compile_pipeline(path, profile=profile, images=parse_images(IMAGES))
+def test_compiled_pipeline_is_the_golden_one(profile, package, request):
     text = "".join(
-        line for line in path.read_text().splitlines(True) if not line.startswith("sdkVersion")
+        line
+        for line in package(profile).read_text().splitlines(True)
+        if not line.startswith("sdkVersion")
     )
     golden = GOLDEN / f"pipeline_{profile}.yaml"
     if request.config.getoption("--force-regen"):
