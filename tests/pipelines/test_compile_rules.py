@@ -5,11 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-from fedemb.pipelines.compile.rules import RULES, violations
+from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.steps import pipeline_named
@@ -20,10 +19,6 @@ IMAGES = [
     f"{name}=registry.example/fedemb-{name}@sha256:" + digit * 64
     for name, digit in (("light", "a"), ("cpu", "b"), ("trainer", "c"))
 ]
-
-
-def _read(path):
-    return list(yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def _compile(profile, folder, pipeline=DP_FEDEMB):
@@ -50,12 +45,12 @@ def package(tmp_path_factory):
 )
 def compiled(request, package):
     profile, pipeline = request.param
-    return _read(package(profile, pipeline.name))
+    return read_compiled(package(profile, pipeline.name))
 
 
 @pytest.fixture(scope="module")
 def compiled_once(package):
-    return _read(package("gpu"))
+    return read_compiled(package("gpu"))
 
 
 def _tasks(documents):
@@ -431,7 +426,7 @@ ACCELERATED = {
 @pytest.mark.parametrize("profile", ACCELERATED)
 def test_only_the_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, package):
     chips, steps = ACCELERATED[profile]
-    spec, platform = _read(package(profile))
+    spec, platform = read_compiled(package(profile))
     executors = spec["deploymentSpec"]["executors"]
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     found = {
@@ -481,7 +476,7 @@ steps:
   gate_release: {timeout_seconds: 60}
 """,
     )
-    spec, platform = _read(_compile(["gpu", over], tmp_path))
+    spec, platform = read_compiled(_compile(["gpu", over], tmp_path))
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for executor in spec["deploymentSpec"]["executors"].values():
         assert executor["container"]["env"] == [
