@@ -189,8 +189,14 @@ class Simulation(Section):
           ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
             `centralized`, which has no rounds.
         """
-        from fedemb.embedding.backbones import build_backbone, trainable_variables, with_bfloat16
+        from fedemb.embedding.backbones import (
+            build_backbone,
+            cut,
+            trainable_variables,
+            with_bfloat16,
+        )
         from fedemb.embedding.client_rounds import client_rounds
+        from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
         from fedemb.embedding.feed import Feed
         from fedemb.embedding.round_loop import run_rounds
         from fedemb.embedding.rounds import ClientExamples, assign_weights
@@ -231,7 +237,16 @@ class Simulation(Section):
         if start is not None:
             backbone.set_weights(start.get_weights())
         trained = with_bfloat16(backbone) if training.mixed_precision else backbone
-        shared = training.algorithm == "dp_fedavg"
+        shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client
+
+        def load(client: Any) -> ClientExamples:
+            found, classes = people.examples(client.users, most)
+            rows = np.searchsorted(people.classes, classes) if shared else classes
+            return ClientExamples(client.grouping, client.group, found, rows)
+
+        if keeps_features(model, training.local):
+            trunk, trained = cut(trained, model.trainable)
+            load = FrozenFeatures(trunk, load, most).load
         function = client_rounds(
             trained,
             mechanism,
@@ -240,11 +255,6 @@ class Simulation(Section):
             workers=workers,
             shared_head_rows=len(people.classes) if shared else 0,
         )
-
-        def load(client: Any) -> ClientExamples:
-            found, classes = people.examples(client.users, training.local.max_examples_per_client)
-            rows = np.searchsorted(people.classes, classes) if shared else classes
-            return ClientExamples(client.grouping, client.group, found, rows)
 
         state = initial_state(training.server, function.initial_weights())
         with Feed(function, first=0, index=people, load=load) as feed:

@@ -14,6 +14,7 @@ from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained
 from fedemb.embedding import build_backbone, pretrain, save_backbone
+from fedemb.embedding.backbones import cut, trainable_variables
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import with_head, without_head
 from fedemb.embedding.imported import import_backbone
@@ -66,6 +67,9 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         backbone = with_head(backbone, model) if model.classes else backbone
     else:
         backbone = build_backbone(model, seed)
+    trainable_variables(backbone, model.trainable)  # refused here, before anything is charged
+    if model.trainable == "projection" and not model.classes:
+        cut(backbone, model.trainable)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
         images, classes, loss = _train(backbone, model, pretraining, seed)
     fields = {

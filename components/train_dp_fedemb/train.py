@@ -6,8 +6,9 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+from fedemb.embedding.backbones import cut, trainable_variables, with_bfloat16
 from fedemb.embedding.client_rounds import client_rounds
+from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
 from fedemb.errors import ConfigError
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
@@ -33,6 +34,12 @@ def _train(attempt: Attempt) -> Trained:
     store = UserStore(attempt.users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
     backbone = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
+    most = training.local.max_examples_per_client
+    loader = ClientLoader(store, config.model, max_examples=most, classes=classes)
+    frozen = None
+    if keeps_features(config.model, training.local):
+        trunk, backbone = cut(backbone, config.model.trainable)
+        frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)
     function = client_rounds(
         backbone,
         attempt.mechanism,
@@ -42,9 +49,11 @@ def _train(attempt: Attempt) -> Trained:
         devices=attempt.devices,
         shared_head_rows=0 if classes is None else max(1, len(classes)),
     )
-    most = training.local.max_examples_per_client
-    loader = ClientLoader(store, config.model, max_examples=most, classes=classes)
-    return Trainer(attempt, function, loader.load).train()
+    if frozen is None:
+        return Trainer(attempt, function, loader.load).train()
+    trained = Trainer(attempt, function, frozen.load).train()
+    frozen.cache.delete()
+    return trained
 
 
 def _check_algorithm(config: RunConfig) -> None:

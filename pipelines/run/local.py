@@ -244,7 +244,9 @@ def _guarantee(run: RunDirectory) -> str:
             for item in plan["projections"]
         )
         return f"none (simulation); projected epsilon: {projections or 'not asked for'}"
-    return "none (training did not finish); planned: " + guarantee_sentence(plan["guarantee"])
+    return "none yet (the run ended before account_privacy); planned: " + guarantee_sentence(
+        plan["guarantee"]
+    )
 
 
 def _stated(epsilon: float | None) -> str:

@@ -120,7 +120,8 @@ class LocalTrainingConfig(Section):
     loss: LossConfig = LossConfig()
     """Local loss."""
     augmentation: AugmentationConfig | None = None
-    """None trains on the images as they are."""
+    """None trains on the images as they are; with `model.trainable: projection` they then pass the
+    frozen layers once, and not in every local step."""
 
 
 class UnitGradientConfig(Section):
@@ -239,7 +240,7 @@ class PretrainingConfig(Section):
     """Public augmentation; null trains on the images as they are."""
     import_path: Address | None = None
     """`import` only: a .keras file with whitelisted layers. With `model.trainable: projection` one
-    of other than `embedding_dim` features gets a projection, and that alone trains."""
+    that does not end in a projection to `embedding_dim` gets one, and that alone trains."""
     import_pixels: Literal["-1..1", "0..1", "0..255", "imagenet", "caffe"] = "-1..1"
     """`import` only: pixels the file was trained on. Of Keras' applications: `-1..1` MobileNet,
     ResNetV2, Xception and Inception; `0..255` MobileNetV3 and EfficientNet; `imagenet` (mean and

@@ -24,7 +24,7 @@ class LocalData(NamedTuple):
     """What one virtual client brings to local training. Raw."""
 
     images: Any
-    """uint8 `[examples, size, size, channels]`, at least one."""
+    """uint8 `[examples, size, size, channels]`, at least one; or features, see `ClientExamples`."""
     rows: Any
     """int32 `[examples]`: the row of the head that each example belongs to."""
     order: Any
@@ -52,7 +52,7 @@ def local_data(
     """Numbers the labels of a client, and draws its head, its order and its augmentation.
 
     Args:
-      images: of the client, uint8.
+      images: of the client, or features of them.
       labels: any values; for a shared head, row numbers in it.
       config: epochs, cap, head, augmentation.
       seed: of the client in the round.
@@ -81,8 +81,13 @@ def local_data(
 
 def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> LocalData:
     """What a client without examples brings: the shapes."""
-    images, labels = np.zeros((0, *image), np.uint8), np.zeros(0, np.int64)
+    images, labels = np.zeros((0, *image), type_of(image)), np.zeros(0, np.int64)
     return local_data(images, labels, config, seed=np.random.SeedSequence(0), dim=dim)
+
+
+def type_of(image: Sequence[int]) -> type[np.generic]:
+    """Of pixels `[size, size, channels]`, or of the features that a frozen trunk gives."""
+    return np.uint8 if len(image) == 3 else np.float32
 
 
 def local_rows(

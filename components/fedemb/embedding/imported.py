@@ -122,8 +122,8 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
 
     Args:
       path: the file.
-      model: what the backbone must fit; with `trainable: projection` a file with other than
-        `embedding_dim` features gets a projection.
+      model: what the backbone must fit; with `trainable: projection` a file that does not end in
+        a projection to `embedding_dim` gets one.
       pixels: what the file was trained on, `pretraining.import_pixels`.
       seed: of the projection.
 
@@ -135,7 +135,8 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
 
     check_import(path, model.trainable)
     backbone = _frozen(load_model(path))
-    fits = tuple(backbone.output_shape) == (None, model.embedding_dim)
+    ends = backbone.layers[-1].name == "embedding"  # in a projection of its own
+    fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits
     if project or pixels != "-1..1":
         inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")

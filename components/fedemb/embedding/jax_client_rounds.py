@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedemb.config import LocalTrainingConfig
-from fedemb.embedding.client_draws import no_data
+from fedemb.embedding.client_draws import no_data, type_of
 from fedemb.embedding.jax_local_training import Client, train_client
 from fedemb.embedding.jax_rounds import JaxRounds
 from fedemb.embedding.rounds import ClientExamples, ClientRounds
@@ -79,7 +79,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
         config = self.objective.config
         # Of different sizes: who has ended waits for the others. One class alone has no gradient.
         count = min(config.max_examples_per_client, 2 + group % (2 * config.batch_size))
-        images = random.integers(0, 256, (count, *self._image), np.uint8)
+        images = random.integers(0, 256, (count, *self._image)).astype(type_of(self._image))
         rows = min(3, self.objective.shared_head_rows or 3)
         return ClientExamples(0, group, images, np.arange(count) % rows)
 

@@ -17,7 +17,6 @@ from fedemb.embedding.client_draws import copies
 from fedemb.embedding.jax_rounds import on_each_device
 from fedemb.embedding.losses import Real, build_loss, penalized, unit_rows
 from fedemb.embedding.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
-from fedemb.embedding.preprocessing import preprocess
 
 
 class Client(NamedTuple):
@@ -63,7 +62,7 @@ def train_client(
 
     def value(learners: Sequence[Any], images: Any, rows: Any, real: Any) -> Any:
         *weights, head = learners
-        embeddings = objective.embeddings(weights, preprocess(images))
+        embeddings = objective.embeddings(weights, images)
         return penalized(
             loss(embeddings, head, rows, Real(real, classes)), objective.variables, weights
         )
@@ -143,7 +142,7 @@ def _first_head(objective: Objective, broadcast: Sequence[Any], client: Client) 
         real = places < client.examples
         images = jnp.take(client.images, places, axis=0, mode="clip")
         rows = jnp.take(client.rows, places, mode="clip")
-        unit = unit_rows(objective.embeddings(broadcast, preprocess(images)))
+        unit = unit_rows(objective.embeddings(broadcast, images))
         member = (jnp.arange(len(head))[:, None] == rows[None, :]) & real[None, :]
         return total + jnp.matmul(member.astype("float32"), unit)
 

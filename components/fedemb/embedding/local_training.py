@@ -20,7 +20,6 @@ from fedemb.embedding.client_draws import LocalData
 from fedemb.embedding.heads import prototype_head
 from fedemb.embedding.losses import build_loss, penalized
 from fedemb.embedding.objective import ADAM_BETA_2, ADAM_EPSILON, PROTOTYPE_BATCH, Objective
-from fedemb.embedding.preprocessing import preprocess
 
 Phase = Literal["joint", "head", "backbone"]
 
@@ -70,7 +69,7 @@ def first_head(objective: Objective, broadcast: Sequence[Any], examples: LocalDa
     import tensorflow as tf
 
     return prototype_head(
-        lambda batch: objective.embeddings(broadcast, preprocess(batch)),
+        lambda batch: objective.embeddings(broadcast, batch),
         examples.images,
         examples.rows,
         tf.shape(examples.head)[0],
@@ -169,7 +168,7 @@ def train_client(
         }[phase]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(learners)
-            embeddings = objective.embeddings(weights, preprocess(batch))
+            embeddings = objective.embeddings(weights, batch)
             value = penalized(loss(embeddings, current, wanted), objective.variables, weights)
         gradients = _complete(
             tape.gradient(value, learners, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedemb.backend import keras_ops
 from fedemb.config import LocalTrainingConfig
+from fedemb.embedding.preprocessing import input_of
 
 ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
 """Local Adam of the paper's code."""
@@ -50,7 +51,7 @@ class Objective:
         return [*shapes, (self.shared_head_rows, self.dim)] if self.shared_head_rows else shapes
 
     def embeddings(self, weights: Sequence[Any], images: Any) -> Any:
-        """Embeds preprocessed images under `weights` in place of `variables`; float32."""
+        """Embeds examples under `weights` in place of `variables`; float32."""
         given = dict(self.fixed or {})
         given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
 
@@ -60,5 +61,6 @@ class Objective:
 
         trainable = [value(v) for v in self.backbone.trainable_variables]
         state = [value(v) for v in self.backbone.non_trainable_variables]
-        outputs, _ = self.backbone.stateless_call(trainable, state, images, training=True)
+        inputs = input_of(self.backbone, images)
+        outputs, _ = self.backbone.stateless_call(trainable, state, inputs, training=True)
         return keras_ops().cast(outputs, "float32")

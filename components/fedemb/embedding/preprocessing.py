@@ -22,3 +22,8 @@ def preprocess(
     """
     ops = keras_ops()
     return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0
+
+
+def input_of(model: Any, examples: Any) -> Any:
+    """What a model takes: scaled pixels, or the features of its trunk where it is cut off."""
+    return preprocess(examples) if len(model.input_shape) == 4 else examples

@@ -45,7 +45,8 @@ class ClientExamples:
     grouping: int
     group: int
     images: np.ndarray
-    """uint8 `[examples, size, size, channels]`."""
+    """uint8 `[examples, size, size, channels]`; or float32 `[examples, features]`, which a frozen
+    trunk made of them (`FrozenFeatures`)."""
     labels: np.ndarray
     """int64 `[examples]`, any values that agree inside the client."""
     place: int = 0
@@ -329,7 +330,8 @@ class RoundFunction(ClientRounds, ParallelRounds):
     """Trains the virtual clients of a round and sums their updates through a mechanism.
 
     Args:
-      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
+      backbone: `keras.Model` from `build_backbone`, or what `cut` leaves of it; not changed by
+        rounds.
       mechanism: `privacy.queries.Mechanism`; its query clips and rounds each update.
       config: local training.
       variables: backbone variables that train; default all trainable ones.

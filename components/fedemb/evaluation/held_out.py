@@ -74,7 +74,8 @@ class Subjects:
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     """The trained model, its public start and what that must be better than.
 
-    An untrained backbone, where the start is pretrained, and for embeddings the pixels themselves.
+    An untrained backbone, where the start is pretrained here (an imported one has the layers of its
+    file, whatever its name says), and for embeddings the pixels themselves.
     """
     from fedemb.embedding import build_backbone
     from fedemb.embedding.loading import load_backbone
@@ -84,7 +85,7 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
         "model": load_backbone(artifacts.model / "backbone.keras", config.model),
         "public_backbone": load_backbone(artifacts.pretrained / "backbone.keras", config.model),
     }
-    if config.pretraining.kind != "none":
+    if config.pretraining.kind not in ("none", "import"):
         models["untrained"] = build_backbone(config.model, config.training.seed + UNTRAINED_SEED)
     if config.task == "embedding":
         models["raw_pixels"] = raw_pixels(config.model)

@@ -210,7 +210,8 @@ def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCoun
         shift = max(0, ((GRID - cut) // MAX_BINS).bit_length())
         bins = _first_pass(data, cut, shift)
         above = np.cumsum(bins.sum(0)[::-1])[::-1] // 2
-        if cut < -GRID or above[1] > ranks.max():
+        complete = above[1] if len(above) > 1 else 0  # one bin: a collapsed model, all at cosine 1
+        if cut < -GRID or complete > ranks.max():
             break  # the lowest bin may be incomplete, so no threshold may lie in it
         cut = -GRID - 1
     targets = [int(np.flatnonzero(above > rank)[-1]) for rank in ranks]

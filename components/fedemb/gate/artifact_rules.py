@@ -12,7 +12,7 @@ from fedemb.documents.audit import attack_on
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import stored_move, tensor_problem
 from fedemb.errors import ArtifactError, SignatureInvalid
-from fedemb.gate.case import RERUN, Case, Reason
+from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
 from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting.events import event_to_json
@@ -116,8 +116,8 @@ def rounds(case: Case) -> Iterator[Reason]:
             "stopped_early",
             f"the training stopped after {ran} of {case.plan.rounds} planned rounds, {started} of "
             "them committed; when to stop may have been read off private data",
-            "run all planned rounds, or let the policy owner declare why it stopped with `fedemb "
-            "ledger waive stopped_early` and resume the run",
+            "run all planned rounds; or let the policy owner declare why it stopped: "
+            + waiver("stopped_early"),
         )
     if [line.round for line in evidence.rounds] != list(range(started)):
         yield Reason(
@@ -270,8 +270,8 @@ def pretraining(case: Case) -> Iterator[Reason]:
         yield Reason(
             "pretraining_overlap_unchecked",
             "nobody checked that the imported backbone never saw private images",
-            "pretrain from public images, or let the policy owner sign `fedemb ledger waive "
-            "pretraining_overlap_unchecked` and resume the run",
+            "pretrain from public images, or let the policy owner "
+            + waiver("pretraining_overlap_unchecked"),
         )
 
 

@@ -26,6 +26,14 @@ class Reason:
     remedy: str
 
 
+def waiver(code: str) -> str:
+    """How the policy owner lets a model through in spite of a rule, and where the run goes on."""
+    return (
+        f"sign `fedemb ledger waive {code}`, and resume the run with --from account_privacy: its "
+        "report states the waiver"
+    )
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What the gate says; `allow` only without any reason."""

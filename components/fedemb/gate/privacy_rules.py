@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fedemb.gate.case import RERUN, Case, Reason
+from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
@@ -139,8 +139,8 @@ def epsilon(case: Case) -> Iterator[Reason]:
         yield Reason(
             "delta_above_customary",
             f"delta={policy.delta:g} is above users_lower_bound**-1.1={customary:.3g}",
-            "start another policy with a lower policy.delta, or let the policy owner sign `fedemb "
-            "ledger waive delta_above_customary` and resume the run",
+            "start another policy with a lower policy.delta, or let the policy owner "
+            + waiver("delta_above_customary"),
         )
     renyi = epsilon_rdp(plan, policy.delta)
     upper = math.inf if renyi is None else renyi

@@ -8,11 +8,10 @@ from typing import Any
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
-from fedemb.gate.case import Case, Reason
+from fedemb.gate.case import Case, Reason, waiver
 
 _REMEDY = (
     "train on more data, with less noise or from a better public start; or let the policy owner "
-    "sign `fedemb ledger waive {code}` and resume the run"
 )
 
 
@@ -89,7 +88,7 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
             code,
             f"the gain over the public start is {_points(gain)}, and its interval does "
             f"not lie above {100 * least:g} points (release.min_gain_over_public)",
-            _REMEDY.format(code=code),
+            _REMEDY + waiver(code),
         )
 
 
@@ -103,7 +102,7 @@ def no_worse_than_previous(case: Case) -> Iterator[Reason]:
         yield Reason(
             code,
             f"the change since the previous release is {_points(change)} (release.no_worse_than)",
-            _REMEDY.format(code=code),
+            _REMEDY + waiver(code),
         )
 
 

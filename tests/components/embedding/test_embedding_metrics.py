@@ -126,6 +126,14 @@ def test_collapsed_embeddings_recall_nothing():
     assert found.nearest_neighbour.value == 0.0
 
 
+def test_collapsed_embeddings_are_measured_however_many_there_are():
+    """All cosines in the highest bin: there is no cut below the threshold to be estimated."""
+    embeddings = np.ones((200, 8)) + np.random.default_rng(0).normal(0, 1e-5, (200, 8))
+    result = verify(arrange(embeddings, np.arange(200) // 4), (1e-3,), samples=20)
+    assert 0 <= result.recall[0].value <= 0.1
+    assert result.thresholds[0] == pytest.approx(1, abs=1e-4)
+
+
 @pytest.mark.parametrize("images", [3, 40])
 def test_retrieval_equals_brute_force(images):
     embeddings, labels = blobs(30, images, spread=1.5)

@@ -225,12 +225,38 @@ def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
     outputs = keras.layers.Dense(16)(keras.layers.Flatten()(inputs))
     model = keras.Model(inputs, outputs)
     model.save(tmp_path / "flat.keras")
-    config = PROJECTED.model_copy(update={"image_size": 8, "embedding_dim": 16})
+    small = {"image_size": 8, "embedding_dim": 16, "trainable": "all"}
+    config = PROJECTED.model_copy(update=small)
     imported = import_backbone(tmp_path / "flat.keras", config, pixels=pixels)
     raw = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3)).astype(np.float32)
     prepared = keras.applications.imagenet_utils.preprocess_input(raw.copy(), mode=mode)
     wanted = model(prepared).numpy()
     np.testing.assert_allclose(imported(raw / 127.5 - 1), wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_features_as_long_as_an_embedding_get_a_projection_all_the_same(application):
+    from fedemb.embedding.backbones.groups import trainable_variables
+    from fedemb.embedding.imported import import_backbone
+
+    config = PROJECTED.model_copy(update={"embedding_dim": application[1].output_shape[-1]})
+    imported = import_backbone(application[0], config)
+    names = {variable.path for variable in trainable_variables(imported, "projection")}
+    assert names == {"embedding/kernel", "embedding/bias"}
+
+
+def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charged(tmp_path):
+    """It lies inside of the layer that the fixed scaling of pixels stands before."""
+    config = PROJECTED.model_copy(update={"image_size": 8})
+    build_backbone(config, 0).save(tmp_path / "own.keras")
+    settings = PretrainingConfig(kind="import", import_path=str(tmp_path / "own.keras"))
+    run(PublicStart(model=config, pretraining=settings, seed=0), tmp_path / "out", _keys(tmp_path))
+    scaled = settings.model_copy(update={"import_pixels": "0..255"})
+    with pytest.raises(ConfigError, match="needs a layer embedding at the end"):
+        run(
+            PublicStart(model=config, pretraining=scaled, seed=0),
+            tmp_path / "other",
+            _keys(tmp_path),
+        )
 
 
 def test_second_layer_of_the_projection_trains_too(application):

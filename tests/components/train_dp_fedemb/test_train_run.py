@@ -354,8 +354,9 @@ def test_progress_line_is_public(ready, caplog):
         pytest.param(
             {"model.backbone": "resnet8_ws", "partition.virtual_clients": 4}, marks=pytest.mark.slow
         ),
+        {"model.trainable": "projection", "partition.groupings": 3},
     ],
-    ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised"],
+    ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised", "projection"],
 )  # fmt: skip
 def test_other_algorithms_run_and_resume(tmp_path, monkeypatch, changes):
     whole = prepare(tmp_path / "one", config(**changes))

@@ -11,6 +11,7 @@ A new one is one new module here that registers a function (`registry.backbone`)
 from fedemb.embedding.backbones.build import build_backbone as build_backbone
 from fedemb.embedding.backbones.build import check_backbone as check_backbone
 from fedemb.embedding.backbones.build import with_bfloat16 as with_bfloat16
+from fedemb.embedding.backbones.groups import cut as cut
 from fedemb.embedding.backbones.groups import trainable_variables as trainable_variables
 from fedemb.embedding.backbones.registry import backbone as backbone
 from fedemb.embedding.backbones.registry import backbones as backbones

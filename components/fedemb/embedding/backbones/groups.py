@@ -27,6 +27,34 @@ def _frozen_convolution(name: str, path: str) -> bool:
     return True
 
 
+def cut(model: Any, group: str) -> tuple[Any, Any]:
+    """The part of a model that stays as it is, and the layers on it that private training changes.
+
+    Args:
+      model: a backbone or classifier, which shares its layers with both.
+      group: `head` or `projection`.
+
+    Returns:
+      `keras.Model`s: images to features `[batch, features]`, and features to what the model gives.
+
+    Raises:
+      ConfigError: the layers that train do not stand at the end of the model.
+    """
+    import keras
+
+    names = (HEAD,) if group == "head" else ("embedding_hidden", "embedding")
+    first = next((layer for layer in model.layers if layer.name in names), None)
+    if first is None or len(first.input.shape) != 2:
+        raise ConfigError(
+            f"model.trainable={group} needs a layer {names[-1]} at the end of {model.name}, on "
+            "features of one axis, and there is none; name it so, or take another group"
+        )
+    return (
+        keras.Model(model.input, first.input, name=model.name),
+        keras.Model(first.input, model.output, name=model.name),
+    )
+
+
 def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
     """Variables that private training may change, in the order of the model.
 

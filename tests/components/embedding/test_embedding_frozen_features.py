@@ -1,0 +1,120 @@
+"""Local training of a projection on features that its frozen trunk computes once for each user."""
+
+import numpy as np
+import pytest
+
+from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
+from fedemb.data.client_data import choose_examples
+from fedemb.embedding import ClientExamples, RoundFunction, build_backbone, trainable_variables
+from fedemb.embedding.backbones import cut
+from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
+from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.errors import ConfigError
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.mechanisms.sampling import VirtualClient
+from fedemb.privacy.queries import build_mechanism
+from fedemb.storage import open_store
+
+MODEL = ModelConfig(
+    backbone="resnet8", image_size=12, embedding_dim=8, projection_units=6, trainable="projection"
+)
+LOCAL = LocalTrainingConfig(
+    epochs=2, batch_size=5, client_learning_rate=0.02, max_examples_per_client=9
+)
+USERS = [4, 1, 0, 7, 3]
+"""How many images they have."""
+
+
+class _People:
+    """Five users, and who was read."""
+
+    def __init__(self):
+        random = np.random.default_rng(0)
+        self.images = [random.integers(0, 256, (n, 12, 12, 1), np.uint8) for n in USERS]
+        self.labels = [random.integers(0, 3, n) for n in USERS]
+        self.read = []
+
+    def load(self, client):
+        self.read.append(client.users.tolist())
+        users = np.sort(client.users)
+        chosen = choose_examples([USERS[user] for user in users], LOCAL.max_examples_per_client)
+        images = [self.images[users[n]][turn] for n, turn in chosen]
+        labels = [self.labels[users[n]][turn] for n, turn in chosen]
+        shaped = np.array(images, np.uint8).reshape(-1, 12, 12, 1)
+        return ClientExamples(client.grouping, client.group, shaped, np.array(labels, np.int64))
+
+
+def _client(*users):
+    return VirtualClient(0, 3, np.array(users, np.int64))
+
+
+def _mechanism():
+    plan = NotPrivate(
+        rounds=5, l2_norm_clip=5.0, virtual_clients=4, groupings=1, sampling_probability=0.5
+    )
+    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+
+
+def _sum(function, clients):
+    total = function(function.initial_weights(), clients, 0).sample_state[0]
+    return np.asarray(total, np.float64) / 2.0**function.mechanism.plan.grid_bits
+
+
+def test_the_update_is_that_of_images_which_pass_the_trunk_in_every_step():
+    people, backbone = _People(), build_backbone(MODEL, 0)
+    variables = trainable_variables(backbone, "projection")
+    whole = RoundFunction(backbone, _mechanism(), LOCAL, variables=variables, seed=4)
+    trunk, tip = cut(backbone, "projection")
+    short = RoundFunction(tip, _mechanism(), LOCAL, seed=4)
+    np.testing.assert_array_equal(short.initial_weights(), whole.initial_weights())
+    frozen = FrozenFeatures(trunk, people.load, LOCAL.max_examples_per_client)
+    client = _client(3, 0, 4)
+    assert len(people.load(client).labels) == 9  # of 14
+    wanted, found = _sum(whole, [people.load(client)]), _sum(short, [frozen.load(client)])
+    assert np.linalg.norm(wanted) > 0.1
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_a_client_without_one_of_its_users_takes_nothing_new(tmp_path):
+    people, (trunk, _) = _People(), cut(build_backbone(MODEL, 0), "projection")
+    frozen = FrozenFeatures(trunk, people.load, 100, open_store(str(tmp_path)), "a" * 8)
+    one, other = frozen.load(_client(4, 0, 2)), frozen.load(_client(3, 1))
+    assert people.read == [[0], [2], [4], [1], [3]]
+    assert one.images.dtype == np.float32
+    assert one.images.shape == (7, trunk.output_shape[-1])
+    assert (one.grouping, one.group) == (0, 3)
+    less = frozen.load(_client(4, 2))
+    np.testing.assert_array_equal(less.images, one.images[4:])
+    np.testing.assert_array_equal(less.labels, one.labels[4:])
+    moved = frozen.load(_client(4, 1))  # who else is there changes nothing of them, to the bit
+    np.testing.assert_array_equal(moved.images[1:], less.images)
+    np.testing.assert_array_equal(moved.images[:1], other.images[:1])
+    nobody = frozen.load(_client())
+    assert nobody.images.shape == (0, trunk.output_shape[-1])
+    assert people.read[5:] == [[2]]  # whoever has no images is asked again
+
+
+def test_a_net_that_was_cut_is_saved_as_it_was(tmp_path):
+    backbone = build_backbone(MODEL, 0)
+    before = save_backbone(backbone, tmp_path / "before.keras")
+    trunk, tip = cut(backbone, "projection")
+    assert save_backbone(backbone, tmp_path / "after.keras") == before
+    images = np.random.default_rng(1).uniform(-1, 1, (4, 12, 12, 1)).astype(np.float32)
+    again = load_backbone(tmp_path / "after.keras", MODEL)
+    np.testing.assert_allclose(tip(trunk(images)), again(images), atol=1e-6)
+
+
+def test_a_projection_inside_of_another_layer_is_refused():
+    import keras
+
+    inputs = keras.Input((12, 12, 1))
+    inside = keras.Model(inputs, build_backbone(MODEL, 0)(inputs))
+    with pytest.raises(ConfigError, match="needs a layer embedding at the end"):
+        cut(inside, "projection")
+
+
+def test_pixels_that_change_are_no_constant_features():
+    assert keeps_features(MODEL, LOCAL)
+    moving = LOCAL.model_copy(update={"augmentation": AugmentationConfig()})
+    assert not keeps_features(MODEL, moving)
+    assert not keeps_features(MODEL.model_copy(update={"trainable": "all"}), LOCAL)
