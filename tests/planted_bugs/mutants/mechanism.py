@@ -30,6 +30,7 @@ STABLE = (
     "test_removing_a_user_changes_what_one_virtual_client_holds",
 )
 """A user who leaves moves nobody else between virtual clients."""
+SAMPLES = "tests/components/privacy/test_privacy_sampling.py"
 DEAL = (
     "tests/components/embedding/test_embedding_rounds.py::"
     "test_one_user_sends_no_other_client_to_another_worker",
@@ -345,6 +346,33 @@ MUTANTS = (
             'sums = self._noise.add("update", sums, grid_scale(plan) * plan.l2_norm_clip / clip)',
         ),
         f"{AUDITING}::test_receipts_of_an_adaptive_clip_move_with_it",
+    ),
+    # 18: turns and correlated noise
+    one(
+        18,
+        "turns_one_round_too_close",
+        (
+            SAMPLING,
+            "self._last[groups] < self._separation",
+            "self._last[groups] < self._separation - 1",
+        ),
+        f"{SAMPLES}::test_participation_log_refuses_too_often_too_soon_and_twice",
+    ),
+    one(
+        18,
+        "order_of_turns_differs_in_each_pass",
+        (
+            SAMPLING,
+            "self._order[turn % self.plan.virtual_clients]",
+            "np.roll(self._order, round_index)[turn % self.plan.virtual_clients]",
+        ),
+        f"{SAMPLES}::test_cyclic_schedule_is_even_and_can_be_entered_anywhere",
+    ),
+    one(
+        18,
+        "correlated_noise_begins_again_after_a_resume",
+        (KEYED, "            for tag in self.tags:\n", "            for tag in self.tags[:0]:\n"),
+        f"{QUERIES}::test_a_resumed_run_equals_the_uninterrupted_one",
     ),
 )
 """By family."""
