@@ -14,6 +14,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.embedding.backbones import blocks
 from fedemb.embedding.backbones.build import check_backbone, reinitialize
+from fedemb.embedding.classifier import HEAD, without_head
 from fedemb.embedding.loading import load_model
 from fedemb.errors import ArtifactError, ConfigError, InputError
 
@@ -121,7 +122,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     for each channel. Dropout is switched off.
 
     Args:
-      path: the file.
+      path: the file; the head of a classifier of this pipeline is left out.
       model: what the backbone must fit; with `trainable: projection` a file that does not end in
         a projection to `embedding_dim` gets one.
       pixels: what the file was trained on, `pretraining.import_pixels`.
@@ -134,7 +135,10 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     import keras
 
     check_import(path, model.trainable)
-    backbone = _frozen(load_model(path))
+    backbone = load_model(path)
+    if backbone.layers[-1].name == HEAD:
+        backbone = without_head(backbone)
+    backbone = _frozen(backbone)
     ends = backbone.layers[-1].name == "embedding"  # in a projection of its own
     fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
     project = model.trainable == "projection" and not fits

@@ -138,6 +138,20 @@ def test_import_takes_a_backbone_of_known_layers(tmp_path):
     np.testing.assert_array_equal(imported.get_weights()[0], backbone.get_weights()[0])
 
 
+def test_import_leaves_the_head_of_a_classifier_behind(tmp_path):
+    model = MODEL.model_copy(update={"classes": ("a", "b", "c"), "whitened_directions": 0})
+    start = build_backbone(model.model_copy(update={"head_init": "glorot"}), 5)
+    start.save(tmp_path / "run.keras")
+    settings = PretrainingConfig(kind="import", import_path=str(tmp_path / "run.keras"))
+    run(PublicStart(model=model, pretraining=settings, seed=0), tmp_path, _keys(tmp_path))
+    imported = load_backbone(tmp_path / "backbone.keras", model)
+    *trunk, kernel, bias = imported.get_weights()
+    for found, wanted in zip(trunk, start.get_weights(), strict=False):
+        np.testing.assert_array_equal(found, wanted)
+    assert not kernel.any()
+    assert not bias.any()
+
+
 def test_import_refuses_code_and_foreign_layers(tmp_path):
     import keras
 
