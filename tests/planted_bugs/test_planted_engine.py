@@ -169,8 +169,8 @@ def noise_per_microbatch():
 def padding_contributes():
     """What fills the last micro-batch is added: the bias gradient of an image of zeros."""
 
-    def share(self, units, round_index):
-        sound = UnitGradientFunction._share(self, units, round_index)
+    def share(self, units, round_index, size):
+        sound = UnitGradientFunction._share(self, units, round_index, size)
         weights = np.where(sound.weights.sum(1, keepdims=True) == 0, 0.5, sound.weights)
         full = sound._replace(weights=weights.astype(np.float32), count=np.int32(len(weights)))
         return UnitShare(*full)
@@ -181,9 +181,9 @@ def padding_contributes():
 def seeds_by_position():
     """Views follow from the place in the batch: who comes before changes them."""
 
-    def share(self, units, round_index):
+    def share(self, units, round_index, size):
         moved = [replace(unit, group=place) for place, unit in enumerate(units)]
-        return UnitGradientFunction._share(self, moved, round_index)
+        return UnitGradientFunction._share(self, moved, round_index, size)
 
     return Round(_with(_share=share))
 
@@ -191,8 +191,8 @@ def seeds_by_position():
 def images_mixed_across_units():
     """Mixup: a unit's record holds its neighbour's image."""
 
-    def share(self, units, round_index):
-        sound = UnitGradientFunction._share(self, units, round_index)
+    def share(self, units, round_index, size):
+        sound = UnitGradientFunction._share(self, units, round_index, size)
         mixed = sound.images // 2 + np.roll(sound.images, 1, axis=0) // 2
         return sound._replace(images=mixed)
 
@@ -227,8 +227,8 @@ def all_layers_moved_under_a_declared_head():
 def sum_of_images_for_their_mean():
     """A unit with more images weighs more."""
 
-    def share(self, units, round_index):
-        sound = UnitGradientFunction._share(self, units, round_index)
+    def share(self, units, round_index, size):
+        sound = UnitGradientFunction._share(self, units, round_index, size)
         return sound._replace(weights=(sound.weights > 0).astype(np.float32) * 0.5)
 
     return Round(_with(_share=share), clip=100.0)
