@@ -105,6 +105,8 @@ def test_pip_finds_a_set_from_the_metadata_alone(tmp_path):
 
 
 def test_what_pip_leaves_out_is_asked_for_in_one_sentence(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("tensorflow_privacy.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if it were not there
     with pytest.raises(ConfigError, match=r"--no-deps tensorflow-privacy==0\.9\.0"):
         runpy.run_module("fedemb.privacy.queries.protocol")

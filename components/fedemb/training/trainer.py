@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
+
+RECENT = 16
+"""Rounds that the time left is told from: the first ones compile, and compute features once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ class Trainer:
         if first:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
-        started = time.monotonic()
+        times = deque([time.monotonic()], maxlen=1 + RECENT)
         index = GroupIndex.load(attempt.users)
         feed = Feed(self._function, first=first, index=index, load=self._load)
         try:
@@ -145,10 +149,10 @@ class Trainer:
                     progress = Progress(done.state, done.record.mechanism_state)
                     slope = self._look(done.record)
                     figures.write(done.index, describe(done, mechanism.plan) | slope)
-                    ended, elapsed = done.index + 1, time.monotonic() - started
-                    _LOG.info(
-                        events.ROUND, ended, rounds, _rest(done.index, first, rounds, elapsed)
-                    )
+                    ended = done.index + 1
+                    times.append(time.monotonic())
+                    pace = (times[-1] - times[0]) / (len(times) - 1)
+                    _LOG.info(events.ROUND, ended, rounds, _rest(rounds - ended, pace))
                     due = ended % attempt.config.training.checkpoint_every == 0
                     if due or stop.requested or ended == rounds:
                         self._save(progress)
@@ -176,9 +180,9 @@ class Trainer:
         self._uncovered = []
 
 
-def _rest(index: int, first: int, rounds: int, seconds: float) -> str:
+def _rest(rounds: int, pace: float) -> str:
     """Progress in public words. The time left is coarse: exact times tell how many took part."""
-    left = seconds / (index + 1 - first) * (rounds - index - 1)
+    left = pace * rounds
     unit = 60 if left >= 90 else 10
     about = f"{round(left / unit)} min" if unit == 60 else f"{max(1, round(left / 10)) * 10} s"
-    return "done" if index + 1 == rounds else f"about {about} left"
+    return f"about {about} left" if rounds else "done"

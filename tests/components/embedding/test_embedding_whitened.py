@@ -19,6 +19,7 @@ MODEL = ModelConfig(
     embedding_dim=4 * 2 * 81,
     whitened_directions=12,
     mirrored=True,
+    trainable="head",
 )
 
 
