@@ -1,6 +1,7 @@
 """Releases in buckets: of many writers one wins, nothing mixes, and `fedemb verify` reads them."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -127,9 +128,10 @@ def test_resumed_run_that_was_priced_again_takes_over_what_it_had_published(run,
     assert _problems(run, f"{releases}/glyphs/1.0") == []
 
 
-def _racer(root, releases, environment, barrier, answers, number):
+def _racer(root, releases, environment, barrier, answers):
     os.environ.update(environment)
-    run = honest_run.at(Path(root), f"run-{number}")
+    number = int(root.name)
+    run = honest_run.at(root, f"run-{number}")
     barrier.wait(300)
     try:
         _release(run, releases)
@@ -150,7 +152,7 @@ def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releas
     racers = [
         SERVER.Process(
             target=_racer,
-            args=(tmp_path / f"{number}", releases, dict(os.environ), barrier, answers, number),
+            args=(tmp_path / f"{number}", releases, dict(os.environ), barrier, answers),
         )
         for number in range(2)
     ]

@@ -218,6 +218,14 @@ def test_previous_release_that_was_not_signed_as_it_lies_there_is_not_loaded(
     assert len(copied.context(settings).ledger.chain.records) == looks
 
 
+def test_start_that_was_pretrained_here_stands_beside_an_untrained_one(copied, tmp_path):
+    supervised = {"kind": "supervised", "source": {"uri": "public.parquet"}}
+    settings = config(pretraining=supervised)
+    sign_start(copied.context(settings))
+    report = run(copied.context(settings, tmp_path))
+    assert report["untrained"]["difference"]["0.001"]["low"] > 0
+
+
 def test_without_public_pretraining_the_start_is_called_untrained(copied, tmp_path):
     settings = config(**{"pretraining.kind": "none", "evaluation.max_images": 80})
     sign_start(copied.context(settings))

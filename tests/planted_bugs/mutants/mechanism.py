@@ -221,10 +221,10 @@ MUTANTS = (
         "clients_dealt_by_size",
         (
             ROUNDS,
-            "    parts = [[c for c in clients if c.place % workers == number] "
-            "for number in range(workers)]",
-            "    order = sorted(clients, key=lambda c: -len(c.labels))\n"
-            "    parts = [order[number::workers] for number in range(workers)]",
+            "        for unit in units:\n            shares[unit.place % self.worker_count]",
+            "        order = sorted(units, key=lambda unit: -len(unit.labels))\n"
+            "        for place, unit in enumerate(order):\n"
+            "            shares[place % self.worker_count]",
         ),
         *DEAL,
     ),
