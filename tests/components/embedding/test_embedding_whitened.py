@@ -6,6 +6,7 @@ import pytest
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.embedding import build_backbone, load_backbone
+from fedemb.embedding.classifier import without_head
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.whitened import constants, fit_constants
 from fedemb.errors import ConfigError
@@ -19,8 +20,8 @@ MODEL = ModelConfig(
     embedding_dim=4 * 2 * 81,
     whitened_directions=12,
     mirrored=True,
-    trainable="head",
 )
+CLASSIFIER = MODEL.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
 
 
 def _leaves(count=80, seed=0):
@@ -42,14 +43,14 @@ def test_largest_directions_are_brought_to_the_size_of_the_next():
 
 def test_backbone_keeps_its_constants_and_gives_vectors_of_length_one(tmp_path):
     start = PublicStart(
-        model=MODEL,
+        model=CLASSIFIER,
         pretraining=PretrainingConfig(kind="random_process", random_images=64, random_laws=4),
         seed=1,
     )
     keys = open_key_store(str(tmp_path / "keys"))
     card = pretrain.run(start, tmp_path / "start", keys)
     assert (card["pretraining_kind"], card["images"]) == ("random_process", 64)
-    backbone = load_backbone(tmp_path / "start" / "backbone.keras", MODEL)
+    backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", CLASSIFIER))
     assert not backbone.trainable_variables
     found = backbone(preprocess(_leaves(3, seed=9))).numpy()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
