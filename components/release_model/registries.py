@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fedemb import bundle as parts
 from fedemb.config import RunConfig
@@ -272,15 +272,27 @@ def _call(
     data = None if body is None else json.dumps(body, sort_keys=True).encode()
     request = Request(url, data, {"Content-Type": "application/json", **headers})
     try:
-        with urlopen(request, timeout=SECONDS) as answer:
+        with _OPENER.open(request, timeout=SECONDS) as answer:
             return json.loads(answer.read(MOST)) if answers else None
     except HTTPError as error:
+        if place := error.headers.get("Location"):
+            raise OSError(f"it sends on to {place}; if that is yours, name it instead") from error
         text = error.read(MOST).decode(errors="replace")
         if known and (known == str(error.code) or f'"{known}"' in text):
             return None
         raise OSError(f"HTTP {error.code}: {text[:200]}") from error
 
 
+class _Stay(HTTPRedirectHandler):
+    """Follows nobody elsewhere: the token in the headers would go along."""
+
+    def http_error_302(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any) -> None:
+        return None  # so the status is an error like any other
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+_OPENER = build_opener(_Stay)
 MOST = 10_000_000
 """Bytes of an answer that are read."""
 KINDS: Mapping[str, Callable[[str, Release], None]] = {

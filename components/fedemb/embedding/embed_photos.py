@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedemb.errors import InputError, Refused
 from fedemb.storage import open_store
 
 SPACE = b"embedding_space_id"
+_PHOTOS = b"photos_sha256"
+"""Of a part: names and bytes of its photos."""
 PART = 2048
 """Photos of one part: what a stop may cost."""
 
@@ -128,11 +131,11 @@ def _part(path: Path, photos: list[Photo], model: ReleasedModel) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = [name for name, _ in photos]
+    made_of = _digest(photos)
     if path.exists():
         table = pq.read_table(path)
         _require_space(table.schema, model.space_id, path)
-        if table["name"].to_pylist() != names:
+        if (table.schema.metadata or {}).get(_PHOTOS) != made_of:
             raise Refused(
                 f"{path.parent} was made of other photos than there are now; remove it, and embed "
                 "all of them again"
@@ -150,24 +153,35 @@ def _part(path: Path, photos: list[Photo], model: ReleasedModel) -> int:
     rows = [None if reason else next(embedded) for reason in reasons]
     table = pa.table(
         {
-            "name": pa.array(names, pa.string()),
+            "name": pa.array([name for name, _ in photos], pa.string()),
             "embedding": pa.array(rows, pa.list_(pa.float32())),
             "reason": pa.array(reasons, pa.string()),
         }
-    ).replace_schema_metadata({SPACE: model.space_id.encode()})
+    ).replace_schema_metadata({SPACE: model.space_id.encode(), _PHOTOS: made_of})
     written = path.with_suffix(".tmp")
     pq.write_table(table, written)
     written.rename(path)
     return len(photos) - len(pixels)
 
 
+def _digest(photos: list[Photo]) -> bytes:
+    """Of names and bytes: a name alone may stand for another photo by now."""
+    found = sha256()
+    for name, data in photos:
+        for item in (name.encode(), data if isinstance(data, bytes) else repr(data).encode()):
+            found.update(len(item).to_bytes(8) + item)
+    return found.hexdigest().encode()
+
+
 def _join(parts: list[Path], output: Path) -> None:
     import pyarrow.parquet as pq
 
     written = output.with_name(f".{output.name}.tmp")
-    with pq.ParquetWriter(written, pq.read_schema(parts[0])) as writer:
+    schema = pq.read_schema(parts[0])
+    schema = schema.with_metadata({SPACE: schema.metadata[SPACE]})
+    with pq.ParquetWriter(written, schema) as writer:
         for part in parts:
-            writer.write_table(pq.read_table(part))
+            writer.write_table(pq.read_table(part).cast(schema))
     written.rename(output)
 
 

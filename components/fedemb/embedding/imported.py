@@ -6,12 +6,14 @@ charged, and nothing of the file is executed. What is taken is frozen where it w
 
 from __future__ import annotations
 
-import json
+import math
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import ModelConfig
+from fedemb.documents.artifacts import strict_json
 from fedemb.embedding.backbones import blocks
 from fedemb.embedding.backbones.build import check_backbone, reinitialize
 from fedemb.embedding.classifier import HEAD, without_head
@@ -62,6 +64,9 @@ ALLOWED_LAYERS = frozenset(
 """Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
 IF_FROZEN = frozenset({"BatchNormalization", "Dropout"})
 """Layers that one which never trains may have besides: constants then, or nothing."""
+_SETTINGS = re.compile(r"keras(\.src)?\.(initializers|regularizers|constraints|dtype_policies)\b")
+"""Modules of what layers are set up with."""
+_NO_LAYERS = frozenset({"DTypePolicy", "__keras_tensor__", "__numpy__", "__tensor__", "__tuple__"})
 FROZEN = ("head", "projection")
 """What `model.trainable` says where the imported layers stay as they are."""
 
@@ -79,17 +84,28 @@ def check_import(path: Path, trainable: str) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
+            packed = [m.filename for m in archive.infolist() if m.compress_type]
+            config = b"" if packed else archive.read("config.json")
     except FileNotFoundError as error:
         raise InputError(
             f"pretraining.import_path={path} does not exist; name a .keras file"
         ) from error
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
         raise ArtifactError(
             f"{path.name} is not a .keras file; save the backbone with Keras 3"
         ) from error
+    if packed:
+        raise ArtifactError(
+            f"{path.name} holds a packed {packed[0]}, which may unfold without end, and Keras "
+            "packs nothing; save the backbone with Keras 3"
+        )
+    described = strict_json(config, f"config.json of {path.name}")
+    model = described.get("config") if isinstance(described, dict) else None
+    if not isinstance(model, dict):
+        raise ArtifactError(f"{path.name} describes no model; save the backbone with Keras 3")
     allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
-    found = sorted(_layer_classes(config) - allowed)
+    layers = _layer_classes({**described, "compile_config": None})  # that is not loaded
+    found = sorted(layers - allowed)
     if found:
         frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
         raise ArtifactError(
@@ -98,14 +114,16 @@ def check_import(path: Path, trainable: str) -> None:
         )
 
 
-def _layer_classes(config: Any) -> set[str]:
-    """Class names of a model's configuration and of all layers inside, however deep."""
-    names = {str(config.get("class_name"))}
-    if config.get("registered_name") not in (None, config.get("class_name")):
-        names.add(str(config["registered_name"]))
-    inner = config.get("config")
-    for layer in inner.get("layers", []) if isinstance(inner, dict) else []:
-        names |= _layer_classes(layer)
+def _layer_classes(described: Any) -> set[str]:
+    """Class names of a model and of all layers inside, also of those that are a setting."""
+    if not isinstance(described, dict | list):
+        return set()
+    children = described.values() if isinstance(described, dict) else described
+    names = set[str]().union(*map(_layer_classes, children))
+    if isinstance(described, dict) and "class_name" in described:
+        name = str(described["class_name"])
+        if name not in _NO_LAYERS and not _SETTINGS.match(str(described.get("module"))):
+            names |= {name, str(described.get("registered_name") or name)}
     return names
 
 
@@ -151,7 +169,39 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
             reinitialize(whole, seed)  # the file's own layers lie inside of one, untouched
         backbone = whole
     check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    _check_apart(backbone, path)
     return backbone
+
+
+def _check_apart(backbone: Any, path: Path) -> None:
+    """Refuses a net whose output for an image depends on the other images of its batch.
+
+    A layer along the wrong axis does that, and has no other name. It is asked with random weights
+    too: those of the file may hide it until they train.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    drawn = backbone.from_config(backbone.get_config())
+    drawn.set_weights([_drawn(weight.shape, random) for weight in backbone.get_weights()])
+    first, *others = random.uniform(-1, 1, (3, *backbone.input_shape[1:])).astype(np.float32)
+    for net in (backbone, drawn):
+        alone, *along = (
+            np.asarray(net(np.stack([first, other]), training=False))[0]
+            for other in (first, *others)
+        )
+        if any(np.abs(found - alone).max() > 1e-3 * np.abs(alone).max() for found in along):
+            raise ConfigError(
+                f"what {path.name} makes of an image depends on the other images of its batch, so "
+                "it mixes the images of different users; import a backbone without such a layer"
+            )
+
+
+def _drawn(shape: tuple[int, ...], random: Any) -> Any:
+    """Weights that let every layer speak: positive scales, kernels that keep sizes."""
+    if len(shape) < 2:
+        return random.uniform(0.5, 1.5, shape)
+    return random.normal(0, (2 / math.prod(shape[:-1])) ** 0.5, shape)
 
 
 def _frozen(backbone: Any) -> Any:

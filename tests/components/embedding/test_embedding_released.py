@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import warnings
 from pathlib import Path
 
@@ -92,16 +91,17 @@ def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_
     assert pq.read_table(stopped).equals(pq.read_table(whole))
 
 
-def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["deep/jpeg_exif_1.jpg", "none.jpg", "aaa.jpg"])
+def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch, name):
+    """One is new, or is another photo under the name that it had."""
     output = tmp_path / "e.parquet"
+    monkeypatch.setattr(module.shutil, "rmtree", lambda _: None)  # stopped right before its end
     embed_photos(str(folder), model, output)
-    kept = tmp_path / "again.parquet.parts"
-    kept.mkdir()
-    shutil.copy(output, kept / "000000.parquet")
-    (folder / "aaa.jpg").write_bytes(b"new")
-    with pytest.raises(Refused, match="other photos"):
-        embed_photos(str(folder), model, tmp_path / "again.parquet")
     with pytest.raises(InputError, match="exists"):
+        embed_photos(str(folder), model, output)
+    output.unlink()
+    (folder / name).write_bytes((folder / "deep" / "jpeg_exif_6.jpg").read_bytes())
+    with pytest.raises(Refused, match="other photos"):
         embed_photos(str(folder), model, output)
 
 

@@ -44,7 +44,7 @@ class Receiver(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.status, self.posts = 200, []
+        self.status, self.posts, self.sends_on_to = 200, [], None
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -57,8 +57,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.posts.append((dict(self.headers), json.loads(body)))
         self.send_response(self.server.status)
+        if self.server.sends_on_to:
+            self.send_header("Location", self.server.sends_on_to)
         self.end_headers()
         self.wfile.write(b"no JSON")
+
+    def do_GET(self):
+        self.server.posts.append((dict(self.headers), None))
+        self.send_response(200)
+        self.end_headers()
 
     def log_message(self, *_):
         pass
@@ -70,6 +77,10 @@ def receiver():
     yield server
     server.shutdown()
     server.server_close()
+
+
+stranger = receiver
+"""Another server, of somebody else."""
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +186,20 @@ def test_registry_that_refuses_is_said_with_its_answer(release, receiver, status
     receiver.status = status
     assert f"HTTP {status}" in register(release, receiver.url)
     assert f"HTTP {status}" in register(release, f"mlflow+{receiver.url}")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_token_follows_to_where_a_registry_sends_on(
+    release, receiver, stranger, status, monkeypatch
+):
+    """Whoever rules a registry, or the way to it, is not given the token for another place."""
+    for name in ("FEDEMB_WEBHOOK_TOKEN", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    receiver.status, receiver.sends_on_to = status, stranger.url
+    for kind in ("", "mlflow+"):
+        assert f"sends on to {stranger.url}" in register(release, f"{kind}{receiver.url}")
+    assert len(receiver.posts) == 2
+    assert stranger.posts == []
 
 
 def test_server_that_answers_with_something_else_is_a_problem_and_no_crash(release, receiver):

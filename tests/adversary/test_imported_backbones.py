@@ -1,0 +1,211 @@
+"""Somebody else's `.keras` file: taken as layers and numbers, or refused in a sentence."""
+
+import io
+import json
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+
+from fedemb.config import ModelConfig
+from fedemb.embedding.imported import check_import, import_backbone
+from fedemb.errors import ArtifactError, ConfigError, FedEmbError
+
+MODEL = ModelConfig(backbone="tiny", image_size=8, channels=3, embedding_dim=4)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """Members of an honest file."""
+    import keras
+
+    path = tmp_path_factory.mktemp("honest") / "own.keras"
+    _net(lambda images: images).save(path)
+    assert import_backbone(path, MODEL).count_params() > 0
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert keras.__version__ in members["metadata.json"].decode()
+    return members
+
+
+def _net(layer):
+    import keras
+
+    images = keras.Input((8, 8, 3))
+    features = keras.layers.Conv2D(4, 3, activation="relu")(layer(images))
+    outputs = keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(features))
+    return keras.Model(images, outputs)
+
+
+def _written(path, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def _refused(error):
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 900
+
+
+NO_MODELS = {
+    "deep lists": b"[" * 100_000,
+    "deep objects": b'{"config": {"layers": [' * 30_000,
+    "list": b"[]",
+    "number": b"7",
+    "null": b"null",
+    "empty": b"",
+    "not text": b"\xff{}",
+    "no settings": b'{"class_name": "Sequential"}',
+    "a key twice": b'{"class_name": "Sequential", "config": {}, "config": {"layers": []}}',
+}
+
+
+@pytest.mark.parametrize("text", NO_MODELS)
+def test_description_that_is_none_is_one_sentence(honest, tmp_path, text):
+    path = _written(tmp_path / "x.keras", {**honest, "config.json": NO_MODELS[text]})
+    with pytest.raises(ArtifactError) as refused:
+        check_import(path, "all")
+    _refused(refused)
+
+
+@pytest.mark.parametrize(
+    "layers", [7, ["x"], [None], [{}], [{"class_name": "Dense"}], {"class_name": "Dense"}]
+)
+def test_description_of_a_broken_model_is_one_sentence(honest, tmp_path, layers):
+    described = json.loads(honest["config.json"])
+    described["config"]["layers"] = layers
+    broken = {**honest, "config.json": json.dumps(described)}
+    with pytest.raises(FedEmbError) as refused:
+        import_backbone(_written(tmp_path / "x.keras", broken), MODEL)
+    _refused(refused)
+
+
+def test_file_with_any_byte_of_its_lists_changed_is_taken_or_one_sentence(honest, tmp_path):
+    path = _written(tmp_path / "x.keras", honest)
+    whole, random = path.read_bytes(), np.random.default_rng(3)
+    ends = [*range(60), *range(len(whole) - 250, len(whole))]
+    refused, said = 0, set()
+    for place in ends:
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << random.integers(8))]) + whole[place + 1 :]
+        )
+        try:
+            check_import(path, "all")
+        except ArtifactError as error:
+            refused += 1
+            said.add(str(error))
+    assert refused > 50
+    assert not any("\n" in text for text in said)
+
+
+def test_file_that_unfolds_is_refused_before_it_does(honest, tmp_path):
+    bomb = {**honest, "config.json": b" " * (1 << 28)}
+    path = _written(tmp_path / "x.keras", bomb, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(ArtifactError, match="unfold without end"):
+        check_import(path, "all")
+
+
+@pytest.mark.parametrize("hidden", ["Dropout", "BatchNormalization", "Lambda", "GRU"])
+@pytest.mark.parametrize("setting", ["activation", "kernel_initializer", "made_up"])
+def test_layer_that_is_another_ones_setting_is_found(honest, tmp_path, hidden, setting):
+    described = json.loads(honest["config.json"])
+    (layer,) = (x for x in described["config"]["layers"] if x["class_name"] == "Conv2D")
+    layer["config"][setting] = {
+        "module": "keras.layers",
+        "class_name": hidden,
+        "config": {},
+        "registered_name": None,
+    }
+    path = _written(tmp_path / "x.keras", {**honest, "config.json": json.dumps(described)})
+    with pytest.raises(ArtifactError, match=f"not allowed here .*{hidden}"):
+        check_import(path, "all")
+
+
+def _softmax(**options):
+    import keras
+
+    return keras.layers.Softmax(**options)
+
+
+def _first(images):
+    return _softmax(axis=0)(images)
+
+
+def _fourth_from_last(images):
+    return _softmax(axis=-4)(images)
+
+
+def _until_it_trains(images):
+    """What would mix stands behind zeros, which training moves."""
+    import keras
+
+    silent = keras.layers.Conv2D(3, 1, kernel_initializer="zeros")
+    return keras.layers.Add()([images, silent(_softmax(axis=0)(images))])
+
+
+def _unit(images):
+    import keras
+
+    return keras.layers.UnitNormalization(axis=-4)(images)
+
+
+def _as_an_activation(images):
+    import keras
+
+    return keras.layers.Activation(_softmax(axis=0))(images)
+
+
+def _standing_in_the_batch(images):
+    import keras
+
+    return keras.layers.Reshape((8, 8, 3))(keras.layers.Softmax(axis=[0, 1])(images))
+
+
+MIXING = (
+    *(_first, _fourth_from_last, _until_it_trains, _unit, _as_an_activation),
+    _standing_in_the_batch,
+)
+
+
+@pytest.mark.parametrize("layer", MIXING)
+def test_layer_along_the_images_of_a_batch_is_refused(tmp_path, layer):
+    """Its name is allowed, and what it computes of one user's image depends on another's."""
+    _net(layer).save(tmp_path / "x.keras")
+    with pytest.raises(ConfigError, match="mixes the images of different users") as refused:
+        import_backbone(tmp_path / "x.keras", MODEL)
+    _refused(refused)
+
+
+def _outside(file, name, folder):
+    file.create_dataset(name, shape=(4,), dtype="f4", external=[(str(folder / "photo"), 0, 16)])
+
+
+def _link(file, name, folder):
+    file[name] = h5py.ExternalLink(str(folder / "other.h5"), "x")
+
+
+def _virtual(file, name, folder):
+    layout = h5py.VirtualLayout(shape=(4,), dtype="f4")
+    layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "x", shape=(4,))
+    file.create_virtual_dataset(name, layout)
+
+
+@pytest.mark.parametrize("reach", [_outside, _link, _virtual])
+def test_weights_that_lie_in_another_file_are_not_read(honest, tmp_path, reach):
+    """A bias of four numbers from a private photo would be published with the public start."""
+    (tmp_path / "photo").write_bytes(np.full(4, 42, np.float32).tobytes())
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.full(4, 42, np.float32)
+    weights = io.BytesIO(honest["model.weights.h5"])
+    with h5py.File(weights, "r+") as file:
+        name = "layers/conv2d/vars/1"
+        del file[name]
+        reach(file, name, tmp_path)
+    path = _written(tmp_path / "x.keras", {**honest, "model.weights.h5": weights.getvalue()})
+    with pytest.raises(ArtifactError) as refused:
+        import_backbone(path, MODEL)
+    _refused(refused)
