@@ -199,7 +199,7 @@ def report(
     if found is None:
         raise InputError(f"no run in {runs}; start one with `fedemb run`")
     if json_:
-        from fedemb.pipelines.run.index import signed_report
+        from fedemb.pipelines.run.signed import signed_report
 
         signed = signed_report(found)
         typer.echo(json.dumps(signed and signed.json, indent=1))

@@ -9,6 +9,7 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility
 from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import signed_utility
 
 HEADER = (
     "run",
@@ -38,7 +39,7 @@ def results_table(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def _row(run: RunDirectory) -> tuple[str, ...]:
-    utility = run.utility()
+    utility = signed_utility(run)
     plan = run.document("privacy_plan")
     if utility is None or plan is None:
         raise InputError(f"run {run.run_id} has no utility report; finish it with --resume")

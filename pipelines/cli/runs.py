@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import signed_utility
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
@@ -15,15 +17,24 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """
     rows = [("run", "verdict", "epsilon", "users", "gain over the public start")]
     for run in runs:
-        plan, utility = run.document("privacy_plan"), run.utility()
+        plan = run.document("privacy_plan")
         users, epsilon = price(run.config().purpose, plan) if plan else ("-", "-")
-        gain, points = utility and utility.difference("public_backbone"), "-"
-        if gain is not None:
-            value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
-            points = f"{value} [{low}, {high}]"
-        rows.append((run.run_id, _verdict(run), epsilon, users, points))
+        rows.append((run.run_id, _verdict(run), epsilon, users, _gain(run)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _gain(run: RunDirectory) -> str:
+    """In points; one run whose report or ledger is not what it was hides no other."""
+    try:
+        utility = signed_utility(run)
+    except FedEmbError:
+        return "not signed, or its ledger is gone"
+    gain = utility and utility.difference("public_backbone")
+    if gain is None:
+        return "-"
+    value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))
+    return f"{value} [{low}, {high}]"
 
 
 def _verdict(run: RunDirectory) -> str:

@@ -16,8 +16,6 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.config.strict_yaml import parse_yaml
 from fedemb.documents.artifacts import create_bytes, write_bytes, write_error
-from fedemb.documents.document import read
-from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, InputError, StorageError
 
 T = TypeVar("T")
@@ -177,11 +175,6 @@ class RunDirectory:
             raise ArtifactError(
                 f"output {name} is not JSON; run the step that writes it again"
             ) from error
-
-    def utility(self) -> AnyUtility | None:
-        """The newest utility report, or None."""
-        path = self.output("utility_report")
-        return None if path is None else read(path, utility_kind(self.config().task)).body
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Records how the run stands, for `fedemb report` and the index."""

@@ -7,17 +7,16 @@ from typing import Any
 
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import Written, read
+from fedemb.documents.document import read
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PAGES
+from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index, significant
-from fedemb.storage import open_store
 
 NOTES = {
     "utility_report": "un-noised on evaluation users",
@@ -35,44 +34,27 @@ TITLES = {
 }
 
 
-def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
-    """The newest privacy report of a run; None if it has none yet.
-
-    Raises:
-      ArtifactError: it is none.
-      SignatureInvalid: account_privacy did not sign it.
-      LedgerError: the ledger that says whose keys count is missing or broken.
-    """
-    path = run.output("privacy_report")
-    if path is None:
-        return None
-    report = read(path, PrivacyReport)
-    trust = read_trust(open_store(run.stores()["ledger"]))
-    ledger = open_ledger(run.stores()["ledger"], run.config().policy.policy_id, trust=trust)
-    ledger.chain.trust.check(report, at=report.body.cumulative.ledger_sequence)
-    return report
-
-
 def render_index(run: RunDirectory) -> str:
     """Returns the page of a run, finished or not."""
     state = run.read_state()
     lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
     config = run.config()
     gain = _gain(run)
-    report = run.document("privacy_report")
+    signed = signed_report(run)
+    report = None if signed is None else signed.body
     pipeline = pipeline_of(config)
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
-        headline=_headline(run, config.purpose, lines.get("release", "none"), gain),
+        headline=_headline(report, config.purpose, lines.get("release", "none"), gain),
         gained=gain is None or gain.low > 0,
-        time=report["time"] if report else None,
+        time=report.time if report else None,
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
         release=_below(run, lines.get("release", "none")),
         steps=[_step(name, after, run, state) for name, after in pipeline.after().items()],
         reports=[_report(name, run) for name in PAGES if (run.reports / f"{name}.html").exists()],
-        budget=_budget(run),
+        budget=report and _budget(run, report),
         artifacts=[
             _artifact(run, path, step, name, kind)
             for step, outputs in pipeline.published().items()
@@ -92,13 +74,14 @@ def render_index(run: RunDirectory) -> str:
 
 def _gain(run: RunDirectory) -> Interval | None:
     """The headline figure of the model less that of the public start."""
-    utility = run.utility()
+    utility = signed_utility(run)
     return utility and utility.difference("public_backbone")
 
 
-def _headline(run: RunDirectory, purpose: str, release: str, gain: Interval | None) -> str:
+def _headline(
+    report: PrivacyReport | None, purpose: str, release: str, gain: Interval | None
+) -> str:
     """How the run ended, in one line."""
-    report = run.document("privacy_report")
     if release.startswith("refused: "):
         return f"Refused: {release.removeprefix('refused: ')}"
     points = ""
@@ -110,8 +93,8 @@ def _headline(run: RunDirectory, purpose: str, release: str, gain: Interval | No
         return f"Simulation: nothing is released{points}"
     if report is None or release.startswith("none"):
         return "Not released: the run did not come to its end"
-    epsilon = significant(report["accounting"]["epsilon"])
-    return f"Released: epsilon {epsilon} for one {report['unit']['unit']}{points}"
+    epsilon = significant(report.accounting.epsilon)
+    return f"Released: epsilon {epsilon} for one {report.unit.unit}{points}"
 
 
 def _below(run: RunDirectory, release: str) -> str:
@@ -150,24 +133,21 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
     return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 
 
-def _budget(run: RunDirectory) -> dict[str, Any] | None:
+def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, Any] | None:
     """What the fullest block had spent before this run's reservation, and has now."""
-    report = run.document("privacy_report")
-    if report is None or report["cumulative"]["max_block_epsilon"] is None:
+    cumulative = report.cumulative
+    if cumulative.max_block_epsilon is None:
         return None
-    cumulative = report["cumulative"]
-    store = open_store(run.stores()["ledger"])
-    ledger = open_ledger(store.uri, cumulative["policy_id"], trust=read_trust(store))
-    block = ledger.state.worst_block([row["block"] for row in cumulative["blocks"]])
-    last = cumulative["ledger_sequence"]
-    points = ledger.state.price_history(block, last) if block else []
+    ledger = ledger_of(run)
+    block = ledger.state.worst_block([row.block for row in cumulative.blocks])
+    points = ledger.state.price_history(block, cumulative.ledger_sequence) if block else []
     before = [point.epsilon for point in points if point.run_id != run.run_id]
     spent = before[-1] if before else 0.0
     return {
-        "label": f"epsilon of policy {cumulative['policy_id']} at delta {cumulative['delta']:g}",
+        "label": f"epsilon of policy {cumulative.policy_id} at delta {cumulative.delta:g}",
         "spent_before": spent,
-        "spent_now": cumulative["max_block_epsilon"] - spent,
-        "cap": cumulative["cap"],
+        "spent_now": cumulative.max_block_epsilon - spent,
+        "cap": cumulative.cap,
     }
 
 

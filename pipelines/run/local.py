@@ -22,13 +22,12 @@ from typing import Any, Protocol
 
 from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
-from fedemb.ledger import open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
 from fedemb.reports.report import WAY_BACK
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.storage import open_store
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
@@ -230,10 +229,10 @@ def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
 
 
 def _guarantee(run: RunDirectory) -> str:
-    report = run.document("privacy_report")
+    report = signed_report(run) if run.config().purpose == "release" else None
     plan = run.document("privacy_plan")
-    if report is not None and run.config().purpose == "release":
-        words = (report_sentence(report), all_runs(report))
+    if report is not None:
+        words = (report_sentence(report.body), all_runs(report.body))
         return "; ".join(text for text in words if text)
     if plan is None:
         return "none (nothing was planned)"
@@ -254,12 +253,11 @@ def _stated(epsilon: float | None) -> str:
 
 
 def _utility(run: RunDirectory) -> str:
-    report = run.utility()
+    report = signed_utility(run)
     if report is None:
         return "not measured"
-    store = open_store(run.stores()["ledger"])
     policy, many = run.config().policy.policy_id, UNITS[run.config().policy.unit].many
-    looks = len(open_ledger(store.uri, policy, trust=read_trust(store)).state.looks)
+    looks = len(ledger_of(run).state.looks)
     return (
         f"{utility_sentence(report)} Measurements on these {many} so far, "
         f"under policy {policy}: {looks}."

@@ -23,7 +23,10 @@ from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, S
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
 
 PRESET = "quickstart"
@@ -143,22 +146,74 @@ def test_run_directory_that_was_broken_is_one_sentence(tmp_path, name, broken):
         _one_sentence(refused.value)
 
 
-def test_report_prints_no_report_that_nobody_signed(allowed, tmp_path):
-    """A newer file in the public folder of the run is not taken for its report."""
-    stores = {"ledger": allowed.ledger_uri, "keys": allowed.keys_uri}
+def _row(run):
+    """The run's row of `fedemb runs`, which hides no other."""
+    if "not signed" in (row := _fedemb("runs", run.root.parent)):
+        signed_utility(run)  # why
+    return row
+
+
+SHOWN_BY = {
+    "report --json": ("privacy_report", lambda run: _fedemb("report", run.root, "--json")),
+    "closing lines": ("privacy_report", lambda run: closing_lines(run, Outcome(exit_code=0))),
+    "closing lines, utility": (
+        "utility_report",
+        lambda run: closing_lines(run, Outcome(exit_code=0)),
+    ),
+    "first page": ("privacy_report", render_index),
+    "first page, utility": ("utility_report", render_index),
+    "runs": ("utility_report", _row),
+    "results": ("utility_report", lambda run: _fedemb("results", run.root)),
+}
+"""Who shows a report of a run: which, and how."""
+STEPS = {
+    "privacy_plan": "plan-privacy",
+    "privacy_report": "account-privacy",
+    "utility_report": "evaluate-embeddings",
+}
+BETTER = {
+    "privacy_report": lambda fields: fields["accounting"].update(epsilon=0.01),
+    "utility_report": lambda fields: fields["retrieval"].update(queries=999_999),
+}
+
+
+@pytest.fixture
+def shown(allowed, other, tmp_path):
+    """The run directory of an honest run, in a ledger that holds another one too."""
+    stores = {"ledger": other.ledger_uri, "keys": other.keys_uri}
     config = allowed.config.updated({f"storage.{name}": uri for name, uri in stores.items()})
-    run = RunDirectory.create(tmp_path, "monday", config)
-    path = run.public / "dp-fedemb-1" / "account-privacy" / "privacy_report"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(allowed.report.read_bytes())
-    assert json.loads(_fedemb("report", run.root, "--json"))["accounting"]["epsilon"] > 0
-    fields = json.loads(path.read_text())
-    fields["accounting"]["epsilon"] = 0.01
-    newer = run.public / "dp-fedemb-2" / "account-privacy" / "privacy_report"
-    newer.parent.mkdir(parents=True)
-    newer.write_bytes(encode(fields))
+    run = RunDirectory.create(tmp_path, allowed.run_id, config)
+    for name, path in (
+        ("privacy_plan", allowed.plan),
+        ("privacy_report", allowed.report),
+        ("utility_report", allowed.utility),
+    ):
+        _newest(run, name, path.read_bytes(), 1)
+    return run
+
+
+def _newest(run, name, data, number):
+    path = run.public / f"dp-fedemb-{number}" / STEPS[name] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (number, number))
+
+
+@pytest.mark.parametrize("shows", SHOWN_BY)
+def test_report_that_nobody_signed_for_this_run_is_shown_nowhere(shown, allowed, other, shows):
+    """A newer file in the public folder is not taken for a report of the run."""
+    name, show = SHOWN_BY[shows]
+    assert show(shown)
+    honest = {"privacy_report": allowed.report, "utility_report": allowed.utility}[name]
+    fields = json.loads(honest.read_text())
+    BETTER[name](fields)
+    _newest(shown, name, encode(fields), 2)
     with pytest.raises(FedEmbError, match="does not fit its content"):
-        _fedemb("report", run.root, "--json")
+        show(shown)
+    of_tuesday = {"privacy_report": other.report, "utility_report": other.utility}[name]
+    _newest(shown, name, of_tuesday.read_bytes(), 3)
+    with pytest.raises(FedEmbError, match="is of another run"):
+        show(shown)
 
 
 # ---- addresses -----------------------------------------------------------------------------------

@@ -201,7 +201,20 @@ def test_workflows_run_commands_of_the_makefile():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     runs = [step.get("run", "") for name in WORKFLOWS for step in _steps(name)]
     called = [found for run in runs for found in re.findall(r"^make ([a-z-]+)$", run)]
-    assert {"audit", "docs", "planted-bugs", "test-full"} <= set(called) <= set(targets)
+    assert {"audit", "docs", "kills", "planted-bugs", "test-full"} <= set(called) <= set(targets)
+
+
+def test_long_tests_kills_and_known_vulnerabilities_are_asked_for_every_night():
+    nightly = WORKFLOWS["nightly.yml"]
+    assert nightly[True]["schedule"], "`on` is read as true"
+    ends = {title: job["steps"][-1]["run"] for title, job in nightly["jobs"].items()}
+    assert set(ends.values()) == {"make test-full", "make kills", "make audit"}
+    for step in _steps("nightly.yml"):
+        assert "continue-on-error" not in step
+        assert "if" not in step
+    record = next(step["with"] for step in _steps("nightly.yml") if "cache" in step.get("uses", ""))
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"$(or $(RECORD),{record['path']})" in makefile, "nights are added up in another file"
 
 
 def test_an_image_is_scanned_before_it_is_signed_and_both_by_its_digest():

@@ -99,15 +99,16 @@ def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):
 
 
 def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
+    measured = honest_run.start(tmp_path / "measured", "good").until_gate()
+    config = measured.config.updated({"storage.ledger": measured.ledger_uri})
     for name, state in (
         ("good", {"exit_code": 0}),
         ("bad", {"exit_code": 3, "failed_step": "gate_release"}),
         ("broken", {"exit_code": 1, "failed_step": "partition_users"}),
         ("new", {}),
     ):
-        made = RunDirectory.create(tmp_path, name, honest_run.config())
+        made = RunDirectory.create(tmp_path, name, config)
         made.write_state(state)
-    measured = honest_run.start(tmp_path / "measured").until_gate()
     outputs = tmp_path / "good" / "public" / "dp-fedemb-1" / "step"
     outputs.mkdir(parents=True)
     shutil.copy(measured.utility, outputs / "utility_report")

@@ -28,7 +28,8 @@ def weeks(tmp_path_factory):
 
 def _closing(run, parent):
     """The closing lines of a run directory with the report in its place."""
-    directory = RunDirectory.create(parent, run.run_id, run.config)
+    stores = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
+    directory = RunDirectory.create(parent, run.run_id, run.config.updated(stores))
     step = directory.public / "pipeline-now" / "account-privacy"
     step.mkdir(parents=True)
     shutil.copy(run.report, step / "privacy_report")
