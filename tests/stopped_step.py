@@ -39,12 +39,16 @@ def context_of(step: str, folder: Path) -> StepContext:
 
 def _logic(step: str) -> Callable[[StepContext], Any]:
     from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
     from fedemb.steps.evaluate_embeddings import evaluate
     from fedemb.steps.partition_users import partition
     from fedemb.steps.train_dp_fedemb import train
+    from fedemb.steps.train_dp_sgd import train as train_dp_sgd
 
     modules = {
         "train_dp_fedemb": train,
+        "train_dp_sgd": train_dp_sgd,
+        "evaluate_classifier": evaluate_classifier,
         "partition_users": partition,
         "audit_privacy": audit,
         "evaluate_embeddings": evaluate,
@@ -66,6 +70,7 @@ def _points() -> dict[str, tuple[Any, str, int]]:
     from fedemb.keys import LocalKeyStore
     from fedemb.ledger import Ledger
     from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
     from fedemb.steps.evaluate_embeddings import evaluate
     from fedemb.steps.partition_users import shards
     from fedemb.training import attempt, checkpoint
@@ -87,6 +92,7 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "the public report": (audit, "write_signed", 1),
         "the look": (Ledger, "look", 1),
         "the figures of the model": (evaluate, "_measure_all", 1),
+        "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
         "the page": (evaluate, "write_utility_page", 1),
         "the utility report": (evaluate, "write_signed", 1),
     }

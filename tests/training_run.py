@@ -8,6 +8,7 @@ the last trains to the end.
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -156,6 +157,8 @@ class ReadyRun:
             users=self.root / "users.json",
             pretrained=self.root / "pretrained",
             model=self.root / model,
+            utility_report=self.root / "report.json",
+            utility_page=self.root / "report.html",
         )
         return StepContext(
             artifacts,
@@ -216,6 +219,17 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     signer = Signer.newest(keys, "partition")
     write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)
     return ready
+
+
+def finished_classifier(untrained: Path, root: Path) -> Path:
+    """A copy of a prepared classifier's run, trained, with people to evaluate it on."""
+    settings = classifier_config()
+    run = ReadyRun(root, settings)
+    shutil.copytree(untrained, root)
+    run.train()
+    sizes = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
+    write_users(run.private / "evaluation", users=30, **sizes)
+    return root
 
 
 def round_times(ready: ReadyRun) -> list[float]:

@@ -4,6 +4,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+CLASSIFIER_ROUNDS = 4
+SMALL_CLASSIFIER = [
+    "data.builtin.users=300",
+    "data.builtin.images_per_user=2",
+    "data.builtin.public_classes=4",
+    "data.builtin.public_images_per_class=4",
+    "partition.max_images_per_user=2",
+    "pretraining.epochs=1",
+    "model.embedding_dim=8",
+    f"mechanism.rounds={CLASSIFIER_ROUNDS}",
+    "mechanism.units_per_round=20",
+    "mechanism.noise_multiplier=2.0",
+    "training.unit_gradient.images_per_unit=2",
+    "training.unit_gradient.microbatch=8",
+    "policy.users_lower_bound=240",
+    "policy.delta=1e-3",
+    "release.min_gain_over_public=null",  # four rounds of a few people gain nothing
+    "evaluation.bootstrap_samples=20",
+    "audit.bootstrap_samples=20",
+    "audit.max_users=40",
+]
+"""`dp_sgd_quickstart` in seconds, still a release."""
+
 
 def fedemb(*words: str) -> list[str]:
     """A command line."""

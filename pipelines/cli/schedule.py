@@ -120,7 +120,9 @@ def submit(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
     ] = None,
-    experiment: Annotated[str, typer.Option(help="Experiment of the run.")] = "dp-fedemb",
+    experiment: Annotated[
+        str | None, typer.Option(help="Experiment of the run; else the pipeline's name.")
+    ] = None,
     namespace: Namespace = None,
     profile: Profiles = None,
     service_account: Annotated[

@@ -66,7 +66,7 @@ def _tasks(spec: Spec) -> Iterator[tuple[str, Spec]]:
         yield from dag["tasks"].items()
 
 
-def _function(executor: Spec) -> str:
+def function_of(executor: Spec) -> str:
     """Name of the function a container runs, as kfp's executor is told it; empty: none of ours."""
     arguments = executor.get("container", {}).get("args", [])
     for name, value in pairwise(arguments):
@@ -80,7 +80,7 @@ def _step(spec: Spec, task: Spec) -> str:
     name = task["componentRef"]["name"]
     label = spec.get("components", {}).get(name, {}).get("executorLabel", "")
     executor = spec["deploymentSpec"]["executors"].get(label, {})
-    return _function(executor) or name.removeprefix("comp-")
+    return function_of(executor) or name.removeprefix("comp-")
 
 
 def _executor_options(platform: Spec) -> dict[str, Spec]:
@@ -265,7 +265,7 @@ def labelled_by_step(spec: Spec, platform: Spec) -> Iterator[str]:
     options = _executor_options(platform)
     for name, executor in spec["deploymentSpec"]["executors"].items():
         labels = options.get(name, {}).get("podMetadata", {}).get("labels", {})
-        step = _function(executor)
+        step = function_of(executor)
         if labels.get(STEP_LABEL) != (step if step in _declared() else None):
             yield (
                 f"{name} runs {step or 'none of our steps'} under the label "

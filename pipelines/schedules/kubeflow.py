@@ -58,7 +58,7 @@ class Kubeflow:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
         pipeline_id, version_id = self._version(item.package, Version.of(item.package, item.config))
-        experiment_id = self._experiment(schedule.experiment)
+        experiment_id = self._experiment(schedule.experiment or pipeline_name(item.package))
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
@@ -98,7 +98,7 @@ class Kubeflow:
         package: Path,
         config: RunConfig,
         *,
-        experiment: str,
+        experiment: str | None = None,
         description: str = "",
         service_account: str | None = None,
         pipeline_root: str | None = None,
@@ -110,7 +110,7 @@ class Kubeflow:
         Args:
           package: YAML of `fedemb compile`.
           config: configuration of the run.
-          experiment: what the run is filed under.
+          experiment: what the run is filed under; None: the pipeline's name.
           description: what the run promises, for who compares runs.
           service_account: account that drives the run.
           pipeline_root: public root; None: that of the namespace.
@@ -130,7 +130,7 @@ class Kubeflow:
                 package = resumed(package, resume, Path(folder))
                 name = f"{name} (resumes {resume})"
             pipeline_id, version_id = self._version(package, Version.of(package, config))
-        experiment_id = self._experiment(experiment)
+        experiment_id = self._experiment(experiment or pipeline_name(package))
         with self._call():
             models = self._client.api_models
             wanted = models.V2beta1Run(

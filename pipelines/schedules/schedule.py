@@ -45,8 +45,8 @@ class Schedule(Section):
     name: Name
     """Name of the recurring run; also that of the file."""
     description: str = ""
-    experiment: str = "dp-fedemb"
-    """Experiment the runs are filed under."""
+    experiment: str | None = None
+    """Experiment the runs are filed under; null: the pipeline's name."""
     package: Package
     config: str
     """Configuration: a preset's name, or a YAML file relative to the schedule's file."""

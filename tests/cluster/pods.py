@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-import yaml
 from control_plane import ControlPlane
 
 CLOSED = {
@@ -99,19 +98,25 @@ class Asker:
 
 
 def compiled(folder: Path, *profiles: str | Path) -> dict[str, dict[str, Any]]:
-    """Step -> its pod, from the pipeline compiled with these profiles."""
+    """Step -> its pod, from every pipeline compiled with these profiles."""
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.compile.rules import read_compiled
+    from fedemb.pipelines.steps import PIPELINES
 
-    path = folder / "pipeline.yaml"
-    compile_pipeline(path, profile=profiles, images=parse_images([IMAGE]))
-    spec, platform = yaml.safe_load_all(path.read_text())
-    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    return {
-        options[name]["podMetadata"]["labels"]["fedemb.dev/step"]: _pod(
-            executor["container"], options[name]
-        )
-        for name, executor in spec["deploymentSpec"]["executors"].items()
-    }
+    pods: dict[str, dict[str, Any]] = {}
+    for pipeline in PIPELINES:
+        path = folder / f"{pipeline.name}.yaml"
+        images = parse_images([IMAGE])
+        compile_pipeline(path, profile=profiles, images=images, pipeline=pipeline)
+        spec, platform = read_compiled(path)
+        options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        pods |= {
+            options[name]["podMetadata"]["labels"]["fedemb.dev/step"]: _pod(
+                executor["container"], options[name]
+            )
+            for name, executor in spec["deploymentSpec"]["executors"].items()
+        }
+    return pods
 
 
 def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +152,7 @@ def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         "command": container["command"],
         "args": container["args"],
         "env": variables,
+        "resources": _resources(container["resources"]),
         "volumeMounts": mounts,
         "securityContext": {
             **CLOSED,
@@ -175,6 +181,14 @@ def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
             "volumes": volumes,
         },
     }
+
+
+def _resources(asked: dict[str, Any]) -> dict[str, dict[str, str]]:
+    limits = {"cpu": asked["resourceCpuLimit"], "memory": asked["resourceMemoryLimit"]}
+    if chips := asked.get("accelerator"):
+        limits[chips["resourceType"]] = chips["resourceCount"]
+    requests = {"cpu": asked["resourceCpuRequest"], "memory": asked["resourceMemoryRequest"]}
+    return {"limits": limits, "requests": requests}
 
 
 def plain(account: str = "fedemb-run", step: str | None = None, **spec: Any) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from conftest import CONTROLLER, INFRA, runbook_block
 from pods import SYSTEM, compiled, plain
 
 GROUPS = yaml.safe_load((INFRA / "rights.yaml").read_text())["groups"]
-STEP_OF = {group: rights["steps"][0].replace("_", "-") for group, rights in GROUPS.items()}
+GROUP_OF = {
+    step.replace("_", "-"): group for group, rights in GROUPS.items() for step in rights["steps"]
+}
 CLAIMS = {
     item["metadata"]["name"]
     for item in yaml.safe_load_all((INFRA / "kustomize/overlays/s3/keys.yaml").read_text())
@@ -21,18 +23,24 @@ ALICE = "alice@example.org"
 
 @pytest.fixture(scope="module")
 def steps(overlay, tmp_path_factory):
-    """Step -> its pod, compiled for this overlay."""
-    profiles = ["gpu"] if overlay == "gke" else ["gpu", INFRA / "profiles" / "s3.yaml"]
-    return compiled(tmp_path_factory.mktemp("compiled"), *profiles)
+    """Profile -> step of any pipeline -> its pod, compiled for this overlay."""
+    over = [] if overlay == "gke" else [INFRA / "profiles" / "s3.yaml"]
+    return {
+        profile: compiled(tmp_path_factory.mktemp("compiled"), profile, *over)
+        for profile in ("cpu", "gpu", "tpu")
+    }
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_each_step_is_made_on_its_account_closed_and_without_a_warning(ask, steps, group):
-    answer = ask.pod(steps[STEP_OF[group]], CONTROLLER)
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("step", GROUP_OF)
+def test_each_step_is_made_on_its_account_closed_and_without_a_warning(ask, steps, profile, step):
+    """Within the quota too: each asks for what its profile says."""
+    assert set(steps[profile]) == set(GROUP_OF)
+    answer = ask.pod(steps[profile][step], CONTROLLER)
     assert answer.taken, answer.message
     assert answer.warnings == []
     spec = answer.body["spec"]
-    assert spec["serviceAccountName"] == f"fedemb-{group}"
+    assert spec["serviceAccountName"] == f"fedemb-{GROUP_OF[step]}"
     assert spec["securityContext"]["fsGroup"] == 65532
     (main,) = [container for container in spec["containers"] if container["name"] == "main"]
     assert main["securityContext"]["readOnlyRootFilesystem"] is True
@@ -72,10 +80,10 @@ def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
     answer = ask.pod(_ways_to_a_secret(secret)[way], ALICE)
     assert not answer.taken, f"an unlabelled pod took {secret}"
     assert "its own group's access key" in answer.message
-    for other in GROUPS:
+    for step, other in GROUP_OF.items():
         pod = _ways_to_a_secret(secret)[way]
-        pod["metadata"]["labels"] = {"fedemb.dev/step": STEP_OF[other]}
-        assert ask.pod(pod, CONTROLLER).taken == (other == group), f"{other} asks for {secret}"
+        pod["metadata"]["labels"] = {"fedemb.dev/step": step}
+        assert ask.pod(pod, CONTROLLER).taken == (other == group), f"{step} asks for {secret}"
 
 
 def _held(group: str) -> set[str]:
@@ -84,12 +92,13 @@ def _held(group: str) -> set[str]:
     return others | {f"fedemb-keys-{role}" for role in rights["signing"]}
 
 
-@pytest.mark.parametrize("group", ["run", *GROUPS])
-def test_a_group_mounts_the_keys_it_holds_and_no_others(ask, overlay, group):
+@pytest.mark.parametrize("step", [None, *GROUP_OF])
+def test_a_step_mounts_the_keys_its_group_holds_and_no_others(ask, overlay, step):
+    held = _held(GROUP_OF.get(step, "run"))
     for claim in sorted(CLAIMS):
         volumes = [{"name": "k", "persistentVolumeClaim": {"claimName": claim}}]
-        answer = ask.pod(plain("fedemb-run", STEP_OF.get(group), volumes=volumes), CONTROLLER)
-        assert answer.taken == (claim in _held(group)), f"{group}, {claim}: {answer.message}"
+        answer = ask.pod(plain("fedemb-run", step, volumes=volumes), CONTROLLER)
+        assert answer.taken == (claim in held), f"{step}, {claim}: {answer.message}"
 
 
 @pytest.mark.parametrize(
@@ -115,10 +124,11 @@ def test_no_volume_of_keys_is_copied_into_another_claim(ask, overlay, source):
     assert "made of another volume" in refused.message
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_no_account_is_taken_without_its_label_nor_a_label_by_hand(ask, overlay, group):
-    assert "only a step's pod" in ask.pod(plain(f"fedemb-{group}"), CONTROLLER).message
-    labelled = plain(f"fedemb-{group}", STEP_OF[group])
+@pytest.mark.parametrize("step", GROUP_OF)
+def test_no_account_is_taken_without_its_label_nor_a_label_by_hand(ask, overlay, step):
+    account = f"fedemb-{GROUP_OF[step]}"
+    assert "only a step's pod" in ask.pod(plain(account), CONTROLLER).message
+    labelled = plain(account, step)
     assert "only the workflow controller" in ask.pod(labelled, ALICE).message
     assert ask.pod(labelled, CONTROLLER).taken
 

@@ -6,9 +6,11 @@ import json
 
 import pytest
 from conftest import INFRA
+from pods import IMAGE
 from typer.testing import CliRunner
 
-from fedemb.pipelines.steps import rights_of_groups
+from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+from fedemb.pipelines.steps import PIPELINES, rights_of_groups
 
 ARGO = {
     "workflowDefaults": json.dumps(
@@ -114,6 +116,10 @@ HARMS = {
         *("label", "namespace", "fedemb", "--overwrite"),
         "pod-security.kubernetes.io/enforce=privileged",
     ],
+    "executor": [
+        *("patch", "configmap", "workflow-controller-configmap", "-n", "kubeflow"),
+        *("-p", '{"data": {"executor": "{}"}}'),
+    ],
     "network": ["delete", "networkpolicy", "fedemb-nothing-else", "-n", "fedemb"],
     "quota": ["delete", "resourcequota", "fedemb", "-n", "fedemb"],
     "public-root": [
@@ -169,6 +175,49 @@ def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapp
     finally:
         plane.attempt("delete", "rolebinding", "too-much", "-n", "fedemb")
         reapply()
+
+
+@pytest.mark.usefixtures("kubeflow")
+def test_a_scheduler_that_counts_in_another_zone_is_found(ask_doctor, plane):
+    named = {"app": "scheduler"}
+    zone = {"name": "CRON_SCHEDULE_TIMEZONE", "value": "Europe/Berlin"}
+    main = {"name": "main", "image": "none", "env": [zone]}
+    template = {"metadata": {"labels": named}, "spec": {"containers": [main]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": named}, "template": template}
+    deployment = _object(
+        "Deployment", "ml-pipeline-scheduledworkflow", "kubeflow", "apps/v1", spec=spec
+    )
+    plane.apply(deployment)
+    try:
+        _, states = ask_doctor()
+        assert states["schedules"][0] == "unsafe"
+        assert "Europe/Berlin" in states["schedules"][1]
+    finally:
+        plane.kubectl("delete", "deployment", "ml-pipeline-scheduledworkflow", "-n", "kubeflow")
+
+
+@pytest.mark.usefixtures("kubeflow")
+def test_a_profile_that_asks_for_more_than_the_quota_is_found(ask_doctor, tmp_path):
+    over = tmp_path / "over.yaml"
+    chips = {"type": "nvidia.com/gpu", "count": 5}
+    over.write_text(json.dumps({"steps": {"train_dp_sgd": {"accelerator": chips}}}))
+    _, states = ask_doctor("--profile", str(over))
+    assert states["quota"][0] == "unsafe"
+    assert "train_dp_sgd asks for 5 nvidia.com/gpu" in states["quota"][1]
+    assert states["nodes"][0] == "could not tell", "no node has one"
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline.name)
+@pytest.mark.usefixtures("kubeflow")
+def test_a_package_of_each_pipeline_is_looked_at(ask_doctor, tmp_path, pipeline):
+    package = tmp_path / "package.yaml"
+    images = parse_images([IMAGE])
+    compile_pipeline(package, profile="gpu", images=images, pipeline=pipeline)
+    _, states = ask_doctor("--package", str(package))
+    assert states["images"][0] == "ok"
+    package.write_text(package.read_text().replace(IMAGE, "registry.example/fedemb:latest"))
+    _, states = ask_doctor("--package", str(package))
+    assert states["images"][0] == "unsafe"
 
 
 def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):

@@ -17,19 +17,25 @@ from pathlib import Path
 
 import pytest
 from node import Ended, Node
-from world import IMAGE, USER, World
+from typer.testing import CliRunner
+from world import IMAGE, USER, PodRun, World
 
-import fedemb
+from fedemb import planted_bug_suite
 from fedemb.config.parameters import parameters_of
+from fedemb.data.glyphs import write_builtin
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import read
 from fedemb.documents.model import ModelCard
 from fedemb.documents.utility import UtilityReport
-from fedemb.provenance import privacy_code_digest
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.dp_sgd import DP_SGD
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.provenance import code_digest
 from fedemb.step import declared
 from fedemb.steps.reserve_budget import reserve
 from tests import honest_run
+from tests.whole_run import SMALL_CLASSIFIER
 
 pytestmark = pytest.mark.timeout(3600)
 """Six pods that load TensorFlow one after the other, on a machine that may have other work."""
@@ -76,10 +82,10 @@ def world(plane, node, tmp_path_factory) -> World:
 @pytest.fixture(scope="module")
 def same_code(world):
     """What the image holds is the code whose run it continues."""
-    asked = "from fedemb.provenance import privacy_code_digest as d; print(d())"
+    asked = "from fedemb.provenance import code_digest as d; print(d())"
     ended = world.step("plan-privacy", ["-c", asked], ["python3"])
     assert ended.exit_code == 0, ended.log
-    if ended.log.strip() != privacy_code_digest():
+    if ended.log.strip() != code_digest():
         pytest.skip("the image `light` is of another code than this tree; run `make images`")
 
 
@@ -177,6 +183,13 @@ def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
 
 
 @pytest.fixture(scope="module")
+def attested():
+    """Without a record of the planted bugs no step audits, and none reserves for a release."""
+    if not planted_bug_suite.RECORD.exists():
+        pytest.skip("the planted bugs were not tried on this checkout; run `make attested`")
+
+
+@pytest.fixture(scope="module")
 def weekly(world):
     """A third run of the policy, over drawn pictures."""
     from tests.partition_run import rows_of, write_parquet
@@ -238,11 +251,37 @@ def test_plan_start_partition_training_and_evaluation_are_pods(world, weekly, we
     assert attempt.commit is not None
 
 
+@pytest.mark.usefixtures("attested")
 def test_the_model_is_audited_by_a_pod(world, weekly_pods):
-    attested = Path(fedemb.__file__).parent / "planted_bug_suite.json"
-    if not attested.exists():
-        pytest.skip("the planted bugs were not tried on this checkout; run `make attested`")
     weekly_pods("audit_privacy", "users", "pretrained", "model")
     out = world.root / "out" / "weekly"
     audited = read(out / "audit_report", AuditReport).body
     assert audited.model_sha == file_digest(out / "model" / "backbone.keras")
+
+
+@pytest.mark.usefixtures("attested", "same_code")
+def test_a_classifier_comes_from_photos_to_a_release_in_pods(world):
+    """The whole pipeline of DP-SGD; what is released is verified by who has only the ledger."""
+    config = load_config("dp_sgd_quickstart", SMALL_CLASSIFIER)
+    photos, strokes = (world.root / f"{name}.parquet" for name in ("glyphs", "strokes"))
+    write_builtin(config.data.builtin, config.model.image_size, photos, strokes)
+    sources = {"data.source.uri": str(photos), "pretraining.source.uri": str(strokes)}
+    config = config.updated(sources)
+    (world.root / "classes.yaml").write_text(config.model_dump_json())
+    ledger = world.run.ledger_uri
+    begin = ["ledger", "init", "--config", str(world.root / "classes.yaml")]
+    begun = CliRunner().invoke(app, [*begin, "--ledger", ledger, "--keys", world.run.keys_uri])
+    assert begun.exit_code == 0, begun.output
+
+    run = PodRun(world, DP_SGD, config, "thursday")
+    for step in DP_SGD.declared():
+        ended = run.do(step)
+        assert ended.exit_code == 0, f"{step.name}: {ended.log[-3000:]}"
+    ended = run.end("SUCCEEDED")
+    assert ended.exit_code == 0, ended.log
+    outcome = run.folder(declared("show_outcome")) / "outcome"
+    assert outcome.read_text().startswith("# Released\n")
+    (bundle,) = (world.root / "thursday" / "releases").glob("*/*")
+    trust = ["--trust", f"{ledger}/trust.json", "--ledger", ledger]
+    verified = CliRunner().invoke(app, ["verify", str(bundle), *trust])
+    assert verified.exit_code == 0, verified.output

@@ -13,8 +13,10 @@ from conftest import CONTROLLER, INFRA
 from node import Ended, Node
 from pods import compiled
 
+from fedemb.config import RunConfig
+from fedemb.pipelines.graph import Pipeline, pipeline_arguments
 from fedemb.pipelines.steps import all_steps, key_claims
-from fedemb.step import declared
+from fedemb.step import Step, declared
 from tests import honest_run
 from tests.conftest import REPOSITORY
 
@@ -94,6 +96,7 @@ class World:
         (main,) = [each for each in spec["containers"] if each["name"] == "main"]
         spec["containers"] = [main]
         main["image"], main["imagePullPolicy"] = IMAGE, "Never"
+        del main["resources"]  # more than this node has; tests of admission hold them to the quota
         main["command"], main["args"] = command or main["command"], arguments
         mounts = {"world": self.root}
         if installed:
@@ -136,6 +139,48 @@ class World:
         ]
         arguments = [json.dumps(told) if word == "{{$}}" else word for word in main["args"]]
         return self.step(found.slug, arguments, installed=found.image != "light")
+
+
+class PodRun:
+    """A run of a pipeline: every step the pod of its compiled container, fed by those before it.
+
+    Args:
+      world: the volumes.
+      pipeline: which steps, in which order.
+      config: of the run, with its sources on the volume.
+      run_id: its name.
+    """
+
+    def __init__(self, world: World, pipeline: Pipeline, config: RunConfig, run_id: str) -> None:
+        self.world, self.pipeline, self.run_id = world, pipeline, run_id
+        self.root = world.root / "public" / pipeline.name / run_id
+        self.ledger = str(world.run.ledger_uri)
+        private, releases = (str(world.root / run_id / name) for name in ("private", "releases"))
+        given = pipeline_arguments(
+            config, private_root=private, ledger=self.ledger, keys="/keys", releases=releases
+        )
+        self.given: dict[str, Any] = {**given, "run_id": run_id}
+
+    def folder(self, step: Step) -> Path:
+        """Where Kubeflow would put what a step gives."""
+        return self.root / step.slug / "1"
+
+    def do(self, step: Step) -> Ended:
+        """Runs the next step."""
+        givers = self.pipeline.givers()[step.name]
+        given = {name: self.folder(declared(givers[name])) / name for name in step.inputs}
+        parameters = {name: self.given[name] for name in step.parameters}
+        ended = self.world.component(step.name, self.folder(step), given, **parameters)
+        for name in step.texts:
+            self.given[name] = (self.folder(step) / name).read_text()
+        return ended
+
+    def end(self, state: str) -> Ended:
+        """Runs the step at the exit, told how the others ended."""
+        status = {"state": state, "pipelineJobResourceName": self.run_id, "error": {}}
+        status["pipelineTaskName"] = "run"
+        step = declared(self.pipeline.at_exit)
+        return self.world.component(step.name, self.folder(step), {}, status=status)
 
 
 def _artifact(name: str, kind: str, path: Path) -> dict[str, Any]:

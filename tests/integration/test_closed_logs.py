@@ -91,15 +91,10 @@ def untrained_classifier(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained_classifier(untrained_classifier, tmp_path_factory):
-    from tests.training_run import ReadyRun, classifier_config, write_users
+    from tests.training_run import finished_classifier
 
-    settings = classifier_config()
-    run = ReadyRun(tmp_path_factory.mktemp("trained_classifier") / "run", settings)
-    shutil.copytree(untrained_classifier, run.root)
-    run.train()
-    sizes = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
-    write_users(run.private / "evaluation", users=30, **sizes)
-    return run.root
+    folder = tmp_path_factory.mktemp("trained_classifier") / "run"
+    return finished_classifier(untrained_classifier, folder)
 
 
 @pytest.fixture(scope="module")

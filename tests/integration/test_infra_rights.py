@@ -1,10 +1,11 @@
 """The real steps behind the rights of infra/rights.yaml: none lacks one, and none has one too many.
 
-`rights_fence` stands in for the cloud. A simulation goes from the reservation to the audit, with
-every feature that reads something on; a release from the reservation to the bundle, on the small
-honest run. Each is interrupted and resumed where a resumed run asks for other things.
+`rights_fence` stands in for the cloud. A simulation of each task goes from the reservation to the
+audit, with every feature that reads something on; a release from the reservation to the bundle, on
+the small honest run. Each is interrupted and resumed where a resumed run asks for other things.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -53,8 +54,10 @@ def _owner_begins(config: RunConfig) -> None:
     begin_policy(ledger, terms, keys, config.storage.witness)
 
 
-def _put_images(address: str, users: int, images: int, tmp_path: Any) -> None:
+def _put_images(address: str, users: int, images: int, tmp_path: Path, classes: int = 0) -> None:
     rows = rows_of(users, images)
+    if classes:
+        rows = [{**row, "label": str(number % classes)} for number, row in enumerate(rows)]
     path = tmp_path / "images.parquet"
     pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), path)
     store, _, name = address.rpartition("/")
@@ -84,25 +87,69 @@ SIMULATION = {
 }
 
 
+CLASSIFICATION = {
+    **{name: value for name, value in SIMULATION.items() if not name.startswith("pretraining")},
+    "task": "classification",
+    "data__source__label_scope": "global",
+    "model__classes": ["0", "1", "2"],
+    "model__backbone": "tanh_cnn",
+    "mechanism": {
+        "kind": "poisson_gaussian",
+        "rounds": 1,
+        "sampling_probability": 0.5,
+        "units_per_round": 5,
+        "noise_multiplier": 1.0,
+    },
+    "training__algorithm": "dp_sgd",
+    "training__unit_gradient__microbatch": 8,
+    "policy__policy_id": "classes",
+    "evaluation__previous_release": None,
+    "storage__deletion_marks": "gs://private/classes/deletion_marks",
+}
+
+
 @pytest.fixture(scope="module")
 def simulated(fence, tmp_path_factory):
     """From the reservation to the audit, each step in the name of its group."""
-    from fedemb.steps.audit_privacy import audit
     from fedemb.steps.evaluate_embeddings import evaluate
-    from fedemb.steps.partition_users import partition
-    from fedemb.steps.plan_privacy import plan
-    from fedemb.steps.pretrain_public import pretrain
-    from fedemb.steps.reserve_budget import reserve
     from fedemb.steps.train_dp_fedemb import train
 
     here = tmp_path_factory.mktemp("simulation")
     config = make_config("gs://private-input/images.parquet", **SIMULATION)
-    _owner_begins(config)
     _put_images("gs://private-input/images.parquet", 60, 3, here)
     _put_images("gs://public-input/images.parquet", 4, 3, here)
+    report = _simulate(fence, config, here, train, evaluate)
+    assert report["previous_release"]["old"]
+    return fence
+
+
+@pytest.fixture(scope="module")
+def classified(fence, tmp_path_factory):
+    """The same of a classifier, trained by DP-SGD."""
+    from fedemb.steps.evaluate_classifier import evaluate
+    from fedemb.steps.train_dp_sgd import train
+
+    here = tmp_path_factory.mktemp("classifier")
+    config = make_config("gs://private-input/classes.parquet", **CLASSIFICATION)
+    _put_images("gs://private-input/classes.parquet", 60, 3, here, classes=3)
+    report = _simulate(fence, config, here, train, evaluate)
+    assert report["classes"] == 3
+    return fence
+
+
+def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate: Any) -> Any:
+    """Plan to audit of one run; returns the utility report."""
+    from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.partition_users import partition
+    from fedemb.steps.plan_privacy import plan
+    from fedemb.steps.pretrain_public import pretrain
+    from fedemb.steps.reserve_budget import reserve
+
+    policy, marks = config.policy.policy_id, config.storage.deletion_marks
+    _owner_begins(config)
     keys = open_key_store(KEYS)
-    hasher = Hasher(partition_key(keys, "trial"))
-    mark_deleted(DELETION_MARKS, keys, "trial", hasher.deletion_mark(hasher.user_key("user 3")))
+    hasher = Hasher(partition_key(keys, policy))
+    mark_deleted(marks, keys, policy, hasher.deletion_mark(hasher.user_key("user 3")))
 
     names = ("privacy_plan", "reservation", "users", "pretrained", "model")
     reports = ("utility_report", "utility_page", "audit_report", "audit_page")
@@ -110,29 +157,29 @@ def simulated(fence, tmp_path_factory):
     stores = {"private_root": PRIVATE, "ledger": LEDGER, "keys": KEYS}
 
     def context() -> StepContext:
-        return StepContext(artifacts, config=config, run_id="monday", **stores)
+        return StepContext(artifacts, config=config, run_id=f"monday-{policy}", **stores)
 
     with fence.acting("plan_privacy"):
         plan.run(context())
     with fence.acting("pretrain_public"):
         pretrain.run(config.public_start(), here / "pretrained", open_key_store(KEYS))
-    seal(context(), here / "pretrained" / "backbone.keras", here / "before")
-    put_tree(here / "before", PREVIOUS)
+    if config.evaluation.previous_release:
+        seal(context(), here / "pretrained" / "backbone.keras", here / "before")
+        put_tree(here / "before", PREVIOUS)
     for _ in range(2):  # a resumed run reserves and partitions again
         with fence.acting("reserve_budget"):
             reserve.run(context())
         with fence.acting("partition_users"):
             partition.run(context())
+    trainer, evaluator = (each.__name__.split(".")[-2] for each in (train, evaluate))
     for _ in range(2):  # so does the trainer, when it is killed after its last act
-        with fence.acting("train_dp_fedemb"):
+        with fence.acting(trainer):
             train.run(context())
-    with fence.acting("evaluate_embeddings"):
+    with fence.acting(evaluator):
         report = evaluate.run(context())
-    assert report["evaluated"]
-    assert report["previous_release"]["old"]
     with fence.acting("audit_privacy"):
         assert audit.run(context())["measured"]
-    return fence
+    return report
 
 
 class _Remote(honest_run.HonestRun):
@@ -176,7 +223,7 @@ def released(fence, tmp_path_factory):
     return fence
 
 
-def test_no_step_asks_for_more_than_its_group_has(simulated, released):
+def test_no_step_asks_for_more_than_its_group_has(simulated, classified, released):
     assert not simulated.refused
     granted = {
         group
@@ -188,7 +235,7 @@ def test_no_step_asks_for_more_than_its_group_has(simulated, released):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_no_group_has_more_than_its_steps_ask_for(group, simulated, released):
+def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, released):
     used = simulated.used[group]
     verbs: dict[tuple[str, str], set[str]] = {}
     for kind, thing, verb in used:

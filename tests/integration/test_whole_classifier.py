@@ -18,34 +18,20 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.step_context import StepContext
-from tests.whole_run import closing_line, fedemb, finish, run_command
+from tests.whole_run import (
+    CLASSIFIER_ROUNDS,
+    SMALL_CLASSIFIER,
+    closing_line,
+    fedemb,
+    finish,
+    run_command,
+)
 
-ROUNDS = 4
 STARTED = re.compile(r'fedemb-event: (\{"kind": "step_started", "step": "train_dp_sgd".*\})')
-SMALL = [
-    "data.builtin.users=300",
-    "data.builtin.images_per_user=2",
-    "data.builtin.public_classes=4",
-    "data.builtin.public_images_per_class=4",
-    "partition.max_images_per_user=2",
-    "pretraining.epochs=1",
-    "model.embedding_dim=8",
-    f"mechanism.rounds={ROUNDS}",
-    "mechanism.units_per_round=20",
-    "mechanism.noise_multiplier=2.0",
-    "training.unit_gradient.images_per_unit=2",
-    "training.unit_gradient.microbatch=8",
-    "policy.users_lower_bound=240",
-    "policy.delta=1e-3",
-    "release.min_gain_over_public=null",  # four rounds of a few people gain nothing
-    "evaluation.bootstrap_samples=20",
-    "audit.bootstrap_samples=20",
-    "audit.max_users=40",
-]
 
 
 def _command(runs: Path, *extra: str) -> list[str]:
-    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=SMALL)
+    return run_command(runs, "--config", "dp_sgd_quickstart", *extra, overrides=SMALL_CLASSIFIER)
 
 
 def _killed_inside_a_round(command: list[str], log: Path) -> None:
@@ -95,7 +81,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier")
     run, copy = folder / "runs" / "only", folder / "copy"
     _killed_inside_a_round(_command(folder / "runs", "--run-id", "only"), run / "run.log")
-    assert 0 < len(_records(run)) < ROUNDS
+    assert 0 < len(_records(run)) < CLASSIFIER_ROUNDS
     shutil.copytree(run, copy, symlinks=True)
     for path in _records(run)[0].parent.parent.iterdir():  # as if no round had ever been computed
         if path.name == "rounds":
@@ -124,6 +110,6 @@ def test_killed_inside_a_round_it_goes_on_to_the_same_bits(runs, tmp_path):
     artifacts = RunArtifacts(**{name: run.output(name) for name in inputs}, model=tmp_path)
     stores = {name: uri for name, uri in run.stores().items() if name != "releases"}
     train.run(StepContext(artifacts, config=run.config(), run_id=run.run_id, **stores))
-    assert 0 < started < ROUNDS
+    assert 0 < started < CLASSIFIER_ROUNDS
     for name in ("backbone.keras", "rounds.jsonl"):
         assert file_digest(_bundle(runs) / name) == file_digest(tmp_path / name)

@@ -10,11 +10,13 @@ from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
 from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
-from fedemb.pipelines.dp_sgd import DP_SGD
-from fedemb.pipelines.steps import pipeline_named
+from fedemb.pipelines.steps import PIPELINES, pipeline_named
 from fedemb.step import Rights, declared
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+NAMES = [pipeline.name for pipeline in PIPELINES]
+OF_DP_SGD = {"train-dp-fedemb": "train-dp-sgd", "evaluate-embeddings": "evaluate-classifier"}
+"""Step of DP-FedEmb -> what stands in its place in DP-SGD."""
 IMAGES = [
     f"{name}=registry.example/fedemb-{name}@sha256:" + digit * 64
     for name, digit in (("light", "a"), ("cpu", "b"), ("trainer", "c"))
@@ -40,17 +42,16 @@ def package(tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=[("cpu", DP_FEDEMB), ("gpu", DP_FEDEMB), ("tpu", DP_FEDEMB), ("gpu", DP_SGD)],
-    ids=lambda param: f"{param[0]}-{param[1].name}",
+    params=[(profile, name) for name in NAMES for profile in ("cpu", "gpu", "tpu")],
+    ids="-".join,
 )
 def compiled(request, package):
-    profile, pipeline = request.param
-    return read_compiled(package(profile, pipeline.name))
+    return read_compiled(package(*request.param))
 
 
-@pytest.fixture(scope="module")
-def compiled_once(package):
-    return read_compiled(package("gpu"))
+@pytest.fixture(scope="module", params=NAMES)
+def compiled_once(request, package):
+    return read_compiled(package("gpu", request.param))
 
 
 def _tasks(documents):
@@ -58,8 +59,28 @@ def _tasks(documents):
     return documents[0]["components"]["comp-exit-handler-1"]["dag"]["tasks"]
 
 
+def _of(documents, name):
+    """A step of DP-FedEmb, or what stands in its place in this pipeline."""
+    own = documents[0]["pipelineInfo"]["name"]
+    return name if own == DP_FEDEMB.name else OF_DP_SGD.get(name, name)
+
+
 def _task(documents, name):
-    return _tasks(documents)[name]
+    return _tasks(documents)[_of(documents, name)]
+
+
+def _container(documents, name):
+    executors = documents[0]["deploymentSpec"]["executors"]
+    return executors[f"exec-{_of(documents, name)}"]["container"]
+
+
+def _outputs(documents, name):
+    return documents[0]["components"][f"comp-{_of(documents, name)}"]["outputDefinitions"]
+
+
+def _options(documents, name):
+    platform = documents[1]["platforms"]["kubernetes"]
+    return platform["deploymentSpec"]["executors"][f"exec-{_of(documents, name)}"]
 
 
 def _cache_training(documents):
@@ -89,7 +110,8 @@ def _training_left_to_the_default_of_the_cluster(documents):
 def _retry_around_training(documents):
     spec = documents[0]
     tasks = _tasks(documents)
-    inner = {"train-dp-fedemb": tasks.pop("train-dp-fedemb")}
+    trainer = _of(documents, "train-dp-fedemb")
+    inner = {trainer: tasks.pop(trainer)}
     spec["components"]["comp-group"] = {"dag": {"tasks": inner}}
     tasks["group"] = {
         "componentRef": {"name": "comp-group"},
@@ -121,7 +143,7 @@ def _cache_around_training(documents):
 
 def _renamed(documents, name, alias):
     """The same step under another name, as kfp writes it when a component is used twice."""
-    spec = documents[0]
+    spec, name = documents[0], _of(documents, name)
     tasks = _tasks(documents)
     task = tasks.pop(name)
     for kind, bag in (
@@ -146,14 +168,13 @@ def _retry_training_by_another_name(documents):
 
 def _cache_a_step_nobody_knows(documents):
     task = _renamed(documents, "audit-privacy", "look-at-users")
-    executor = documents[0]["deploymentSpec"]["executors"]["exec-look-at-users"]["container"]
-    executor["args"] = ["--function_to_execute", "look_at_users"]
+    _container(documents, "look-at-users")["args"] = ["--function_to_execute", "look_at_users"]
     task["cachingOptions"] = {"enableCache": True}
 
 
 def _train_twice(documents):
     tasks = _tasks(documents)
-    tasks["train-dp-fedemb-2"] = copy.deepcopy(tasks["train-dp-fedemb"])
+    tasks["train-again"] = copy.deepcopy(_task(documents, "train-dp-fedemb"))
 
 
 def _train_in_a_loop(documents):
@@ -169,8 +190,7 @@ def _stale_import(documents):
 
 
 def _mutable_tag(documents):
-    executors = documents[0]["deploymentSpec"]["executors"]
-    executors["exec-gate-release"]["container"]["image"] = "registry.example/fedemb:latest"
+    _container(documents, "gate-release")["image"] = "registry.example/fedemb:latest"
 
 
 def _secret_parameter(documents):
@@ -179,8 +199,7 @@ def _secret_parameter(documents):
 
 
 def _secret_in_the_environment(documents):
-    executors = documents[0]["deploymentSpec"]["executors"]
-    executors["exec-train-dp-fedemb"]["container"]["env"] = [
+    _container(documents, "train-dp-fedemb")["env"] = [
         {"name": "AWS_SECRET_ACCESS_KEY", "value": "abc"}
     ]
 
@@ -221,21 +240,21 @@ def _release_beside_gate(documents):
 def _foreign_step_may_release(documents):
     task = copy.deepcopy(_task(documents, "evaluate-embeddings"))
     task["inputs"]["parameters"]["releases"] = {"componentInputParameter": "releases"}
-    _tasks(documents)["evaluate-embeddings"] = task
+    _tasks(documents)[_of(documents, "evaluate-embeddings")] = task
 
 
 def _innocent_name_for_raw(documents):
-    outputs = documents[0]["components"]["comp-train-dp-fedemb"]["outputDefinitions"]["artifacts"]
+    outputs = _outputs(documents, "train-dp-fedemb")["artifacts"]
     outputs["extras"] = copy.deepcopy(outputs["model"])
 
 
 def _realised_clients_as_parameter(documents):
-    outputs = documents[0]["components"]["comp-train-dp-fedemb"]["outputDefinitions"]
-    outputs["parameters"] = {"clients": {"parameterType": "NUMBER_INTEGER"}}
+    kind = {"parameterType": "NUMBER_INTEGER"}
+    _outputs(documents, "train-dp-fedemb")["parameters"] = {"clients": kind}
 
 
 def _raw_output(documents):
-    outputs = documents[0]["components"]["comp-train-dp-fedemb"]["outputDefinitions"]["artifacts"]
+    outputs = _outputs(documents, "train-dp-fedemb")["artifacts"]
     outputs["diagnostics"] = copy.deepcopy(outputs["model"])
 
 
@@ -263,14 +282,9 @@ def _release_within_an_exit_handler(documents):
     }
 
 
-def _options(documents, name):
-    platform = documents[1]["platforms"]["kubernetes"]
-    return platform["deploymentSpec"]["executors"][f"exec-{name}"]
-
-
 def _everything_in_the_log_of_the_trainer(documents):
-    executor = documents[0]["deploymentSpec"]["executors"]["exec-train-dp-fedemb"]
-    executor["container"]["env"] = [{"name": "FEDEMB_LOG", "value": "everything"}]
+    variable = {"name": "FEDEMB_LOG", "value": "everything"}
+    _container(documents, "train-dp-fedemb")["env"] = [variable]
 
 
 def _label_of_the_trainer_for_the_evaluation(documents):
@@ -306,10 +320,8 @@ def _gate_without_a_place_to_write(documents):
 
 
 def _debug_pause(documents):
-    executors = documents[0]["deploymentSpec"]["executors"]
-    executors["exec-train-dp-fedemb"]["container"]["env"] = [
-        {"name": "ARGO_DEBUG_PAUSE_AFTER", "value": "true"}
-    ]
+    variable = {"name": "ARGO_DEBUG_PAUSE_AFTER", "value": "true"}
+    _container(documents, "train-dp-fedemb")["env"] = [variable]
 
 
 PLANTED = {
@@ -423,10 +435,11 @@ ACCELERATED = {
 """Profile -> chips, and the steps that get them."""
 
 
+@pytest.mark.parametrize("pipeline", NAMES)
 @pytest.mark.parametrize("profile", ACCELERATED)
-def test_only_the_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, package):
+def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile, pipeline, package):
     chips, steps = ACCELERATED[profile]
-    spec, platform = read_compiled(package(profile))
+    spec, platform = read_compiled(package(profile, pipeline))
     executors = spec["deploymentSpec"]["executors"]
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     found = {

@@ -37,6 +37,17 @@ def package(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def classifiers(tmp_path_factory) -> Path:
+    """The compiled pipeline of DP-SGD."""
+    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.dp_sgd import DP_SGD
+
+    path = tmp_path_factory.mktemp("package") / "dp-sgd.yaml"
+    compile_pipeline(path, profile="tpu", images=parse_images([IMAGE]), pipeline=DP_SGD)
+    return path
+
+
 @pytest.fixture
 def folder(tmp_path, package) -> Path:
     """A folder with the example, pinned to the compiled pipeline."""
@@ -224,6 +235,70 @@ def test_package_with_a_mutable_image_is_refused(folder):
 def test_package_of_another_pipeline_is_refused(folder):
     with pytest.raises(ConfigError, match="compile it with `fedemb compile --pipeline dp-sgd`"):
         load_schedule(_change(folder, "classes", config="dp_sgd_quickstart", overrides={}))
+
+
+@pytest.fixture
+def both(folder, classifiers) -> Path:
+    """The folder with a weekly classifier beside the weekly embedding, of policies of their own."""
+    pinned = folder / "dp-sgd.yaml.package"
+    pinned.write_bytes(classifiers.read_bytes())
+    _change(
+        folder,
+        "classes",
+        package={"path": pinned.name, "sha256": file_digest(pinned)},
+        config="dp_sgd_quickstart",
+        overrides={"policy.policy_id": "classes-2027", "release.name": "classes"},
+        experiment=None,
+    )
+    return folder
+
+
+def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
+    assert _actions(_apply(kfp, both)) == [("create", "classes"), ("create", "weekly")]
+    loaded = {item.schedule.name: item for item in load_schedules(both)}
+    assert {name: item.cost.runs for name, item in loaded.items()} == {"classes": 13, "weekly": 13}
+    names = {number: made["display_name"] for number, made in kfp.pipelines.items()}
+    filed = {number: made["display_name"] for number, made in kfp.experiments.items()}
+    found = {
+        run["display_name"]: (
+            names[run["pipeline_version_reference"]["pipeline_id"]],
+            filed[run["experiment_id"]],
+            run["runtime_config"]["parameters"],
+        )
+        for run in kfp.recurring.values()
+    }
+    assert found == {
+        "classes": ("dp-sgd", "dp-sgd", loaded["classes"].arguments),
+        "weekly": ("dp-fedemb", "glyphs", loaded["weekly"].arguments),
+    }
+    before = list(kfp.calls)
+    assert _actions(_apply(kfp, both, RUNNING)) == [("keep", "classes"), ("keep", "weekly")]
+    assert kfp.calls == before
+
+
+@pytest.mark.parametrize(
+    ("profile", "backends"),
+    [("cpu", ["tensorflow", "jax"]), ("gpu", ["tensorflow", "jax"]), ("tpu", ["tensorflow"])],
+)
+def test_a_backend_that_the_trainers_image_cannot_use_its_chips_with_is_refused(
+    tmp_path, profile, backends
+):
+    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.pipelines.schedules.package import check_runs
+    from fedemb.pipelines.steps import pipeline_of
+
+    for preset in ("quickstart", "dp_sgd_quickstart"):
+        config, path = load_config(preset, []), tmp_path / f"{preset}.yaml"
+        images = parse_images([IMAGE])
+        compile_pipeline(path, profile=profile, images=images, pipeline=pipeline_of(config))
+        for backend in ("tensorflow", "jax"):
+            chosen = config.updated({"training.backend": backend})
+            if backend in backends:
+                check_runs(path, chosen)
+                continue
+            with pytest.raises(ConfigError, match=r"set training\.backend: tensorflow"):
+                check_runs(path, chosen)
 
 
 def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
