@@ -279,8 +279,12 @@ def test_a_classifier_comes_from_photos_to_a_release_in_pods(world):
         assert ended.exit_code == 0, f"{step.name}: {ended.log[-3000:]}"
     ended = run.end("SUCCEEDED")
     assert ended.exit_code == 0, ended.log
-    outcome = run.folder(declared("show_outcome")) / "outcome"
-    assert outcome.read_text().startswith("# Released\n")
+    shown = run.folder(declared("show_outcome"))
+    assert (shown / "outcome").read_text().startswith("# Released\n")
+    told = json.loads((shown / "executor_output.json").read_text())
+    figures = told["artifacts"]["metrics"]["artifacts"][0]["metadata"]
+    assert figures["top_1"] - figures["top_1_public_start"] == pytest.approx(figures["gain"])
+    assert 0 < figures["epsilon"] <= figures["epsilon_cumulative"] <= figures["epsilon_cap"]
     (bundle,) = (world.root / "thursday" / "releases").glob("*/*")
     trust = ["--trust", f"{ledger}/trust.json", "--ledger", ledger]
     verified = CliRunner().invoke(app, ["verify", str(bundle), *trust])
