@@ -125,12 +125,12 @@ class Kubeflow:
         check_runs(package, config)
         arguments = run_arguments(config, beam_options)
         name = run_name(config, datetime.now(UTC))
+        experiment_id = self._experiment(experiment or pipeline_name(package))
         with tempfile.TemporaryDirectory() as folder:
             if resume is not None:
                 package = resumed(package, resume, Path(folder))
                 name = f"{name} (resumes {resume})"
             pipeline_id, version_id = self._version(package, Version.of(package, config))
-        experiment_id = self._experiment(experiment or pipeline_name(package))
         with self._call():
             models = self._client.api_models
             wanted = models.V2beta1Run(

@@ -639,7 +639,9 @@ def test_submit_checks_then_starts_one_run_each_time(folder, kfp):
 def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):
     loaded = load_schedule(folder / "weekly.yaml")
     kubeflow = _kubeflow(kfp)
-    run_id = kubeflow.submit(loaded.package, loaded.config, experiment="x", resume="crashed-1")
+    run_id = kubeflow.submit(loaded.package, loaded.config, resume="crashed-1")
+    (filed,) = kfp.experiments.values()
+    assert filed["display_name"] == "dp-fedemb", "by the pipeline's name, where none is said"
     version = kfp.runs[run_id]["pipeline_version_reference"]["pipeline_version_id"]
     text = kfp.versions[version]["_content"].decode()
     assert "pipeline_job_uuid" not in text
