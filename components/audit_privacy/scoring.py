@@ -88,7 +88,7 @@ class ConfidenceScore(Scoring):
 
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Log-odds of each image's label, float64 `[images]`."""
-        from fedemb.embedding.classifier import classify
+        from fedemb.embedding.inference import classify
 
         probabilities = classify(model, images, batch).astype(np.float64)
         wanted = labels[:, None] == np.arange(probabilities.shape[1])

@@ -17,7 +17,7 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.embedding.classifier import classify
+from fedemb.embedding.inference import classify
 from fedemb.embedding.loading import load_backbone
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers

@@ -15,21 +15,21 @@ The same input in any order, any split and on any number of workers gives the sa
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fedemb import errors, events
+from fedemb import events
 from fedemb.config import RunConfig
+from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import config_digest, tree_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
-from fedemb.errors import ConfigError, FedEmbError, InputError, PlanMismatch
+from fedemb.errors import ConfigError, InputError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
@@ -38,9 +38,6 @@ from fedemb.signed_inputs import read_reserved
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
 from fedemb.storage import local_tree, open_store
-
-IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-"""Beam's direct runner without its search for a faster engine to download."""
 
 _log = logging.getLogger(__name__)
 
@@ -180,9 +177,10 @@ def partition_images(
     parts = find_parts(source, columns_of(config))
     if public is not None:
         public_parts = find_parts(public, [])
-        _run(partial(build_public, job=job, source=public, parts=public_parts), pipeline_options)
+        reading = partial(build_public, job=job, source=public, parts=public_parts)
+        run_on_beam(reading, pipeline_options, "partitioning")
         job = replace(job, has_public_set=True)
-    _run(partial(build, job=job, parts=parts), pipeline_options)
+    run_on_beam(partial(build, job=job, parts=parts), pipeline_options, "partitioning")
     place.turn.check()
     counts = shards.read_counts(root)
     evaluation = shards.publish(place, shards.EVALUATION, config, header)
@@ -203,51 +201,3 @@ def _check(config: RunConfig) -> None:
             f"partition.cohorts names {len(set(config.partition.cohorts))} cohorts, but "
             "data.source.columns.cohort is null; name the column"
         )
-
-
-def _run(build: Callable[[Any], None], options: Sequence[str]) -> None:
-    """Builds and runs a Beam pipeline; it fails in one sentence.
-
-    Beam logs exceptions of workers with their message, which may quote data: in this process that
-    logger is silent meanwhile, and messages that are not ours are never passed on.
-    """
-    import apache_beam as beam
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    named = any(option.startswith("--runner") for option in options)
-    flags = [*options] if named else [f"--runner={IN_PROCESS}", *options]
-    try:
-        given = PipelineOptions(flags)
-        given.get_all_options()  # Beam would look at most of them when the pipeline runs
-        pipeline = beam.Pipeline(options=given)
-    except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
-        what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
-        raise ConfigError(
-            f"Apache Beam does not take the options of its engine ({what}); see infra/beam.md"
-        ) from error
-    build(pipeline)
-    logger = logging.getLogger("apache_beam")
-    level = logger.level
-    if not named:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        pipeline.run().wait_until_finish()
-    except Exception as error:
-        raise _in_one_sentence(error) from error
-    finally:
-        logger.setLevel(level)
-
-
-def _in_one_sentence(error: Exception) -> FedEmbError:
-    """Our own error as it was before it passed through a Beam worker; else a safe sentence."""
-    text = str(error)
-    if isinstance(error, FedEmbError):
-        return type(error)(re.sub(r" \[while running .*", "", text, flags=re.DOTALL))
-    found = re.findall(r"fedemb\.errors\.(\w+): (.*?)(?: \[while running|\n|$)", text)
-    kind = getattr(errors, found[-1][0], None) if found else None
-    if kind is not None:
-        return kind(found[-1][1])
-    return FedEmbError(
-        f"Beam stopped with {type(error).__name__} while partitioning (see its workers' log); "
-        "nothing half-written is used, so run the step again"
-    )

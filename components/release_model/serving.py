@@ -165,8 +165,7 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
     Raises:
       Refused: they do not.
     """
-    from fedemb.embedding.classifier import classify
-    from fedemb.embedding.inference import embed
+    from fedemb.embedding.inference import classify, embed
     from fedemb.embedding.released import PARITY, ReleasedModel, require_parity, write_parity
 
     reader = photos.PhotoReader.of(config.model, config.data.max_pixels)

@@ -30,11 +30,19 @@ def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
 def embed(
     photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
     model: ModelOption,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write.")] = Path(
-        "embeddings.parquet"
-    ),
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Parquet file to write, here or in a bucket.")
+    ] = "embeddings.parquet",
     id_column: Annotated[
         str | None, typer.Option(help="Parquet only: column that names the rows.")
+    ] = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="An option of the Beam engine that spreads the photos over workers, see "
+            "infra/beam.md; may be given often.",
+        ),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
@@ -46,7 +54,14 @@ def embed(
 
     released = _opened(model, trust)
     with counted("embedding photos") as progress:
-        done, bad = embed_photos(photos, released, output, id_column=id_column, progress=progress)
+        done, bad = embed_photos(
+            photos,
+            released,
+            output,
+            id_column=id_column,
+            beam_options=beam or (),
+            progress=progress,
+        )
     typer.echo(f"{output}: {done:,} photos, {bad:,} without an embedding, see their reason")
     typer.echo(f"embedding space: {released.space_id}")
 

@@ -29,10 +29,11 @@ from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
 from fedemb.documents.artifacts import json_digest
 from fedemb.embedding import assign_weights, build_backbone, configure_threads, pretrain
-from fedemb.embedding.classifier import classify, without_head
+from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import UnitFeatures, rows_of
 from fedemb.embedding.feed import Feed
 from fedemb.embedding.head_gradient import HeadGradientFunction
+from fedemb.embedding.inference import classify
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.round_loop import run_rounds

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from fedemb.backend import keras_ops
 from fedemb.config import ModelConfig
 
 HEAD = "logits"
@@ -39,25 +36,3 @@ def without_head(classifier: Any) -> Any:
     import keras
 
     return keras.Model(classifier.input, classifier.get_layer(HEAD).input, name=classifier.name)
-
-
-def classify(classifier: Any, images: np.ndarray, batch_size: int = 256) -> np.ndarray:
-    """Probabilities of the classes.
-
-    Args:
-      classifier: from `build_backbone` with classes, or loaded.
-      images: uint8 `[images, size, size, channels]`.
-      batch_size: images in memory at once as floats.
-
-    Returns:
-      float32 `[images, classes]`, rows that sum to 1.
-    """
-    from fedemb.embedding.preprocessing import preprocess
-
-    ops = keras_ops()
-    pieces = [np.zeros((0, classifier.output_shape[-1]), np.float32)]
-    for start in range(0, len(images), batch_size):
-        batch = preprocess(images[start : start + batch_size])
-        chances = ops.softmax(classifier(batch, training=False))
-        pieces.append(ops.convert_to_numpy(chances))
-    return np.concatenate(pieces)

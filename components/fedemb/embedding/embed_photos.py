@@ -2,13 +2,16 @@
 
 Rows are `name`, `embedding` (null for what is no photo) and `reason` (null for what is one), in the
 order of the source. The embedding-space id stands in the metadata of the file: embeddings of two
-releases must not be compared.
+releases must not be compared. `embed_beam.py` spreads the same parts over workers.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -18,13 +21,13 @@ import numpy as np
 
 from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_image_column
-from fedemb.data.photos import BadImageError
-from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles
-from fedemb.data.source_parts import find_files, source_format
-from fedemb.data.sources import Part, read_part
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles, open_parquet
+from fedemb.data.source_parts import Part, find_files, source_format
+from fedemb.data.sources import read_part
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import InputError, Refused
-from fedemb.storage import open_store
+from fedemb.storage import Store, open_store
 
 SPACE = b"embedding_space_id"
 _PHOTOS = b"photos_sha256"
@@ -36,12 +39,206 @@ Photo = tuple[str, Any]
 """Name, and the bytes, or what stood in their place."""
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What one worker reads: some files of a folder, or a row group."""
+
+    number: int
+    files: tuple[str, ...] = ()
+    """Names in a folder."""
+    rows: Part | None = None
+    """Of Parquet: a row group, or a file of a bucket."""
+    first: int = 0
+    """Place of its first row in the file."""
+
+
+@dataclass(frozen=True)
+class PhotoSource:
+    """A folder of photos, searched to its depths, or Parquet files; always in the same order."""
+
+    uri: str
+    id_column: str | None = None
+    """Parquet only: names the rows; None: file and row number."""
+
+    def units(self) -> Iterator[Unit]:
+        """Lists what there is to read, without reading it."""
+        kind = source_format(SourceConfig(uri=self.uri))
+        if kind != "parquet":
+            names = [n for n in open_store(self.uri).list() if n.lower().endswith(KNOWN_ENDINGS)]
+            yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
+            return
+        store, names = find_files(self.uri, kind)
+        pieces = (piece for name in names for piece in _row_groups(store, name))
+        for number, (rows, first) in enumerate(pieces):
+            yield Unit(number, rows=rows, first=first)
+
+    def parts(self, unit: Unit) -> Iterator[tuple[str, list[Photo]]]:
+        """Reads a unit; each part has a name of its own, in the order of the source."""
+        photos = self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
+        for number, part in enumerate(_batches(photos)):
+            yield f"{unit.number:06d}-{number:06d}.parquet", part
+
+    def _files(self, names: Iterable[str]) -> Iterator[Photo]:
+        files = ImageFiles(self.uri)
+        for name in names:
+            try:
+                yield name, files.read(name)
+            except BadImageError:
+                yield name, None
+
+    def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
+        column = self.id_column
+        columns = {"image": guess_image_column(self.uri), "user_id": None}
+        source = SourceConfig.model_validate({"uri": self.uri, "columns": columns})
+        for batch in read_part(source, rows, [column] if column else []):
+            places = range(first, first + len(batch))
+            names = batch.columns[column] if column else [f"{rows.name}#{row}" for row in places]
+            yield from zip(map(str, names), batch.images, strict=True)
+            first += len(batch)
+
+
+def _batches(things: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(things)
+    while batch := list(islice(rest, PART)):
+        yield batch
+
+
+def _row_groups(store: Store, name: str) -> Iterator[tuple[Part, int]]:
+    """Pieces of a Parquet file, and the place of their first row."""
+    if store.local_root is None:  # one download for each file
+        yield Part(store.uri, name), 0
+        return
+    first = 0
+    with open_parquet(store, name) as file:
+        for group in range(file.metadata.num_row_groups):
+            yield Part(store.uri, name, group), first
+            first += file.metadata.row_group(group).num_rows
+
+
+def _digest(photos: Sequence[Photo]) -> bytes:
+    """Of names and bytes: a name alone may stand for another photo by now."""
+    found = sha256()
+    for name, data in photos:
+        for item in (name.encode(), data if isinstance(data, bytes) else repr(data).encode()):
+            found.update(len(item).to_bytes(8) + item)
+    return found.hexdigest().encode()
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A part, decoded."""
+
+    name: str
+    photos_sha: bytes
+    """See `_digest`."""
+    names: list[str]
+    images: np.ndarray
+    """uint8 [photos that could be read, size, size, channels]."""
+    reasons: list[str | None]
+    """Why a photo could not be read; None: it was."""
+
+    @classmethod
+    def read(cls, name: str, photos: Sequence[Photo], reader: PhotoReader) -> Pixels:
+        """Decodes photos; what is none has a reason."""
+        images: list[np.ndarray] = []
+        reasons: list[str | None] = []
+        for _, data in photos:
+            try:
+                images.append(reader.read(data))
+                reasons.append(None)
+            except BadImageError as error:
+                reasons.append(error.reason)
+        none = np.zeros((0, reader.image_size, reader.image_size, reader.channels), np.uint8)
+        stacked = np.stack(images) if images else none
+        return cls(name, _digest(photos), [named for named, _ in photos], stacked, reasons)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that is kept."""
+
+    name: str
+    photos: int
+    bad: int
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """The parts of a set that are embedded, beside the output."""
+
+    uri: str
+    space_id: str
+
+    def find(self, name: str, photos: Sequence[Photo]) -> Done | None:
+        """A part that is kept already.
+
+        Raises:
+          Refused: it is of another space, or of other photos.
+        """
+        import pyarrow.parquet as pq
+
+        store = open_store(self.uri)
+        if not store.exists(name):
+            return None
+        with store.as_file(name) as path:
+            table = pq.read_table(path)
+        _require_space(table.schema, self.space_id, f"{self.uri}/{name}")
+        if table.schema.metadata.get(_PHOTOS) != _digest(photos):
+            raise Refused(
+                f"{self.uri} was made of other photos than there are now; remove it, and embed "
+                "all of them again"
+            )
+        return Done(name, len(table), table["embedding"].null_count)
+
+    def write(self, part: Pixels, embeddings: np.ndarray) -> Done:
+        """Keeps a part; readers see it whole or not at all."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        embedded = iter(embeddings)
+        rows = [None if reason else next(embedded) for reason in part.reasons]
+        table = pa.table(
+            {
+                "name": pa.array(part.names, pa.string()),
+                "embedding": pa.array(rows, pa.list_(pa.float32())),
+                "reason": pa.array(part.reasons, pa.string()),
+            }
+        ).replace_schema_metadata({SPACE: self.space_id.encode(), _PHOTOS: part.photos_sha})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        open_store(self.uri).write(part.name, sink.getvalue().to_pybytes())
+        return Done(part.name, len(rows), len(rows) - len(part.images))
+
+    def join(self, parts: Iterable[Done], store: Store, output: str) -> None:
+        """Writes the parts, in the order of the source, to one file, and removes what was kept."""
+        import pyarrow.parquet as pq
+
+        kept, space = open_store(self.uri), {SPACE: self.space_id.encode()}
+        with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
+            whole = Path(scratch, "embeddings.parquet")
+            with ExitStack() as stack:
+                writer = None
+                for part in sorted(parts, key=lambda part: part.name):
+                    with kept.as_file(part.name) as path:
+                        table = pq.read_table(path).replace_schema_metadata(space)
+                    if writer is None:
+                        writer = stack.enter_context(pq.ParquetWriter(whole, table.schema))
+                    writer.write_table(table)
+            store.upload(whole, output)
+        if kept.local_root is not None:
+            shutil.rmtree(kept.local_root)
+            return
+        for name in kept.list():
+            kept.delete(name)
+
+
 def embed_photos(
     uri: str,
     model: ReleasedModel,
-    output: Path,
+    output: str | Path,
     *,
     id_column: str | None = None,
+    beam_options: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, int]:
     """Embeds every photo of a folder or of Parquet files.
@@ -51,9 +248,10 @@ def embed_photos(
     Args:
       uri: folder, searched to its depths, or Parquet file, folder of them or glob.
       model: checked for parity first.
-      output: the file to write; written last of all.
+      output: the file to write, local or in a bucket; written last of all.
       id_column: Parquet only: names the rows; None: file and row number.
-      progress: told how many photos are done.
+      beam_options: of the Beam engine that does it; none: this process, part by part.
+      progress: told how many photos are done; not by Beam.
 
     Returns:
       Photos, and how many of them could not be read.
@@ -61,46 +259,42 @@ def embed_photos(
     Raises:
       InputError: nothing there, or the output exists.
       Refused: this installation reads photos otherwise than training did, or what was kept is of
-        another model.
+        another model or of other photos.
     """
-    if output.exists():
+    address = str(output)
+    if "://" not in address:
+        address = str(Path(address).expanduser().absolute())
+    folder, _, file = address.rpartition("/")
+    store = open_store(folder)
+    if store.exists(file):
         raise InputError(f"{output} exists; name another file, or remove it")
     model.check_parity()
-    kept = output.with_name(f"{output.name}.parts")
-    kept.mkdir(parents=True, exist_ok=True)
-    photos = list_photos(uri, id_column)
-    number = done = bad = 0
-    while part := list(islice(photos, PART)):
-        path = kept / f"{number:06d}.parquet"
-        bad += _part(path, part, model)
-        number, done = number + 1, done + len(part)
-        progress(done)
-    if not number:
+    source, kept = PhotoSource(uri, id_column), KeptParts(f"{address}.parts", model.space_id)
+    if beam_options:
+        from fedemb.embedding.embed_beam import embed_on_beam
+
+        done = embed_on_beam(source, kept, model, beam_options)
+    else:
+        done = _embed_here(source, kept, model, progress)
+    if not done:
         raise InputError(f"there is no photo at {uri}; check the address")
-    _join([kept / f"{index:06d}.parquet" for index in range(number)], output)
-    shutil.rmtree(kept)
-    return done, bad
+    kept.join(done, store, file)
+    return sum(part.photos for part in done), sum(part.bad for part in done)
 
 
-def list_photos(uri: str, id_column: str | None = None) -> Iterator[Photo]:
-    """Yields the photos of a folder or of Parquet files, always in the same order."""
-    kind = source_format(SourceConfig(uri=uri))
-    if kind != "parquet":
-        files = ImageFiles(uri)
-        for name in sorted(open_store(uri).list()):
-            if name.lower().endswith(KNOWN_ENDINGS):
-                yield name, _bytes_of(files, name)
-        return
-    store, names = find_files(uri, kind)
-    tree = {"uri": uri, "columns": {"image": guess_image_column(uri), "user_id": None}}
-    source = SourceConfig.model_validate(tree)
-    for name in names:
-        row = 0
-        for batch in read_part(source, Part(store.uri, name), [id_column] if id_column else []):
-            ids = batch.columns[id_column] if id_column else range(row, row + len(batch))
-            for identity, image in zip(ids, batch.images, strict=True):
-                yield (str(identity) if id_column else f"{name}#{identity}"), image
-            row += len(batch)
+def _embed_here(
+    source: PhotoSource, kept: KeptParts, model: ReleasedModel, progress: Callable[[int], None]
+) -> list[Done]:
+    done: list[Done] = []
+    for unit in source.units():
+        for name, photos in source.parts(unit):
+            part = kept.find(name, photos)
+            if part is None:
+                pixels = Pixels.read(name, photos, model.reader)
+                part = kept.write(pixels, model.embed(pixels.images))
+            done.append(part)
+            progress(sum(part.photos for part in done))
+    return done
 
 
 def read_embeddings(path: Path, space_id: str) -> tuple[list[str], np.ndarray]:
@@ -126,76 +320,10 @@ def read_embeddings(path: Path, space_id: str) -> tuple[list[str], np.ndarray]:
     return table["name"].to_pylist(), values.reshape(len(table), -1).astype(np.float32)
 
 
-def _part(path: Path, photos: list[Photo], model: ReleasedModel) -> int:
-    """Embeds a part unless it is there, and returns how many photos could not be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    made_of = _digest(photos)
-    if path.exists():
-        table = pq.read_table(path)
-        _require_space(table.schema, model.space_id, path)
-        if (table.schema.metadata or {}).get(_PHOTOS) != made_of:
-            raise Refused(
-                f"{path.parent} was made of other photos than there are now; remove it, and embed "
-                "all of them again"
-            )
-        return table["embedding"].null_count
-    pixels: list[np.ndarray] = []
-    reasons: list[str | None] = []
-    for _, data in photos:
-        try:
-            pixels.append(model.reader.read(data))
-            reasons.append(None)
-        except BadImageError as error:
-            reasons.append(error.reason)
-    embedded = iter(model.embed(np.stack(pixels)) if pixels else ())
-    rows = [None if reason else next(embedded) for reason in reasons]
-    table = pa.table(
-        {
-            "name": pa.array([name for name, _ in photos], pa.string()),
-            "embedding": pa.array(rows, pa.list_(pa.float32())),
-            "reason": pa.array(reasons, pa.string()),
-        }
-    ).replace_schema_metadata({SPACE: model.space_id.encode(), _PHOTOS: made_of})
-    written = path.with_suffix(".tmp")
-    pq.write_table(table, written)
-    written.rename(path)
-    return len(photos) - len(pixels)
-
-
-def _digest(photos: list[Photo]) -> bytes:
-    """Of names and bytes: a name alone may stand for another photo by now."""
-    found = sha256()
-    for name, data in photos:
-        for item in (name.encode(), data if isinstance(data, bytes) else repr(data).encode()):
-            found.update(len(item).to_bytes(8) + item)
-    return found.hexdigest().encode()
-
-
-def _join(parts: list[Path], output: Path) -> None:
-    import pyarrow.parquet as pq
-
-    written = output.with_name(f".{output.name}.tmp")
-    schema = pq.read_schema(parts[0])
-    schema = schema.with_metadata({SPACE: schema.metadata[SPACE]})
-    with pq.ParquetWriter(written, schema) as writer:
-        for part in parts:
-            writer.write_table(pq.read_table(part).cast(schema))
-    written.rename(output)
-
-
-def _require_space(schema: Any, space_id: str, path: Path) -> None:
+def _require_space(schema: Any, space_id: str, path: str | Path) -> None:
     found = (schema.metadata or {}).get(SPACE, b"none").decode()
     if found != space_id:
         raise Refused(
             f"{path} holds embeddings of the space {found}, and this model's is {space_id}; embed "
             "the photos again by this model"
         )
-
-
-def _bytes_of(files: ImageFiles, name: str) -> bytes | None:
-    try:
-        return files.read(name)
-    except BadImageError:
-        return None

@@ -151,17 +151,20 @@ def apply_models(
     Returns:
       The subjects, and by name float32 [n, width].
     """
+    from fedemb.embedding.inference import SideBySide
+
     labels: list[int] = []
     users: list[int] = []
     subgroups: list[str] = []
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in models}
+    shown = SideBySide(models, config.model.trainable, apply)
     waiting: list[bytes] = []
 
     def flush() -> None:
         if waiting:
             images = decode_pngs(waiting, store.image_size, store.channels)
-            for name, model in models.items():
-                pieces[name].append(apply(model, images, config.evaluation.batch_size))
+            for name, found in shown(images, config.evaluation.batch_size).items():
+                pieces[name].append(found)
             waiting.clear()
 
     for user in first_images(_users(store), config.evaluation.max_images):

@@ -141,7 +141,7 @@ def test_self_test_catches_a_score_that_mixes_up_users():
 def test_confidence_is_the_log_odds_of_the_label_of_a_real_classifier():
     from fedemb.config import ModelConfig
     from fedemb.embedding.backbones import build_backbone
-    from fedemb.embedding.classifier import classify
+    from fedemb.embedding.inference import classify
 
     model = ModelConfig(
         backbone="tanh_cnn", image_size=12, embedding_dim=8, classes=("a", "b", "c")

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.embedding import embed_photos as module
-from fedemb.embedding.embed_photos import SPACE, embed_photos, read_embeddings
+from fedemb.embedding.embed_photos import SPACE, KeptParts, embed_photos, read_embeddings
 from fedemb.embedding.export import FORMS
 from fedemb.embedding.export import export as export_model
 from fedemb.embedding.released import ReleasedModel
 from fedemb.embedding.search import PhotoIndex, threshold
-from fedemb.errors import ArtifactError, InputError, Refused
+from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.use import embed, search
 
 BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
@@ -103,6 +103,57 @@ def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch,
     (folder / name).write_bytes((folder / "deep" / "jpeg_exif_6.jpg").read_bytes())
     with pytest.raises(Refused, match="other photos"):
         embed_photos(str(folder), model, output)
+
+
+def test_beam_gives_the_same_file_and_goes_on_after_a_stop(model, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PART", 7)
+    whole, spread = tmp_path / "whole.parquet", tmp_path / "spread.parquet"
+    embed_photos(str(folder), model, whole)
+    options = ["--direct_num_workers=1"]
+    honest = KeptParts.write
+    kept: list[str] = []
+
+    def dies_at_the_third(self, part, embeddings):
+        if len(kept) == 2:
+            raise RuntimeError("a name that must not be shown")
+        kept.append(part.name)
+        return honest(self, part, embeddings)
+
+    monkeypatch.setattr(KeptParts, "write", dies_at_the_third)
+    with pytest.raises(FedEmbError, match="while embedding photos") as stopped:
+        embed_photos(str(folder), model, spread, beam_options=options)
+    assert "must not be shown" not in str(stopped.value)
+    assert not spread.exists()
+    monkeypatch.setattr(KeptParts, "write", lambda *a: kept.append(a[1].name) or honest(*a))
+    photos = len(list(hostile_photos())) + 2
+    assert embed_photos(str(folder), model, spread, beam_options=options) == (photos, 2)
+    assert len(kept) == len(set(kept)) == -(-photos // 7), "no part was embedded twice"
+    assert pq.read_table(spread).equals(pq.read_table(whole))
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".parts")] == []
+
+
+def test_workers_take_no_model_but_the_one_that_was_verified(model, folder, tmp_path):
+    copy = tmp_path / "e.parquet.parts" / f"model-{model.space_id}"
+    shutil.copytree(BUNDLE, copy)
+    (copy / "extra.txt").write_text("not of the release")
+    with pytest.raises(Refused, match="not the one that was verified"):
+        embed_photos(
+            str(folder), model, tmp_path / "e.parquet", beam_options=["--direct_num_workers=1"]
+        )
+
+
+def test_parquet_rows_keep_their_place_over_row_groups_and_files(model, tmp_path):
+    data = [photo.data for photo in hostile_photos()][:5]
+    (tmp_path / "set").mkdir()
+    for name in ("a", "b"):
+        path = tmp_path / "set" / f"{name}.parquet"
+        pq.write_table(pa.table({"photo": data}), path, row_group_size=2)
+    embed_photos(str(tmp_path / "set" / "*.parquet"), model, tmp_path / "e.parquet")
+    table = pq.read_table(tmp_path / "e.parquet")
+    assert table["name"].to_pylist() == [f"{f}.parquet#{n}" for f in "ab" for n in range(5)]
+    pixels = np.stack([model.reader.read(photo) for photo in data])
+    wanted = np.tile(model.embed(pixels), (2, 1))
+    np.testing.assert_allclose(np.stack(table["embedding"].to_pylist()), wanted, atol=1e-6)
 
 
 def test_parquet_rows_are_named_by_a_column_or_by_their_place(model, tmp_path):

@@ -1,0 +1,71 @@
+"""Runs an Apache Beam pipeline in this process, or on the engine whose options were given."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedemb import errors
+from fedemb.errors import ConfigError, FedEmbError
+
+IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+"""Beam's direct runner without its search for a faster engine to download."""
+
+
+def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str) -> None:
+    """Builds and runs a pipeline; it fails in one sentence.
+
+    Beam logs exceptions of workers with their message, which may quote data: in this process that
+    logger is silent meanwhile, and messages that are not ours are never passed on.
+
+    Args:
+      build: adds the transforms to a `beam.Pipeline`.
+      options: Beam's own; without a runner among them, this process runs it.
+      doing: what the pipeline does, for the sentence.
+
+    Raises:
+      ConfigError: Beam does not take the options.
+      FedEmbError: what a worker raised, if it was of ours; else that Beam stopped.
+    """
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    named = any(option.startswith("--runner") for option in options)
+    flags = [*options] if named else [f"--runner={IN_PROCESS}", *options]
+    try:
+        given = PipelineOptions(flags)
+        given.get_all_options()  # Beam would look at most of them when the pipeline runs
+        pipeline = beam.Pipeline(options=given)
+    except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
+        what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
+        raise ConfigError(
+            f"Apache Beam does not take the options of its engine ({what}); see infra/beam.md"
+        ) from error
+    build(pipeline)
+    logger = logging.getLogger("apache_beam")
+    level = logger.level
+    if not named:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        pipeline.run().wait_until_finish()
+    except Exception as error:
+        raise _in_one_sentence(error, doing) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _in_one_sentence(error: Exception, doing: str) -> FedEmbError:
+    """Our own error as it was before it passed through a Beam worker; else a safe sentence."""
+    text = str(error)
+    if isinstance(error, FedEmbError):
+        return type(error)(re.sub(r" \[while running .*", "", text, flags=re.DOTALL))
+    found = re.findall(r"fedemb\.errors\.(\w+): (.*?)(?: \[while running|\n|$)", text)
+    kind = getattr(errors, found[-1][0], None) if found else None
+    if kind is not None:
+        return kind(found[-1][1])
+    return FedEmbError(
+        f"Beam stopped with {type(error).__name__} while {doing} (see its workers' log); "
+        "nothing half-written is used, so run it again"
+    )

@@ -1,0 +1,64 @@
+"""Several models look at the same images, and what they share computes once."""
+
+import numpy as np
+import pytest
+
+from fedemb.config import ModelConfig
+from fedemb.embedding import build_backbone, inference
+from fedemb.embedding.inference import SideBySide, classify, embed
+from fedemb.embedding.raw_pixels import raw_pixels
+
+CLASSES = ("a", "b", "c")
+
+
+def with_another_end(model, seed):
+    """The same net, but for its last layer."""
+    import keras
+
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    last = other.layers[-1]
+    random = np.random.default_rng(seed)
+    last.set_weights([random.normal(size=w.shape) for w in last.get_weights()])
+    return other
+
+
+@pytest.mark.parametrize(
+    ("group", "apply", "classes"), [("projection", embed, ()), ("head", classify, CLASSES)]
+)
+def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes, monkeypatch):
+    config = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8, classes=classes)
+    start = build_backbone(config, 0)
+    models = {
+        "model": with_another_end(start, 1),
+        "public_backbone": start,
+        "untrained": build_backbone(config, 7),
+    }
+    if not classes:
+        models["raw_pixels"] = raw_pixels(config)
+    images = np.random.default_rng(0).integers(0, 256, (37, 12, 12, 1), np.uint8)
+    wanted = {name: apply(model, images, 16) for name, model in models.items()}
+    computed: list[object] = []
+    honest = inference.outputs
+    monkeypatch.setattr(
+        inference,
+        "outputs",
+        lambda model, examples, batch: (
+            (examples.ndim == 4 and computed.append(model)) or honest(model, examples, batch)
+        ),
+    )
+    shown = SideBySide(models, group, apply)
+    found = shown(images, 16)
+    assert len(computed) == len(models) - 1, "model and start have one trunk"
+    assert set(found) == set(models)
+    for name in models:
+        np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
+
+
+def test_a_trunk_that_trained_is_not_taken_for_that_of_the_start():
+    config = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
+    start = build_backbone(config, 0)
+    moved = with_another_end(start, 1)
+    moved.weights[0].assign(moved.weights[0] + 1e-6)
+    assert len(SideBySide({"a": start, "b": moved}, "projection", embed).trunks) == 2
+    assert not SideBySide({"a": start, "b": moved}, "all", embed).trunks
