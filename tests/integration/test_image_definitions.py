@@ -90,13 +90,17 @@ def test_the_package_names_what_its_lock_is_compiled_from():
     wanted = [line for line in wanted if not line.startswith("#")]
     wanted.remove("tensorflow-privacy==0.9.0")  # whose pins pip cannot fulfil beside these
     assert project["dependencies"] == wanted
+    tools = (ROOT / "requirements" / "dev.in").read_text().splitlines()
+    tools = [line.split("#")[0].strip() for line in tools if not line.startswith(("#", "-"))]
+    assert project["optional-dependencies"]["dev"] == tools
 
 
 @pytest.mark.slow
-def test_pip_finds_a_set_from_the_metadata_alone(tmp_path):
+@pytest.mark.parametrize("extras", [("serve", "gpu", "beam", "dev"), ("tpu", "beam")])
+def test_pip_finds_a_set_from_the_metadata_alone(extras):
     uv = str(Path(sys.executable).parent / "uv")
     command = [uv, "pip", "compile", "--quiet", "--python-version", "3.11", "pyproject.toml"]
-    for extra in ("serve", "gpu"):
+    for extra in extras:
         command += ["--extra", extra]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

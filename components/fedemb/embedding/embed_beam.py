@@ -13,6 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
+from apache_beam.pvalue import TaggedOutput
 
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.photos import PhotoReader
@@ -84,7 +85,7 @@ class _Read(beam.DoFn):
             if part is None:
                 yield Pixels.read(name, photos, self._reader)
             else:
-                yield beam.pvalue.TaggedOutput("kept", part)
+                yield TaggedOutput("kept", part)
 
 
 class _Released(ModelHandler[Pixels, PredictionResult, ReleasedModel]):
