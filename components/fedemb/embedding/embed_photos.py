@@ -210,7 +210,7 @@ class KeptParts:
         return Done(part.name, len(rows), len(rows) - len(part.images))
 
     def join(self, parts: Iterable[Done], store: Store, output: str) -> None:
-        """Writes the parts, in the order of the source, to one file, and removes what was kept."""
+        """Writes the parts, in the order of the source, to one file."""
         import pyarrow.parquet as pq
 
         kept, space = open_store(self.uri), {SPACE: self.space_id.encode()}
@@ -225,6 +225,10 @@ class KeptParts:
                         writer = stack.enter_context(pq.ParquetWriter(whole, table.schema))
                     writer.write_table(table)
             store.upload(whole, output)
+
+    def remove(self) -> None:
+        """Removes what was kept."""
+        kept = open_store(self.uri)
         if kept.local_root is not None:
             shutil.rmtree(kept.local_root)
             return
@@ -279,6 +283,7 @@ def embed_photos(
     if not done:
         raise InputError(f"there is no photo at {uri}; check the address")
     kept.join(done, store, file)
+    kept.remove()
     return sum(part.photos for part in done), sum(part.bad for part in done)
 
 

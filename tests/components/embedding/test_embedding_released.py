@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import warnings
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_
 def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch, name):
     """One is new, or is another photo under the name that it had."""
     output = tmp_path / "e.parquet"
-    monkeypatch.setattr(module.shutil, "rmtree", lambda _: None)  # stopped right before its end
+    monkeypatch.setattr(KeptParts, "remove", lambda _: None)  # stopped right before its end
     embed_photos(str(folder), model, output)
     with pytest.raises(InputError, match="exists"):
         embed_photos(str(folder), model, output)
