@@ -31,7 +31,8 @@ def run_index() -> str:
     return render_run_index(
         run_id="weekly-2026-11-21",
         purpose="release",
-        headline="Refused: epsilon=12.1 exceeds the budget 8 at delta=1.1e-05; lower the rounds",
+        headline="Refused: nobody checked the backbone; `fedemb ledger waive "
+        "pretraining_overlap_unchecked`, or epsilon=12.1 exceeds the budget 8",
         guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with everything "
         "they own, adding or removing one user; PLD accountant, 40 rounds, the final model",
         utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",
