@@ -189,14 +189,9 @@ class Simulation(Section):
           ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
             `centralized`, which has no rounds.
         """
-        from fedemb.embedding.backbones import (
-            build_backbone,
-            cut,
-            trainable_variables,
-            with_bfloat16,
-        )
-        from fedemb.embedding.client_rounds import client_rounds
-        from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
+        from fedemb.embedding.backbones import build_backbone, trainable_variables
+        from fedemb.embedding.backend_rounds import client_rounds
+        from fedemb.embedding.feature_cache import FrozenFeatures
         from fedemb.embedding.feed import Feed
         from fedemb.embedding.round_loop import run_rounds
         from fedemb.embedding.rounds import ClientExamples, assign_weights
@@ -236,7 +231,6 @@ class Simulation(Section):
         backbone = build_backbone(model, training.seed)
         if start is not None:
             backbone.set_weights(start.get_weights())
-        trained = with_bfloat16(backbone) if training.mixed_precision else backbone
         shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client
 
         def load(client: Any) -> ClientExamples:
@@ -244,17 +238,16 @@ class Simulation(Section):
             rows = np.searchsorted(people.classes, classes) if shared else classes
             return ClientExamples(client.grouping, client.group, found, rows)
 
-        if keeps_features(model, training.local):
-            trunk, trained = cut(trained, model.trainable)
-            load = FrozenFeatures(trunk, load, most).load
-        function = client_rounds(
-            trained,
+        function, trunk = client_rounds(
+            backbone,
             mechanism,
+            model,
             training,
-            variables=trainable_variables(trained, model.trainable),
             workers=workers,
             shared_head_rows=len(people.classes) if shared else 0,
         )
+        if trunk is not None:
+            load = FrozenFeatures(trunk, load, most).load
 
         state = initial_state(training.server, function.initial_weights())
         with Feed(function, first=0, index=people, load=load) as feed:

@@ -242,33 +242,46 @@ def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
       name: of the step.
       values: the component's arguments, its `locals()`.
     """
-    with step_log(private=declared(name).private):
-        yield from _watched(name, values)
+    step = declared(name)
 
+    def keep(fields: Mapping[str, Any]) -> None:
+        try:
+            keep_outcome(step.outputs, values, fields)
+        except FedEmbError as error:
+            log_event("outcome_not_kept", step=name, message=str(error))
 
-def _watched(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
-    started = time.monotonic()
-    log_event("step_started", step=name, pid=os.getpid())
-    try:
+    with watched(name, private=step.private, keep=keep):
         yield StepContext.of_component(values)
-    except FedEmbError as error:
-        fields = {"step": name, "error": type(error).__name__, "exit_code": error.exit_code}
-        _failed(name, values, {**fields, "message": str(error)})
-        sys.exit(error.exit_code)
-    except Exception as error:
-        message = f"{type(error).__name__} in {name}, which is a bug; please report the log"
-        fields = {"step": name, "error": type(error).__name__, "exit_code": 1, "message": message}
-        _failed(name, values, fields)
-        if not declared(name).private:
-            raise
-        log_places(error.__traceback__)
-        sys.exit(1)
-    log_event("step_finished", step=name, seconds=round(time.monotonic() - started, 2))
 
 
-def _failed(name: str, values: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    log_event("step_failed", **fields)
-    try:
-        keep_outcome(declared(name).outputs, values, fields)
-    except FedEmbError as error:
-        log_event("outcome_not_kept", step=name, message=str(error))
+@contextmanager
+def watched(
+    name: str, *, private: bool, keep: Callable[[Mapping[str, Any]], None] = lambda _fields: None
+) -> Iterator[None]:
+    """What `step_process` does for a process that is no step.
+
+    Args:
+      name: of what runs.
+      private: whether private data is in the process.
+      keep: takes what is known of a failure.
+    """
+    with step_log(private=private):
+        started = time.monotonic()
+        log_event("step_started", step=name, pid=os.getpid())
+        try:
+            yield
+        except Exception as error:
+            fields: dict[str, Any] = {"step": name, "error": type(error).__name__}
+            if isinstance(error, FedEmbError):
+                fields |= {"exit_code": error.exit_code, "message": str(error)}
+            else:
+                message = f"{fields['error']} in {name}, which is a bug; please report the log"
+                fields |= {"exit_code": 1, "message": message}
+            log_event("step_failed", **fields)
+            keep(fields)
+            if not isinstance(error, FedEmbError):
+                if not private:
+                    raise
+                log_places(error.__traceback__)
+            sys.exit(fields["exit_code"])
+        log_event("step_finished", step=name, seconds=round(time.monotonic() - started, 2))

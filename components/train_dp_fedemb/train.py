@@ -6,9 +6,8 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.embedding.backbones import cut, trainable_variables, with_bfloat16
-from fedemb.embedding.client_rounds import client_rounds
-from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
+from fedemb.embedding.backend_rounds import client_rounds
+from fedemb.embedding.feature_cache import FrozenFeatures
 from fedemb.errors import ConfigError
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
@@ -33,24 +32,20 @@ def _train(attempt: Attempt) -> Trained:
         return Trained(state=centralized.train(attempt), audit=None)
     store = UserStore(attempt.users)
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
-    backbone = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
     most = training.local.max_examples_per_client
     loader = ClientLoader(store, config.model, max_examples=most, classes=classes)
-    frozen = None
-    if keeps_features(config.model, training.local):
-        trunk, backbone = cut(backbone, config.model.trainable)
-        frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)
-    function = client_rounds(
-        backbone,
+    function, trunk = client_rounds(
+        attempt.backbone,
         attempt.mechanism,
+        config.model,
         training,
-        variables=trainable_variables(backbone, config.model.trainable),
         workers=attempt.workers,
         devices=attempt.devices,
         shared_head_rows=0 if classes is None else max(1, len(classes)),
     )
-    if frozen is None:
+    if trunk is None:
         return Trainer(attempt, function, loader.load).train()
+    frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)
     trained = Trainer(attempt, function, frozen.load).train()
     frozen.cache.delete()
     return trained

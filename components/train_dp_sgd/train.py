@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.data.client_data import UserStore
-from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+from fedemb.embedding.backbones import with_bfloat16
+from fedemb.embedding.backend_rounds import unit_rounds
 from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
 from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
-from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.sampling import VirtualClient
 from fedemb.step_context import StepContext
@@ -37,12 +36,13 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
 def _train(attempt: Attempt) -> Trained:
     config, training = attempt.config, attempt.config.training
     unit = training.unit_gradient
-    classifier = with_bfloat16(attempt.backbone) if training.mixed_precision else attempt.backbone
     store = UserStore(attempt.users)
     alone = config.mechanism.samples_images
     most = config.partition.max_images_per_user if alone else unit.images_per_unit
     loader = ClientLoader(store, config.model, max_examples=most, one_image=alone)
     if config.model.trainable == "head":
+        half = training.mixed_precision
+        classifier = with_bfloat16(attempt.backbone) if half else attempt.backbone
         cache = FeatureCache(without_head(classifier), attempt.store, attempt.log.inputs_sha)
         solves = attempt.mechanism.plan.solves_head
         kind = LeastSquaresFunction if solves else HeadGradientFunction
@@ -55,19 +55,12 @@ def _train(attempt: Attempt) -> Trained:
         trained = Trainer(attempt, head, features).train()
         cache.delete()
         return trained
-    variables = trainable_variables(classifier, config.model.trainable)
-    if training.backend == "jax":
-        function = JaxUnitGradientFunction(
-            classifier, attempt.mechanism, unit, variables=variables, seed=training.seed
-        )
-    else:
-        function = UnitGradientFunction(
-            classifier,
-            attempt.mechanism,
-            unit,
-            variables=variables,
-            seed=training.seed,
-            workers=attempt.workers,
-            devices=attempt.devices,
-        )
+    function = unit_rounds(
+        attempt.backbone,
+        attempt.mechanism,
+        config.model,
+        training,
+        workers=attempt.workers,
+        devices=attempt.devices,
+    )
     return Trainer(attempt, function, loader.load).train()

@@ -9,6 +9,9 @@ from fedemb.pipelines.cli.main import app
 from tests.components.embedding.without_tensorflow import forbid
 
 jax_speed.MICROBATCHES, jax_speed.VIEWS, jax_speed.PLAIN_BATCH = (4,), (1, 2), 16
+jax_speed.WORKLOADS = {
+    "W": jax_speed.ClientWorkload("tiny", 12, 1, clients=2, examples=4, batch_size=2, epochs=1)
+}
 
 if __name__ == "__main__":
     forbid()

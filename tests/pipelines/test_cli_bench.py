@@ -23,17 +23,26 @@ def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(file.read_text())
     assert found["device"]["platform"] == "cpu"
-    measured = [(row["precision"], row["views"], row["microbatch"]) for row in found["rows"]]
+    measured = [
+        (row["precision"], row["work"], row["views"], row["microbatch"]) for row in found["rows"]
+    ]
     assert measured == [
-        (precision, views, microbatch)
+        (precision, *row)
         for precision in ("float32", "bfloat16")
-        for views, microbatch in ((0, 16), (1, 4), (2, 4))
+        for row in (
+            ("plain", 1, 16),
+            ("W", 1, 2),
+            ("plain", 1, 16),
+            ("units", 1, 4),
+            ("units", 2, 4),
+        )
     ]
     for row in found["rows"]:
         assert row["microseconds_per_view"] > 0
-        assert row["ratio"] == 1 if row["views"] == 0 else row["ratio"] > 0
-        assert row["views"] == 0 or 0 < row["noise_share"] < 1
-    assert done.stdout.count("\n") == len(found["rows"]) + 3
+        assert row["ratio"] == 1 if row["work"] == "plain" else row["ratio"] > 0
+        assert row["work"] == "plain" or 0 < row["noise_share"] < 1
+        assert row["work"] == "plain" or row["step_megabytes"] > 0
+    assert "fastest unit gradients: training.unit_gradient.microbatch: 4" in done.stdout
 
 
 def test_processors_are_measured_elsewhere():

@@ -31,6 +31,7 @@ reservation. Call `configure_threads` first, and pass its answer as `workers`, t
 clients side by side. TensorFlow is imported when a function is called, not when this package is.
 """
 
+from fedemb.backend import take_installed_backend
 from fedemb.embedding.backbones import build_backbone as build_backbone
 from fedemb.embedding.backbones import check_backbone as check_backbone
 from fedemb.embedding.backbones import trainable_variables as trainable_variables
@@ -52,3 +53,5 @@ from fedemb.embedding.server import initial_state as initial_state
 from fedemb.embedding.server import released_weights as released_weights
 from fedemb.embedding.server import server_step as server_step
 from fedemb.embedding.threads import configure_threads as configure_threads
+
+take_installed_backend()

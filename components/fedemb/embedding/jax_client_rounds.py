@@ -73,6 +73,7 @@ class JaxRoundFunction(ClientRounds, JaxRounds):
             seed=seed,
             devices=devices,
         )
+        self.shared_head_rows = shared_head_rows
         self._nobody = no_data(config, self._image, self.objective.dim)
 
     def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from fedemb.backend import exact_numbers
+from fedemb.backend import exact_numbers, jax_devices
+from fedemb.embedding import hosts
+from fedemb.embedding.hosts import Message
 from fedemb.embedding.rounds import STATISTICS, ClientExamples, RoundSums, Slab
 from fedemb.embedding.side_by_side import SideBySide
 from fedemb.errors import ConfigError
 
-ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
-"""What a container sees of an accelerator it was given: NVIDIA's, and Google's of two kinds."""
 _UNITS = "units"
 """Axis of the mesh of devices."""
 
 
 class JaxRounds(SideBySide):
     """What rounds on JAX share.
+
+    On a job of several hosts the chief calls them and the others `follow`.
 
     Args:
       shapes: see `SlabRounds`.
@@ -39,6 +40,9 @@ class JaxRounds(SideBySide):
       seed: see `SlabRounds`.
       devices: `jax.Device`s, each with units of its own. None: all there are.
     """
+
+    shared_head_rows = 0
+    """Of DP-FedAvg."""
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class JaxRounds(SideBySide):
         from jax.sharding import Mesh, NamedSharding
         from jax.sharding import PartitionSpec as Spec
 
-        mesh = Mesh(np.array(devices or all_devices()), (_UNITS,))
+        mesh = Mesh(np.array(devices or jax_devices()), (_UNITS,))
         super().__init__(
             shapes,
             mechanism,
@@ -64,17 +68,64 @@ class JaxRounds(SideBySide):
             worker_count=mesh.size,
         )
         self._together, self._smaller = together, smaller
+        self._local_devices = mesh.local_devices
         spread, whole = Spec(_UNITS), Spec()
-        self._everywhere = NamedSharding(mesh, whole)
+        self._everywhere, self._spread = NamedSharding(mesh, whole), NamedSharding(mesh, spread)
         self._add = jax.jit(
             jax.shard_map(
                 self._step,
                 mesh=mesh,
                 in_specs=(whole, whole, spread, whole),
-                out_specs=(whole, spread),
+                out_specs=(whole, whole),
             ),
             donate_argnums=0,
         )
+
+    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        """See `SideBySide`; before the first unit is read a step is shown to have room.
+
+        Raises:
+          ConfigError: besides, it has not.
+        """
+        if not self._shown:
+            self.require_room()
+        return super().run(weights, slabs)
+
+    def require_room(self) -> None:
+        """Plans the memory of a step from the net and the device, before anything is computed.
+
+        Raises:
+          ConfigError: a device has less.
+        """
+        room = min((memory_of(device) for device in self._local_devices), default=0)
+        if room and not hosts.several() and (needed := self.step_bytes()) > room:
+            raise ConfigError(
+                f"a step of {self._together} side by side takes {needed / 2**20:.0f} MiB and the "
+                f"device has {room / 2**20:.0f}; lower {self._smaller}, to about "
+                f"{max(1, self._together * room // needed)} side by side"
+            )
+
+    def step_bytes(self) -> int:
+        """What one step takes on each device, as the compiler plans it. It is compiled once."""
+        with self._exact_numbers():
+            sums, (broadcast, clip) = self._begun(
+                np.zeros(self.dim, np.float32), self.mechanism.sample_params()
+            )
+            step = self._placed(self._any_step(), self._spread)
+            compiled = self._add.lower(sums, broadcast, step, clip).compile()
+        found: Any = compiled.memory_analysis()
+        parts = found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes
+        return sum(parts) - found.alias_size_in_bytes
+
+    def _any_step(self) -> Any:
+        unit = self._generated(0, np.random.default_rng(0))
+        share = self._share([unit], 0, self._together * self.worker_count)
+        return next(self._steps(share))[0]
+
+    @property
+    def together(self) -> int:
+        """Units side by side on each device."""
+        return self._together
 
     @abstractmethod
     def _records(self, broadcast: Any, units: Any, clip: Any) -> tuple[Any, Any]:
@@ -94,42 +145,83 @@ class JaxRounds(SideBySide):
             yield share._make([*parts, counts.astype(np.int32)]), real
 
     def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
-        import jax
-
-        clip = self.mechanism.sample_params()
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         running: list[tuple[Any, int]] = []
         with self._exact_numbers():
-            # Placed as the function returns them, or the second step would be compiled again.
-            broadcast = jax.device_put(self._split(weights), self._everywhere)
-            sums = self._empty()
+            sums, start = self._begin(weights)
             for (share,) in slabs:
                 for step, real in self._steps(share):
-                    sums, rows = self._add(sums, broadcast, step, clip)
+                    sums, rows = self._advanced(sums, start, step)
                     running.append((rows, real))
                     if len(running) > 1:  # the next step is on its way; more would take memory
                         statistics.append(_rows(*running.pop(0)))
             statistics += [_rows(*step) for step in running]
             return RoundSums(tuple(map(np.asarray, sums)), np.concatenate(statistics))
 
-    def _empty(self) -> Any:
-        """Sums of nothing, on every device."""
+    def _begin(self, weights: np.ndarray) -> tuple[Any, Any]:
+        """Sums of nothing, and weights and clip, on every device of every host."""
+        clip = self.mechanism.sample_params()
+        hosts.tell(Message.BEGIN, weights, clip)
+        return self._begun(weights, clip)
+
+    def _begun(self, weights: np.ndarray, clip: Any) -> tuple[Any, Any]:
+        # Placed as the function returns them, or the second step would be compiled again.
+        empty = self.mechanism.initial_sample_state(self.dim)
+        return self._placed(empty, self._everywhere), (
+            self._placed(self._split(weights), self._everywhere),
+            clip,
+        )
+
+    def _advanced(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
+        """The sums with the units of a step, and their statistics."""
+        hosts.tell(Message.STEP, *step)
+        return self._stepped(sums, start, step)
+
+    def _stepped(self, sums: Any, start: Any, step: Any) -> tuple[Any, Any]:
+        broadcast, clip = start
+        return self._add(sums, broadcast, self._placed(step, self._spread), clip)
+
+    @staticmethod
+    def _placed(tree: Any, sharding: Any) -> Any:
+        """Numbers that every host has, each part where it belongs."""
         import jax
 
-        return jax.device_put(self.mechanism.initial_sample_state(self.dim), self._everywhere)
+        def place(part: Any) -> Any:
+            part = np.asarray(part)
+            return jax.make_array_from_callback(part.shape, sharding, part.__getitem__)
+
+        return jax.tree.map(place, tree)
+
+    def follow(self) -> None:
+        """Computes what the chief says, until it says that all is done.
+
+        Raises:
+          StorageError: the chief or another host was lost.
+        """
+        step = self._any_step()
+        state: Any = None
+        with self._exact_numbers():
+            while True:
+                message, body = hosts.hear()
+                if message is Message.BEGIN:
+                    like = (np.zeros(self.dim, np.float32), self.mechanism.sample_params())
+                    weights, clip = hosts.parts_of(body, like)
+                    state = self._begun(weights, np.float64(clip))
+                elif message is Message.STEP:
+                    sums, start = state
+                    given = step._make(hosts.parts_of(body, step))
+                    state = self._stepped(sums, start, given)[0], start
+                else:
+                    return
 
     def _sums_by_worker(
         self, weights: np.ndarray, units: Sequence[ClientExamples]
     ) -> list[np.ndarray]:
-        import jax
-
         size, workers = self._together, self.worker_count
-        share, clip = self._share(units, 0, size), self.mechanism.sample_params()
-        found = []
+        share, found = self._share(units, 0, size), []
         with self._exact_numbers():
-            broadcast = jax.device_put(self._split(weights), self._everywhere)
             for worker in range(workers):
-                sums = self._empty()
+                sums, begun = self._begin(weights)
                 for start in range(0, len(share[0]), size):
                     # Other devices hold others at each place, none of them to be counted.
                     parts = [
@@ -143,7 +235,7 @@ class JaxRounds(SideBySide):
                     ]
                     counts = np.zeros(workers, np.int32)
                     counts[worker] = min(size, int(share.count) - start)
-                    sums, _ = self._add(sums, broadcast, share._make([*parts, counts]), clip)
+                    sums, _ = self._advanced(sums, begun, share._make([*parts, counts]))
                 found.append(np.concatenate([np.ravel(part) for part in sums]))
         return found
 
@@ -163,6 +255,10 @@ class JaxRounds(SideBySide):
             mine = jnp.where(real.reshape((-1,) + (1,) * (part.ndim - 1)), part, 0)
             return total + jax.lax.psum(jnp.sum(mine, axis=0), _UNITS)
 
+        # Each device's rows at its own place: what is added to them is zero.
+        every = jnp.zeros((self.worker_count, *rows.shape), rows.dtype)
+        every = on_each_device(every).at[jax.lax.axis_index(_UNITS)].set(rows)
+        rows = jax.lax.psum(every, _UNITS).reshape(-1, rows.shape[1])
         return tuple(map(added, sums, records)), rows
 
     @contextmanager
@@ -171,17 +267,19 @@ class JaxRounds(SideBySide):
 
         Raises:
           ConfigError: the device has too little memory.
+          StorageError: a host of the job was lost.
         """
         import jax
 
         try:
-            with exact_numbers():
+            with exact_numbers(), hosts.noticing() if hosts.several() else nullcontext():
                 yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise ConfigError(
-                f"the device has too little memory for one step; lower {self._smaller}"
+                f"the device ran out of memory in a step of {self._together} side by side; lower "
+                f"{self._smaller}"
             ) from error
 
 
@@ -192,22 +290,9 @@ def on_each_device(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.lax.pcast(leaf, _UNITS, to="varying"), tree)
 
 
-def all_devices() -> list[Any]:
-    """Devices that JAX finds in this process.
-
-    Raises:
-      ConfigError: the machine lends an accelerator and JAX does not see it.
-    """
-    import jax
-
-    devices = jax.devices()
-    lent = [name for name in ACCELERATOR_FILES if Path(name).exists()]
-    if lent and devices[0].platform == "cpu":
-        raise ConfigError(
-            f"there is an accelerator ({lent[0]}) and JAX finds none but the processor; install "
-            "jaxlib for it and a driver that fits, or set training.backend: tensorflow"
-        )
-    return devices
+def memory_of(device: Any) -> int:
+    """Bytes that JAX may take on a device; 0 where it does not tell, as on a processor."""
+    return (device.memory_stats() or {}).get("bytes_limit", 0)
 
 
 def _rows(rows: Any, real: int) -> np.ndarray:

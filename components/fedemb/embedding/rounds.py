@@ -1,10 +1,10 @@
 """The round: virtual clients side by side, their clipped integer updates summed exactly.
 
-One traced function holds one loop per worker, each on a core, an accelerator or another host
-(`cluster.py`); a loop trains its virtual clients one after the other in the worker's own variables
-and adds their updates to its own int64 sum. Integer sums have no order, so any spread of clients
-over workers, devices and slabs gives the same bits. Clients come in slabs of bounded size: memory
-grows neither with clients per round nor with identities.
+One traced function holds one loop per worker, each on a core or an accelerator; a loop trains its
+virtual clients one after the other in the worker's own variables and adds their updates to its own
+int64 sum. Integer sums have no order, so any spread of clients over workers, devices and slabs
+gives the same bits. Clients come in slabs of bounded size: memory grows neither with clients per
+round nor with identities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from fedemb.embedding.client_draws import LocalData, glorot_head, local_data, no
 from fedemb.embedding.local_training import Worker, train_client
 from fedemb.embedding.objective import Objective
 from fedemb.embedding.server import MeanStep, ServerRule
-from fedemb.errors import StorageError
 
 SLAB_BYTES = 64 << 20
 """Images of one slab, at most (a single larger client makes a slab of its own)."""
@@ -258,14 +257,8 @@ class ParallelRounds(SlabRounds):
         statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
         for slab in slabs:
             # The clip is an argument of the traced function, never a constant in it: it may move.
-            try:
-                states, rows = self._train(broadcast, slab, states, parameters)
-                statistics.append(rows.numpy())
-            except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-                raise StorageError(
-                    "a host of the training job was lost in a round, which was not committed; "
-                    "start the hosts again and resume the run"
-                ) from error
+            states, rows = self._train(broadcast, slab, states, parameters)
+            statistics.append(rows.numpy())
         total = states[0]
         for state in states[1:]:
             total = query.merge_sample_states(total, state)

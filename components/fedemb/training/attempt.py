@@ -12,14 +12,15 @@ the process. The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedemb.backend import use_backend
-from fedemb.config import RunConfig
+from fedemb.config import RunConfig, TrainingConfig
 from fedemb.documents.artifacts import (
     canonical_json,
     config_digest,
@@ -33,12 +34,13 @@ from fedemb.documents.artifacts import (
 from fedemb.documents.model import ModelCard
 from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.cluster import training_devices
+from fedemb.embedding.hosts import Place, connect
 from fedemb.embedding.loading import load_backbone, save_backbone
 from fedemb.embedding.round_audit import AttemptKeys
 from fedemb.embedding.rounds import assign_weights
 from fedemb.embedding.server import ServerState, released_weights
 from fedemb.embedding.standardized import plain_form
+from fedemb.embedding.threads import accelerators, configure_threads
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.keys import commit_to, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
@@ -124,41 +126,38 @@ def run_attempt(
     store = SignedState(store, turn, origin, signer, trust, reservation.sequence)
 
     training = config.training
-    use_backend(training.backend)
-    workers, devices = 1, None
-    if training.backend == "tensorflow":
-        workers, devices = training_devices(training.parallel_clients)
-    log = RoundLog(store, inputs_sha)
-    backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
-    finished = checkpoint.load(store, inputs_sha)
-    if finished is not None and store.exists(_EVIDENCE):
-        state = finished.state  # killed between the last round and the last act
-        _release(config, backbone, state)
-    else:
-        if root_key is None:
-            root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
+    with _on_backend(training) as (workers, devices):
+        log = RoundLog(store, inputs_sha)
+        backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
+        finished = checkpoint.load(store, inputs_sha)
+        if finished is not None and store.exists(_EVIDENCE):
+            state = finished.state  # killed between the last round and the last act
+            _release(config, backbone, state)
         else:
-            store.write(_INJECTED, b"")  # before its first round, and for good
-        attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
-        with local_tree(context.private("users")) as folder:
-            _check_data(folder, commitments, users)
-            attempt = Attempt(
-                config=config,
-                backbone=backbone,
-                mechanism=build_mechanism(plan, **vars(attempt_keys)),
-                keys=attempt_keys,
-                users=folder,
-                store=store,
-                log=log,
-                diagnostics=TurnStore(open_store(context.private("diagnostics")), turn),
-                workers=workers,
-                devices=devices,
-            )
-            trained = train(attempt)
-        state, audit = trained.state, trained.audit
-        released = _release(config, backbone, state)
-        evidence = audit and audit.found(released, config.policy.delta).model_dump(mode="json")
-        store.write(_EVIDENCE, canonical_json(evidence))
+            if root_key is None:
+                root_key = keys.fetch(reservation_key_name(run_id, reservation.attempt))
+            else:
+                store.write(_INJECTED, b"")  # before its first round, and for good
+            attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
+            with local_tree(context.private("users")) as folder:
+                _check_data(folder, commitments, users)
+                attempt = Attempt(
+                    config=config,
+                    backbone=backbone,
+                    mechanism=build_mechanism(plan, **vars(attempt_keys)),
+                    keys=attempt_keys,
+                    users=folder,
+                    store=store,
+                    log=log,
+                    diagnostics=TurnStore(open_store(context.private("diagnostics")), turn),
+                    workers=workers,
+                    devices=devices,
+                )
+                trained = train(attempt)
+            state, audit = trained.state, trained.audit
+            released = _release(config, backbone, state)
+            evidence = audit and audit.found(released, config.policy.delta).model_dump(mode="json")
+            store.write(_EVIDENCE, canonical_json(evidence))
 
     backbone = plain_form(backbone)
     fields = {
@@ -192,6 +191,21 @@ def run_attempt(
         keys=keys,
     )
     return card.json
+
+
+@contextmanager
+def _on_backend(training: TrainingConfig) -> Iterator[tuple[int, list[str] | None]]:
+    """Settles the backend and joins the other hosts; gives workers and devices of TensorFlow."""
+    use_backend(training.backend)
+    if training.backend == "tensorflow":
+        yield configure_threads(training.parallel_clients), accelerators()
+        return
+    if not connect(Place.of_environment()):
+        raise ConfigError(
+            "this process is not the chief of its job, and only the chief trains; run python -m "
+            "fedemb.training.hosts here"
+        )
+    yield 1, None
 
 
 def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:

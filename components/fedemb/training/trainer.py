@@ -23,6 +23,7 @@ from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
 from fedemb.training.diagnostics import Diagnostics, describe
+from fedemb.training.hosts import led
 from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
 
@@ -127,6 +128,10 @@ class Trainer:
           Interrupted: asked to stop; checkpoint written.
           StorageError: a host of the job was lost.
         """
+        with led(self._attempt.config, self._attempt.backbone, self._function):
+            return self._train()
+
+    def _train(self) -> Trained:
         attempt, mechanism = self._attempt, self._attempt.mechanism
 
         def commit(index: int, output: Any) -> RoundRecord:

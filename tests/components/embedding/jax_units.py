@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import numpy as np
 
+from fedemb import backend
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.embedding import jax_rounds
 from fedemb.embedding.jax_unit_gradient import JaxUnitGradientFunction
@@ -123,6 +124,34 @@ class GradientsOfAllDevices(JaxUnitGradientFunction):
 FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
 
 
+def _refused():
+    try:
+        return len(backend.jax_devices())
+    except ConfigError as error:
+        return str(error)
+
+
+def _refusals(folder):
+    """What is said of accelerators that are not there, of an old driver, of two kinds of JAX."""
+    os.environ[backend.ACCELERATOR] = "nvidia.com/gpu"
+    found = {"promised": _refused()}
+    del os.environ[backend.ACCELERATOR]
+    found["alone"] = _refused()
+    files, backend.ACCELERATOR_FILES = backend.ACCELERATOR_FILES, (str(folder),)
+    backend.DRIVER_FILE = folder / "driver"
+    backend.DRIVER_FILE.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\n")
+    found["old"] = _refused()
+    backend.ACCELERATOR_FILES = files
+    for name in ("jax-cuda12-plugin", "libtpu"):
+        place = folder / f"{name.replace('-', '_')}-1.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    sys.path.append(str(folder))
+    found["two"] = _refused()
+    sys.path.remove(str(folder))
+    return found
+
+
 def main(folder):
     import jax
     import jax.numpy as jnp
@@ -188,6 +217,15 @@ def main(folder):
         except Refused as error:
             found["probe"][fault.__name__] = str(error)
 
+    whole, jax_rounds.memory_of = jax_rounds.memory_of, lambda _device: 1 << 19
+    try:
+        found["room"] = total(function(), units).tolist()
+    except ConfigError as error:
+        found["room"] = str(error)
+    jax_rounds.memory_of = lambda _device: function().step_bytes()
+    found["just enough"] = bool(len(total(function(), units)))
+    jax_rounds.memory_of = whole
+
     slow = function()
     slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
     slow._shown = True
@@ -196,11 +234,7 @@ def main(folder):
     except ConfigError as error:
         found["memory"] = str(error)
 
-    jax_rounds.ACCELERATOR_FILES = (str(folder),)
-    try:
-        found["unseen"] = len(jax_rounds.all_devices())
-    except ConfigError as error:
-        found["unseen"] = str(error)
+    found["refusals"] = _refusals(folder)
 
     sound, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
     try:

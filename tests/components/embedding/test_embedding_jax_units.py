@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -138,8 +139,26 @@ def test_too_little_memory_is_one_sentence_with_the_setting_to_lower(found):
     assert "lower training.unit_gradient.microbatch" in found["memory"]
 
 
+def test_a_step_is_planned_before_it_runs_and_says_about_how_many_fit(found):
+    said = re.search(
+        r"4 side by side takes (\d+) MiB and the device has 0.*microbatch.*about (\d) side",
+        found["room"],
+    )
+    assert said, found["room"]
+    assert int(said[2]) < 4
+    assert found["just enough"]
+
+
 def test_an_accelerator_that_jax_does_not_see_is_one_sentence(found):
-    assert "JAX finds none but the processor" in found["unseen"]
+    said = found["refusals"]
+    assert said["alone"] == 8
+    assert "this step is to have nvidia.com/gpu, and JAX finds none" in said["promised"]
+    assert "there is no driver of NVIDIA" in said["promised"]
+    assert "470.57.02', and CUDA 12 needs 525" in said["old"]
+
+
+def test_jax_for_two_kinds_of_accelerator_is_refused_in_one_sentence(found):
+    assert "(jax-cuda12-plugin, libtpu) and may take either" in found["refusals"]["two"]
 
 
 def test_one_process_runs_one_backend():

@@ -61,9 +61,9 @@ MUTANTS = (
         "clip_of_the_first_round_for_ever",
         (
             ROUNDS,
-            "                states, rows = self._train(broadcast, slab, states, parameters)\n",
-            "                self._first = getattr(self, '_first', parameters)\n"
-            "                states, rows = self._train(broadcast, slab, states, self._first)\n",
+            "            states, rows = self._train(broadcast, slab, states, parameters)\n",
+            "            self._first = getattr(self, '_first', parameters)\n"
+            "            states, rows = self._train(broadcast, slab, states, self._first)\n",
         ),
         ADAPTIVE,
     ),

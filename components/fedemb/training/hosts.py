@@ -1,0 +1,107 @@
+"""What a host that is not the chief does: `python -m fedemb.training.hosts`, see `embedding.hosts`.
+
+It builds what the chief describes and computes what the chief says. It reads no store and no key.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedemb.backend import use_backend
+from fedemb.config import RunConfig
+from fedemb.embedding.backend_rounds import client_rounds, unit_rounds
+from fedemb.embedding.hosts import Message, Place, connect, hear, part, several, tell
+from fedemb.embedding.jax_rounds import JaxRounds
+from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.privacy.queries import build_mechanism
+from fedemb.provenance import code_digest
+from fedemb.step import watched
+
+
+@contextmanager
+def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
+    """Inside, all hosts of the job compute with the chief; where it is alone, nothing happens.
+
+    Args:
+      config: of the run.
+      backbone: where its rounds start from.
+      function: the rounds.
+    """
+    if config.training.backend != "jax" or not several():
+        yield
+        return
+    try:
+        if isinstance(function, JaxRounds):  # a head alone is no work for several
+            tell(Message.JOB, np.frombuffer(_described(config, backbone, function), np.uint8))
+        yield
+    except BaseException:
+        tell(Message.END)
+        raise
+    part()
+
+
+def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
+    head = {
+        "config": config.model_dump(mode="json"),
+        "code_sha": code_digest(config),
+        "shared_head_rows": function.shared_head_rows,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "backbone.keras")
+        save_backbone(backbone, file)
+        return json.dumps(head).encode() + b"\n" + file.read_bytes()
+
+
+def _built(job: bytes) -> Any:
+    """The chief's rounds, with a mechanism that has no keys: it clips and adds, and no more."""
+    head, file = job.split(b"\n", 1)
+    described = json.loads(head)
+    config = RunConfig.model_validate(described["config"])
+    if code_digest(config) != described["code_sha"]:
+        raise PlanMismatch(
+            "the code of this host is not that of the chief, and would give other bits; give all "
+            "hosts the image of the training step"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "backbone.keras")
+        path.write_bytes(file)
+        backbone = load_backbone(path, config.model)
+    mechanism = build_mechanism(plan_mechanism(config), bytes(32), "host", 1, "0" * 64)
+    parts = backbone, mechanism, config.model, config.training
+    if config.training.algorithm == "dp_sgd":
+        return unit_rounds(*parts, workers=1)
+    rows = described["shared_head_rows"]
+    return client_rounds(*parts, workers=1, shared_head_rows=rows)[0]
+
+
+def follow() -> None:
+    """Computes for the chief of the job until it has done.
+
+    Raises:
+      ConfigError: this process is the chief, or the job has no other host.
+      PlanMismatch: this host has other code.
+      StorageError: the chief or another host was lost.
+    """
+    use_backend("jax")
+    if connect(Place.of_environment()):
+        raise ConfigError(
+            "this process is the chief of its job, or alone in it; run the training step here"
+        )
+    message, job = hear()
+    if message is Message.JOB:
+        _built(job).follow()
+    part()
+
+
+if __name__ == "__main__":
+    with watched("training.hosts", private=True):
+        follow()

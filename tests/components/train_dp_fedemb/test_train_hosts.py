@@ -1,0 +1,97 @@
+"""Two processes that train together on JAX: the bits of one, and what is left when one is lost."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedemb.documents.artifacts import file_digest
+from fedemb.embedding.hosts import Place
+from fedemb.errors import ConfigError
+from fedemb.training import hosts
+from tests.conftest import REPOSITORY
+from tests.training_run import config
+
+
+def _played(folder, task, *scenes):
+    """What came of each scene, see `tests.host_processes`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.host_processes", folder, task, *scenes],
+        cwd=REPOSITORY,
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _digests(folder, scene):
+    files = ("backbone.keras", "rounds.jsonl")
+    return [file_digest(folder / scene / "model" / file) for file in files]
+
+
+def test_two_processes_give_the_bits_of_one_and_a_lost_one_costs_no_round(tmp_path):
+    found = _played(tmp_path, "embedding", "alone", "together", "lost", "again:lost")
+    for scene in ("alone", "together", "again:lost"):
+        assert found[scene]["chief"][0] == 0, found[scene]
+    assert found["together"]["other"][0] == 0, found["together"]
+    assert "training on 2 hosts" in found["together"]["chief"][1]
+    code, said = found["lost"]["chief"]
+    assert code == 4, said
+    assert "a host of the training job was lost in a round, which was not committed" in said
+    assert 0 < found["lost"]["rounds"] < 3
+    # One host is enough to go on: the round that was lost is drawn again to the bit.
+    assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
+    assert _digests(tmp_path, "alone") == _digests(tmp_path, "lost")
+
+
+def test_two_processes_give_the_bits_of_one_in_dp_sgd_and_a_lost_chief_ends_the_other(tmp_path):
+    found = _played(tmp_path, "classification", "alone", "together", "chief_lost")
+    for scene in ("alone", "together"):
+        assert found[scene]["chief"][0] == 0, found[scene]
+    assert found["together"]["other"][0] == 0, found["together"]
+    assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
+    # JAX itself ends a process that loses its coordinator; it holds nothing that could be lost.
+    assert found["chief_lost"]["other"][0] != 0, found["chief_lost"]
+
+
+def _set(monkeypatch, **values):
+    for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"):
+        monkeypatch.delenv(f"JAX_{name}", raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("count", "number", "address"),
+    [("2", "2", "a:1"), ("2", "x", "a:1"), ("x", "0", "a:1"), ("2", "0", ""), ("2", "-1", "a:1")],
+)
+def test_a_job_that_names_no_host_is_refused_in_a_sentence(monkeypatch, count, number, address):
+    _set(
+        monkeypatch,
+        JAX_NUM_PROCESSES=count,
+        JAX_PROCESS_ID=number,
+        JAX_COORDINATOR_ADDRESS=address,
+    )
+    with pytest.raises(ConfigError, match="name no host of a job"):
+        Place.of_environment()
+
+
+def test_a_process_that_is_alone_has_no_place_and_no_one_to_follow(monkeypatch):
+    _set(monkeypatch)
+    assert Place.of_environment() is None
+    _set(
+        monkeypatch,
+        JAX_NUM_PROCESSES="1",
+        JAX_PROCESS_ID="0",
+        JAX_COORDINATOR_ADDRESS="a:1",
+    )
+    assert Place.of_environment() is None
+
+
+def test_a_host_of_other_code_refuses_to_compute(tmp_path):
+    job = {"config": config().model_dump(mode="json"), "code_sha": "0" * 64}
+    with pytest.raises(hosts.PlanMismatch, match="is not that of the chief"):
+        hosts._built(json.dumps(job).encode() + b"\n")

@@ -1,0 +1,149 @@
+"""Processes of a training job of two hosts on JAX, forked from one that loads what takes long once.
+
+`python -m tests.host_processes FOLDER TASK SCENE...` makes a run of a task ready, plays scenes of
+`SCENES` with it and prints for each process its exit code and what it said. Nothing here can import
+TensorFlow.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from fedemb import planted_bug_suite
+from fedemb.provenance import privacy_code_digest
+from tests.components.embedding.without_tensorflow import forbid
+from tests.training_run import ReadyRun, classifier_config, config, prepare, round_times
+
+PATIENCE = 500.0
+"""Seconds until the first round."""
+
+
+class Host:
+    """A running process."""
+
+    def __init__(self, log, act, port=None, number=0):
+        """Forks it; without a port it is alone."""
+        self._log = log
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            if port is not None:
+                os.environ["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"
+                os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = f"127.0.0.1:{port}"
+                os.environ |= {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
+            from fedemb.step import watched
+
+            with watched("host", private=False):
+                act()
+            status = 0
+        except SystemExit as left:
+            status = left.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+    def ended(self):
+        """Waits; exit code, negative if killed, and what it said."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return code, self._log.read_text()
+
+
+def _port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def _pair(ready):
+    from fedemb.training.hosts import follow
+
+    port = _port()
+    chief = Host(ready.root / "chief.log", ready.train, port)
+    return chief, Host(ready.root / "other.log", follow, port, 1)
+
+
+def alone(ready):
+    """One process."""
+    return {"chief": Host(ready.root / "alone.log", ready.train).ended()}
+
+
+def together(ready):
+    """Two processes."""
+    chief, other = _pair(ready)
+    return {"chief": chief.ended(), "other": other.ended()}
+
+
+def lost(ready, victim=1):
+    """Two processes, of which one is killed after the first round."""
+    pair = _pair(ready)
+    deadline = time.monotonic() + PATIENCE
+    while not round_times(ready) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.kill(pair[victim].pid, signal.SIGKILL)
+    return {"chief": pair[0].ended(), "other": pair[1].ended()}
+
+
+def chief_lost(ready):
+    """The same, and it is the chief."""
+    return lost(ready, victim=0)
+
+
+SCENES = {scene.__name__: scene for scene in (alone, together, lost, chief_lost)}
+
+
+TASKS = {
+    "embedding": (config, {"mechanism.rounds": 3}, 120),
+    "classification": (classifier_config, {}, 40),
+}
+"""Configuration, what is changed in it, and users."""
+
+
+def main(folder, task, *names):
+    """Plays one scene after the other in copies of a run; `again:` goes on in an old one."""
+    forbid()
+    make, changes, users = TASKS[task]
+    settings, first = make(**changes, **{"training.backend": "jax"}), Path(folder, "ready")
+    first.mkdir()
+    from fedemb.training import attempt, hosts
+
+    record = Path(folder, "record.json")
+    planted_bug_suite.RECORD = record  # as tests/conftest.py does
+    planted_bug_suite.write_record(
+        record, passed=50, total=50, privacy_code_sha=privacy_code_digest()
+    )
+    for module in ("jax", "keras", "fedemb.steps.train_dp_sgd.train"):
+        importlib.import_module(module)  # before the forks
+    ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()
+    assert ready[0] == 0, ready[1]
+    # Sources may be edited while a test runs; that a run refuses them then is another test's.
+    reserved = json.loads((first / "reservation.json").read_text())["code_sha"]
+    for module in (attempt, hosts):
+        module.code_digest = lambda _config: reserved
+    found = {}
+    for name in names:
+        root, scene = Path(folder, name), name
+        if name.startswith("again:"):
+            root, scene = Path(folder, name.removeprefix("again:")), "alone"
+        else:
+            shutil.copytree(first, root)  # the same keys: the same coins and noise
+        ready = ReadyRun(root, settings)
+        found[name] = SCENES[scene](ready) | {"rounds": len(round_times(ready))}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
