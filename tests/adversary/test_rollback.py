@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.errors import FedEmbError, LedgerError
+from fedemb.keys import open_key_store
 from fedemb.ledger import check_high_water, connect, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
 
@@ -249,3 +250,26 @@ def test_marking_again_marks_nothing(team):
     ledger = connect(str(team.policy / "ledger"), keys.uri, "weekly")
     mark_high_water(ledger, keys, team.witness)
     assert _state(team) == before
+
+
+def test_killed_between_two_marks_leaves_none_missing_below(tmp_path, monkeypatch):
+    """A policy and a reservation that nobody marked yet; the process dies after its first mark."""
+    team = Team(tmp_path)
+    run = team.reserve("week-1")
+    marks = sorted((team.policy / "keys" / "ledger").iterdir())
+    assert len(marks) > 1
+    for mark in marks:
+        mark.unlink()
+    keys = open_key_store(str(team.policy / "keys"))
+    create = type(keys).create
+
+    def killed(self, name, key=None):
+        create(self, name, key)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(type(keys), "create", killed)
+        with pytest.raises(KeyboardInterrupt):
+            mark_high_water(run.ledger(), keys)
+    mark_high_water(run.ledger(), keys)
+    assert sorted((team.policy / "keys" / "ledger").iterdir()) == marks

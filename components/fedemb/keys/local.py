@@ -60,15 +60,13 @@ class LocalKeyStore(KeyStore):
     def destroy(self, name: str) -> None:
         path = self._path(name)
         with self._reached(name):
-            if not path.exists():
-                return
-            with contextlib.suppress(FileExistsError):
-                create_bytes(self._destroyed(path), b"", mode=0o600)
-            with path.open("r+b") as file:
-                file.write(os.urandom(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            path.unlink(missing_ok=True)
+            if path.exists():
+                with contextlib.suppress(FileExistsError):
+                    create_bytes(self._destroyed(path), b"", mode=0o600)
+            # A creation that was killed leaves a temporary name, maybe of this very file.
+            for copy in (*path.parent.glob(f".{path.name}.????????"), path):
+                with contextlib.suppress(FileNotFoundError):
+                    _overwrite(copy)
 
     @override
     def exists(self, name: str) -> bool:
@@ -127,3 +125,11 @@ class LocalKeyStore(KeyStore):
         if name.startswith("reservation/"):
             made = "the reservation was made with, or reserve under a new run id"
         return f"key {name} is not in the key store {self.uri}; name the key store {made}"
+
+
+def _overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(os.urandom(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink(missing_ok=True)

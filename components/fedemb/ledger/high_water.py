@@ -47,7 +47,7 @@ def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | N
 
 
 def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = None) -> None:
-    """Makes the marks that are missing, the newest first; run again, it makes none.
+    """Makes the marks that are missing, the oldest first: whenever it is killed none lies below.
 
     Raises:
       LedgerError: another ledger was marked meanwhile.
@@ -55,11 +55,12 @@ def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = No
     """
     for place in _places(ledger, keys, witness_uri):
         marked = _marked(ledger)
-        for number in range(len(marked), 0, -1):
-            if place.holds(number):
-                break
+        newest = len(marked)
+        while newest and not place.holds(newest):
+            newest -= 1
+        for number, record in enumerate(marked[newest:], newest + 1):
             with suppress(FileExistsError):  # another run of the policy marks at this moment
-                place.create(number, marked[number - 1].sha)
+                place.create(number, record.sha)
         _check(ledger, place)
 
 

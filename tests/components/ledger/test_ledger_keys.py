@@ -87,6 +87,22 @@ def test_lost_race_for_a_key_is_no_generation(keys, monkeypatch):
     assert keys.newest("signing/report") == number
 
 
+def test_what_a_killed_creation_left_goes_with_its_key(tmp_path, monkeypatch):
+    keys = open_key_store(str(tmp_path / "keys"))
+    folder = tmp_path / "keys" / "reservation"
+    with monkeypatch.context() as killed:
+        killed.setattr("os.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(type(folder), "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            keys.create("reservation/monday-1", bytes(range(32)))
+    assert [path.read_bytes() for path in folder.iterdir()] == [bytes(range(32))]
+    keys.create("reservation/monday-1")
+    keys.create("reservation/monday-10")
+    keys.destroy("reservation/monday-1")
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["monday-1.destroyed", "monday-10"]
+
+
 def test_name_was_used_even_if_its_key_is_destroyed(keys):
     assert not keys.used("deletion_marks/weekly+1")
     keys.create("deletion_marks/weekly+1")
