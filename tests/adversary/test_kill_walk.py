@@ -56,3 +56,19 @@ def test_act_is_killed_before_each_of_its_operations(tmp_path, act):
 def test_walk_finds_a_planted_bug(tmp_path, planted, act, step):
     assert planted in kills.PLANTED
     assert _wrong(_walk(tmp_path, step, act, planted=planted))
+
+
+@pytest.mark.slow
+def test_random_kills_write_their_record(tmp_path):
+    """As `make kills` calls it, with little of everything."""
+    little = ["--kills", "8", "--minutes", "1", "--training", "1"]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "random_kills.py"), str(tmp_path / "record"), *little],
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE.parent.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    (night,) = map(json.loads, (tmp_path / "record").read_text().splitlines())
+    assert night["kills"] >= 8

@@ -5,13 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedemb.documents.artifacts import file_digest
-from tests.conftest import REPOSITORY
 from tests.training_run import ReadyRun, classifier_config, config, prepare, round_times
+
+# Not conftest's: `random_kills.py` comes here when rooms are imported already.
+REPOSITORY = Path(__file__).parents[3]
 
 
 def _train(root, kills):
