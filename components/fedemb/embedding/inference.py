@@ -18,7 +18,10 @@ _TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def outputs(
-    model: Any, examples: Num[np.ndarray, "images ..."], batch_size: int = 256
+    model: Any,
+    examples: Num[np.ndarray, "images ..."],
+    batch_size: int = 256,
+    last: Callable[[Any], Any] = np.asarray,
 ) -> Float32[np.ndarray, "images width"]:
     """What a model gives for images, or what its last layers give for features.
 
@@ -27,6 +30,7 @@ def outputs(
       examples: uint8 `[images, size, size, channels]`, or float32 `[images, features]`.
       batch_size: images in memory at once as floats; the last batch is padded, so that an output
         does not depend on how many images come after it.
+      last: what is done to the outputs of a batch, padding included, for the same reason.
     """
     from fedemb.embedding.preprocessing import input_of
 
@@ -43,7 +47,7 @@ def outputs(
         if used < batch_size:
             padding = np.zeros((batch_size - used, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, padding])
-        result[start : start + used] = np.asarray(_TRACED[model](batch))[:used]
+        result[start : start + used] = np.asarray(last(_TRACED[model](batch)))[:used]
     return result
 
 
@@ -53,7 +57,7 @@ def embed(
     batch_size: int = 256,
 ) -> Float32[np.ndarray, "images dim"]:
     """Embeds images, or features, and scales every embedding to unit length; see `outputs`."""
-    return np.asarray(unit_rows(outputs(backbone, images, batch_size)))
+    return outputs(backbone, images, batch_size, unit_rows)
 
 
 def classify(
@@ -62,8 +66,7 @@ def classify(
     batch_size: int = 256,
 ) -> Float32[np.ndarray, "images classes"]:
     """Probabilities of the classes, rows that sum to 1; see `outputs`."""
-    ops = keras_ops()
-    return ops.convert_to_numpy(ops.softmax(outputs(classifier, images, batch_size)))
+    return outputs(classifier, images, batch_size, keras_ops().softmax)
 
 
 class SideBySide:

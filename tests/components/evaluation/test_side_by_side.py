@@ -43,8 +43,8 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
     monkeypatch.setattr(
         inference,
         "outputs",
-        lambda model, examples, batch: (
-            (examples.ndim == 4 and computed.append(model)) or honest(model, examples, batch)
+        lambda model, examples, *more: (
+            (examples.ndim == 4 and computed.append(model)) or honest(model, examples, *more)
         ),
     )
     shown = SideBySide(models, group, apply)

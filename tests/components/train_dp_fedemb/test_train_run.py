@@ -18,8 +18,8 @@ from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import encode, read
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
-from fedemb.embedding import RoundFunction, load_backbone, train_centralized
-from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused, StorageError
+from fedemb.embedding import load_backbone, train_centralized
+from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from fedemb.gate.artifact_rules import public_line
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation
@@ -418,28 +418,6 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
     monkeypatch.setattr(centralized, "train_centralized", _raise_killed)  # it is on record
     broken.train()
     _same_model(whole, broken)
-
-
-def test_a_lost_host_asks_to_try_again_and_loses_nothing(ready, finished, monkeypatch):
-    import tensorflow as tf
-
-    original, calls = RoundFunction.run, []
-
-    def lost_host(*arguments):
-        raise tf.errors.UnavailableError(None, None, "connection reset by peer")
-
-    def run(self, *arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            self._train = lost_host
-        return original(self, *arguments)
-
-    monkeypatch.setattr(RoundFunction, "run", run)
-    with pytest.raises(StorageError, match="lost in a round, which was not committed") as lost:
-        ready.train()
-    assert lost.value.exit_code == 4
-    ready.train()
-    _same_model(ready, finished)
 
 
 @pytest.fixture
