@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.schedule import Namespace, Profiles, namespace_of
+
+if TYPE_CHECKING:
+    from fedemb.config import RunConfig
 
 
 def doctor(
@@ -18,35 +22,49 @@ def doctor(
     package: Annotated[
         Path | None, typer.Option(help="YAML of `fedemb compile` that is to run.")
     ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", "-c", help="YAML file or preset that names the stores."),
+    ] = None,
 ) -> None:
     """Look at a cluster before private data is trained on it; exit code 3 if it is unsafe."""
     from fedemb.pipelines.compile.cluster import load_profile
-    from fedemb.pipelines.doctor.checks import Doctor
+    from fedemb.pipelines.doctor.checks import look
+    from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe, table
     from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+    from fedemb.pipelines.run.load_config import load_config
 
     if not cluster:
         raise ConfigError("nothing was named to look at; say `fedemb doctor --cluster`")
     loaded = load_profile(*(profile or ["cpu"]))
-    findings = Doctor(KubernetesApi(), namespace_of(namespace, profile), loaded, package).findings()
+    configs = [load_config(source, []) for source in config or []]
+    where = namespace_of(namespace, profile)
+    findings = look(Doctor(KubernetesApi(), where, loaded, package, configs))
     typer.echo(table(findings, loaded.accepts))
     require_safe(findings, loaded.accepts)
 
 
-def look_first(namespace: str, profile: list[str] | None, package: Path | None = None) -> None:
+def look_first(
+    namespace: str,
+    profile: list[str] | None,
+    configs: Sequence[RunConfig],
+    package: Path | None = None,
+) -> None:
     """Refuses to start anything on a cluster that is unsafe; says so where none can be asked.
 
     Raises:
       Refused: something is unsafe, and no profile accepts it.
     """
     from fedemb.pipelines.compile.cluster import load_profile
-    from fedemb.pipelines.doctor.checks import Doctor
+    from fedemb.pipelines.doctor.checks import look
+    from fedemb.pipelines.doctor.doctor import Doctor
     from fedemb.pipelines.doctor.finding import require_safe
     from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
 
     loaded = load_profile(*(profile or ["cpu"]))
     try:
-        findings = Doctor(KubernetesApi(), namespace, loaded, package).findings()
+        findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
     except StorageError as error:
         typer.echo(f"the cluster was not looked at: {error}", err=True)
         return

@@ -70,14 +70,15 @@ def apply(
     from fedemb.pipelines.schedules.load import load_schedules
 
     kubeflow = _kubeflow(host, namespace, profile)
-    changes = reconcile.plan(kubeflow, load_schedules(folder), _now())
+    schedules = load_schedules(folder)
+    changes = reconcile.plan(kubeflow, schedules, _now())
     todo = [change for change in changes if change.action != "keep"]
     for change in changes:
         typer.echo(str(change))
     if not todo:
         typer.echo("nothing to do")
         return
-    look_first(kubeflow.namespace, profile)
+    look_first(kubeflow.namespace, profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     reconcile.apply(kubeflow, todo, _now())
@@ -156,7 +157,7 @@ def submit(
     typer.echo(f"planned: {promised}")
     if kubeflow is None:
         return
-    look_first(kubeflow.namespace, profile, package)
+    look_first(kubeflow.namespace, profile, [loaded], package)
     run_id = kubeflow.submit(
         package,
         loaded,

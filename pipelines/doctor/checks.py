@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedemb.errors import ConfigError
-from fedemb.pipelines.compile.cluster import Profile
+from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.finding import Finding
-from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+from fedemb.pipelines.doctor.stores import stores
 from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
 
 _VALIDATING = ("fedemb-step-accounts", "fedemb-pods", "fedemb-claims", "fedemb-no-entry")
@@ -23,37 +22,7 @@ SKEW = 60.0
 """Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
 APPLY = "apply infra/kustomize again"
 
-Check = Callable[["Doctor"], Iterator[Finding]]
-
-
-class Doctor:
-    """One look at a namespace.
-
-    Args:
-      api: the cluster.
-      namespace: where the runs are.
-      profile: what the runs ask for.
-      package: the compiled pipeline that is to run; None: not looked at.
-    """
-
-    def __init__(
-        self, api: KubernetesApi, namespace: str, profile: Profile, package: Path | None = None
-    ) -> None:
-        self.api, self.namespace, self.profile, self.package = api, namespace, profile, package
-
-    def findings(self) -> list[Finding]:
-        """Everything that was looked at.
-
-        Raises:
-          StorageError: the API server does not answer.
-        """
-        return [finding for check in CHECKS for finding in check(self)]
-
-    def mine(self, path: str) -> str:
-        """Path of something of the namespace."""
-        group, _, rest = path.rpartition("|")
-        root = f"/apis/{group}" if group else "/api/v1"
-        return f"{root}/namespaces/{self.namespace}/{rest}"
+Check = Callable[[Doctor], Iterator[Finding]]
 
 
 def controller(doctor: Doctor) -> Iterator[Finding]:
@@ -359,12 +328,6 @@ def public_root(doctor: Doctor) -> Iterator[Finding]:
         f"artifacts go to {root or 'the default store of Kubeflow'}",
         "" if named else "name the public root in the overlay's launcher.yaml",
     )
-    yield Finding(
-        "stores",
-        "could not tell",
-        "the rights on the four stores are the stores' own",
-        "`terraform plan`, or infra/s3/*.json; a step without a right ends with exit code 4",
-    )
 
 
 def clock(doctor: Doctor) -> Iterator[Finding]:
@@ -409,5 +372,15 @@ CHECKS: tuple[Check, ...] = (
     nodes,
     images,
     public_root,
+    stores,
     clock,
 )
+
+
+def look(doctor: Doctor) -> list[Finding]:
+    """Everything that was looked at.
+
+    Raises:
+      StorageError: the API server does not answer.
+    """
+    return [finding for check in CHECKS for finding in check(doctor)]

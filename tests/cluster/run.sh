@@ -9,7 +9,7 @@ if ! command -v go >/dev/null; then
   echo "skipped: the control plane is built from source, and Go is not installed (1.24 or newer)"
   exit 0
 fi
-digest=$(cat {control_plane,node}/go.{mod,sum} node/pause/main.go | sha256sum | cut -c1-16)
+digest=$(cat {control_plane,node,stores}/go.{mod,sum} node/pause/main.go | sha256sum | cut -c1-16)
 binaries=${FEDEMB_CONTROL_PLANE:-${XDG_CACHE_HOME:-$HOME/.cache}/fedemb-control-plane/$digest}
 mkdir -p "$binaries"
 export CGO_ENABLED=0 GOTOOLCHAIN=${GOTOOLCHAIN:-auto} GOFLAGS="-mod=readonly -trimpath ${GOFLAGS:-}"
@@ -29,6 +29,7 @@ build control_plane go.etcd.io/etcd/server/v3 \
   k8s.io/kubernetes/cmd/{kube-apiserver,kubectl,kube-scheduler,kube-controller-manager,kubelet}
 build node github.com/containerd/containerd/v2/cmd/{containerd,containerd-shim-runc-v2,ctr} \
   github.com/containernetworking/plugins/plugins/{main/loopback,main/ptp,ipam/host-local} ./pause
+build stores github.com/minio/{minio,mc}
 
 export FEDEMB_CONTROL_PLANE=$binaries PATH=$binaries:$PATH
 # Whatever is started ends with its namespace of processes, also if this is killed.

@@ -101,7 +101,7 @@ def test_a_cluster_as_the_runbook_leaves_it_is_safe(ask_doctor, kubeflow):
     for check in ("rights", "thief", "pod-security", "network", "quota", "log-archive", "clock"):
         assert states[check][0] == "ok", result.output
     assert states["key-volumes"][0] == "ok", result.output
-    assert states["stores"][0] == "could not tell"
+    assert "name the run's configuration by --config" in states["stores"][1]
 
 
 HARMS = {
@@ -226,4 +226,4 @@ def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch
 
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     with pytest.raises(Refused, match="unsafe"):
-        look_first("another-namespace", ["cpu"])
+        look_first("another-namespace", ["cpu"], [])

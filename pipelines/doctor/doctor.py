@@ -1,0 +1,39 @@
+"""What a look at a cluster has at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedemb.config import RunConfig
+from fedemb.pipelines.compile.cluster import Profile
+from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+
+
+class Doctor:
+    """Whom a look at a cluster asks, and what about.
+
+    Args:
+      api: the cluster.
+      namespace: where the runs are.
+      profile: what the runs ask for.
+      package: the compiled pipeline that is to run; None: not looked at.
+      configs: of the runs; they name the stores.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        profile: Profile,
+        package: Path | None = None,
+        configs: Sequence[RunConfig] = (),
+    ) -> None:
+        self.api, self.namespace, self.profile = api, namespace, profile
+        self.package, self.configs = package, configs
+
+    def mine(self, path: str) -> str:
+        """Path of something of the namespace."""
+        group, _, rest = path.rpartition("|")
+        root = f"/apis/{group}" if group else "/api/v1"
+        return f"{root}/namespaces/{self.namespace}/{rest}"

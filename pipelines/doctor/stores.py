@@ -1,0 +1,326 @@
+"""What each step's account may do in the stores, asked of the stores themselves.
+
+Of S3 it is asked with the access key of each account, of Google Cloud by reading the buckets' IAM
+policies. Nothing is written and no content is read: a part is sent to an upload that there is not,
+an object is asked for by its head. What is compared is the table of `infra/rights.yaml`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from fedemb.config import RunConfig
+from fedemb.errors import StorageError
+from fedemb.pipelines.doctor.doctor import Doctor
+from fedemb.pipelines.doctor.finding import Finding
+from fedemb.pipelines.steps import rights_of_groups
+
+VERBS = ("list", "read", "write", "delete")
+_FOLDER = {"none": set[str](), "read": {"read"}, "write": {"read", "write"}}
+_BUCKET = {
+    "none": set[str](),
+    "read": {"list", "read"},
+    "append": {"list", "read", "write"},
+    "create": {"list", "read", "write"},
+}
+_INPUT = {"private": {"list", "read"}, "names": {"list"}}
+PARALLEL = 8
+"""Questions asked at a time."""
+REMEDY = "set the rights of infra/rights.yaml again: `terraform apply`, or infra/s3/*.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a store whose rights are one."""
+
+    store: Literal["public_root", "private_root", "ledger", "releases", "witness", "input"]
+    """Its name in the configuration, or the private images."""
+    address: str
+    """gs:// or s3://"""
+    folder: str = ""
+    """Folder of each run in the private root; empty: rights are the whole bucket's."""
+
+    def __str__(self) -> str:
+        name = {"input": "the private images"}.get(self.store, f"storage.{self.store}")
+        return f"{self.folder} in {name}" if self.folder else name
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return urlsplit(self.address).netloc
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its objects begin with."""
+        path = urlsplit(self.address).path.strip("/")
+        return f"{path}/" if path else ""
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        """What is asked. Only records may never be deleted; elsewhere who writes may."""
+        return VERBS if self.store in ("ledger", "releases", "witness") else VERBS[:3]
+
+    def allowed(self, row: Mapping[str, Any]) -> set[str]:
+        """What an account may do here, given its row of the table.
+
+        Names are granted for a whole bucket only: who may see one folder sees all names.
+        """
+        match self.store:
+            case "public_root":
+                return {"list", "read", "write"}
+            case "private_root":
+                names = {"list"} if row["private"] else set[str]()
+                return names | _FOLDER[row["private"].get(self.folder, "none")]
+            case "input":
+                return set[str]().union(*(_INPUT.get(kind, set()) for kind in row["input"]))
+            case _:
+                return _BUCKET[row[self.store]]
+
+
+Held = Callable[[str, Place, str], bool]
+"""Whether the account of a group may do something in a place."""
+
+
+def places(configs: Iterable[RunConfig]) -> list[Place]:
+    """Every place that configurations of runs name, keys left out."""
+    found: list[Place] = []
+    folders = sorted({folder for row in rights_of_groups().values() for folder in row["private"]})
+    for config in configs:
+        storage, uri = config.storage, config.data.source.uri
+        if storage.private_root:
+            root = storage.private_root
+            found += [Place("private_root", root, folder) for folder in folders]
+        if uri != "builtin":
+            found.append(Place("input", uri.rpartition("/")[0] if urlsplit(uri).path else uri))
+        for name in ("public_root", "ledger", "releases", "witness"):
+            if address := getattr(storage, name):
+                found.append(Place(name, address))
+    return list(dict.fromkeys(found))
+
+
+def stores(doctor: Doctor) -> Iterator[Finding]:
+    """Each account may do in each store what the table says, and no more."""
+    named = places(doctor.configs)
+    local = [place for place in named if urlsplit(place.address).scheme not in ("gs", "s3")]
+    if not named:
+        remedy = "name the run's configuration by --config"
+        yield Finding("stores", "could not tell", "no configuration names a store", remedy)
+    if local:
+        remedy = "on a cluster stores are gs:// or s3:// (infra/README.md, step 2)"
+        yield Finding("stores", "could not tell", f"{local[0]} is a folder", remedy)
+    for scheme, open_held in (("gs", _held_on_google), ("s3", _held_on_s3)):
+        there = [place for place in named if place.address.startswith(f"{scheme}://")]
+        if there:
+            yield from _compared(there, open_held, doctor)
+
+
+def _rows() -> dict[str, Mapping[str, Any]]:
+    """Group -> its row of the table; that of `run`, which drives runs, grants nothing."""
+    nothing = {"private": {}, "input": [], "ledger": "none", "releases": "none", "witness": "none"}
+    return {"run": nothing, **rights_of_groups()}
+
+
+def _compared(
+    there: list[Place], open_held: Callable[[Doctor, list[Place]], Held], doctor: Doctor
+) -> Iterator[Finding]:
+    rows = _rows()
+    questions = [(group, place, verb) for group in rows for place in there for verb in place.verbs]
+    try:
+        held = open_held(doctor, there)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            answers = list(pool.map(lambda question: held(*question), questions))
+    except StorageError as error:
+        yield Finding("stores", "could not tell", str(error), REMEDY)
+        return
+    excess, lacking = [], []
+    for (group, place, verb), allowed in zip(questions, answers, strict=True):
+        wanted = verb in place.allowed(rows[group])
+        if allowed and not wanted:
+            excess.append(f"fedemb-{group} may {verb} {place}")
+        if wanted and not allowed:
+            lacking.append(f"fedemb-{group} may not {verb} {place}")
+    for wrong in (excess, lacking):
+        if wrong:
+            more = f", and {len(wrong) - 1} more of the kind" if wrong[1:] else ""
+            yield Finding("stores", "unsafe", wrong[0] + more, REMEDY)
+    if not excess and not lacking:
+        what = f"{len(questions)} questions in {len(there)} places: each account as the table says"
+        yield Finding("stores", "ok", what)
+
+
+# S3: each account is asked for by its own key.
+
+
+def _held_on_s3(doctor: Doctor, there: list[Place]) -> Held:
+    secret = doctor.profile.group_secret
+    if secret is None:
+        raise StorageError("the profile names no access key of each group (`group_secret`)")
+    default = next(iter(doctor.profile.steps.values())).environment
+    clients = {group: _client(doctor, group, default) for group in _rows()}
+    samples = {place: _sample(place, clients) for place in there}
+
+    def held(group: str, place: Place, verb: str) -> bool:
+        asked = clients[group]
+        folder = f"doctor/{place.folder}/" if place.folder else ""
+        made_up = f"{place.prefix}{folder}doctor-{secrets.token_hex(8)}"
+        match verb:
+            case "list":
+                ask, more = asked.list_objects_v2, {"Prefix": made_up, "MaxKeys": 1}
+            case "read":
+                ask, more = asked.head_object, {"Key": samples[place] or made_up}
+            case "write":
+                upload = {"UploadId": secrets.token_hex(16), "PartNumber": 1, "Body": b""}
+                ask, more = asked.upload_part, {"Key": made_up, **upload}
+            case _:
+                ask, more = asked.delete_object, {"Key": made_up}
+        return _ask(ask, Bucket=place.bucket, **more) is not None
+
+    return held
+
+
+def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
+    from botocore.config import Config
+    from botocore.session import Session
+
+    secret = doctor.profile.group_secret
+    assert secret is not None
+    name = f"{secret.name}-{group}"
+    answer = doctor.api.get(doctor.mine(f"secrets/{name}"))
+    if answer.status != 200:
+        raise StorageError(f"the secret {name} was not to be read ({answer.status})")
+    data = answer.body.get("data", {})
+    named = {
+        variable: base64.b64decode(data.get(key, "")).decode()
+        for key, variable in secret.keys.items()
+    }
+    # Seen from here the store may have another address than seen from a pod.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or environment.get("AWS_ENDPOINT_URL")
+    config = Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2})
+    return Session().create_client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=environment.get("AWS_DEFAULT_REGION"),
+        aws_access_key_id=named.get("AWS_ACCESS_KEY_ID"),
+        aws_secret_access_key=named.get("AWS_SECRET_ACCESS_KEY"),
+        config=config,
+    )
+
+
+def _sample(place: Place, clients: Mapping[str, Any]) -> str | None:
+    """An object that is there, if some account lists one.
+
+    Of a made-up name S3 tells who may not list nothing but that it is forbidden.
+    """
+    rows = _rows()
+    for group, client in clients.items():
+        if "list" in place.allowed(rows[group]):
+            found = _ask(client.list_objects_v2, Bucket=place.bucket, Prefix=place.prefix)
+            names = (item["Key"] for item in (found or {}).get("Contents", []))
+            inside = f"/{place.folder}/" if place.folder else ""
+            if found is not None:
+                return next((name for name in names if inside in name), None)
+    return None
+
+
+def _ask(ask: Callable[..., Any], **what: Any) -> Mapping[str, Any] | None:
+    """The answer; empty where what is asked about is not there; None: it is forbidden."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return ask(**what)
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        code = str(error.response.get("Error", {}).get("Code"))
+        if code == "NoSuchBucket":
+            raise StorageError(f"the bucket {what['Bucket']} does not exist") from error
+        if status in (401, 403):
+            return None
+        if code in ("404", "NoSuchKey", "NoSuchUpload"):
+            return {}
+        raise StorageError(f"the store answered {code} for {what['Bucket']}") from error
+    except BotoCoreError as error:
+        name = type(error).__name__
+        raise StorageError(
+            f"the store does not answer from here ({name}); set AWS_ENDPOINT_URL to where it does"
+        ) from error
+
+
+# Google Cloud: who was granted what stands in each bucket's policy.
+
+_OF_ROLE = {
+    "roles/storage.objectUser": set(VERBS),
+    "roles/storage.objectViewer": {"list", "read"},
+    "fedembGet": {"read"},
+    "fedembList": {"list"},
+    "fedembAppend": {"list", "read", "write"},
+    "fedembWitness": {"list", "read", "write"},
+    "fedembWrite": {"read", "write", "delete"},
+}
+"""Role, or the last part of a custom role's name, as infra/terraform/gcs makes them -> verbs."""
+_EVERYBODY = ("allUsers", "allAuthenticatedUsers")
+
+
+def _held_on_google(doctor: Doctor, there: list[Place]) -> Held:
+    accounts = {group: _google_account(doctor, group) for group in _rows()}
+    granted = {bucket: _bindings(bucket) for bucket in {place.bucket for place in there}}
+
+    def held(group: str, place: Place, verb: str) -> bool:
+        members = {f"serviceAccount:{accounts[group]}", *_EVERYBODY}
+        return any(
+            verb in _OF_ROLE.get(str(binding["role"]).rpartition("/roles/")[2], set(VERBS))
+            for binding in granted[place.bucket]
+            if members & set(binding["members"]) and _reaches(binding.get("condition"), place)
+        )
+
+    return held
+
+
+def _reaches(condition: Mapping[str, str] | None, place: Place) -> bool:
+    """Whether a binding holds in a place; one whose condition is not ours holds everywhere."""
+    if not condition:
+        return True
+    for folder in {folder for row in rights_of_groups().values() for folder in row["private"]}:
+        if condition.get("expression") == condition_of(folder):
+            return folder == place.folder
+    return True
+
+
+def condition_of(folder: str) -> str:
+    """The condition by which infra/terraform/gcs binds a role to one folder of each run."""
+    return (
+        f'resource.name.extract("/objects/{{run}}/{folder}/") != ""'
+        f' || resource.name.endsWith("/{folder}.tree")'
+    )
+
+
+def _google_account(doctor: Doctor, group: str) -> str:
+    name = f"fedemb-{group}"
+    answer = doctor.api.get(doctor.mine(f"serviceaccounts/{name}"))
+    annotations = answer.body.get("metadata", {}).get("annotations", {})
+    account = annotations.get("iam.gke.io/gcp-service-account")
+    if answer.status != 200 or not account:
+        raise StorageError(f"the account {name} names no Google account ({answer.status})")
+    return str(account)
+
+
+def _bindings(bucket: str) -> list[Mapping[str, Any]]:
+    from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import GoogleAuthError
+    from google.cloud import storage
+
+    try:
+        client = storage.Client(project="unused")
+        policy = client.bucket(bucket).get_iam_policy(requested_policy_version=3, timeout=20)
+    except (GoogleAPICallError, GoogleAuthError, OSError) as error:
+        raise StorageError(
+            f"the IAM policy of {bucket} was not to be read ({type(error).__name__}); ask who has "
+            "storage.buckets.getIamPolicy"
+        ) from error
+    return list(policy.bindings)

@@ -1,0 +1,330 @@
+"""What the doctor learns of the stores: S3 (moto, which enforces policies) and Google Cloud.
+
+`tests/cluster/test_stores.py` asks MinIO the same, set up by the runbook's own lines.
+"""
+
+import base64
+import json
+import re
+import sys
+import urllib.request
+from pathlib import Path
+
+import botocore.session
+import pytest
+from conftest import free_port, serving
+
+from fedemb.pipelines.compile.cluster import load_profile
+from fedemb.pipelines.doctor.doctor import Doctor
+from fedemb.pipelines.doctor.kubernetes_api import Answer
+from fedemb.pipelines.doctor.stores import condition_of, places, stores
+from fedemb.pipelines.steps import rights_of_groups
+from tests.partition_run import make_config
+
+INFRA = Path(__file__).parents[2] / "infra"
+GROUPS = ("run", *rights_of_groups())
+BUCKETS = ("public", "private", "ledger", "releases", "witness", "photos")
+
+
+class Namespace:
+    """The two kinds of objects that are asked of a cluster."""
+
+    def __init__(self, secrets: dict[str, tuple[str, str]]) -> None:
+        self.secrets = secrets
+
+    def get(self, path: str) -> Answer:
+        """A secret's access key, or the Google account of a service account."""
+        kind, name = path.split("/")[-2:]
+        if kind == "serviceaccounts":
+            account = {"iam.gke.io/gcp-service-account": _email(name.removeprefix("fedemb-"))}
+            return Answer(200, {"metadata": {"annotations": account}})
+        if name not in self.secrets:
+            return Answer(404, {})
+        pair = dict(zip(("access_key", "secret_key"), self.secrets[name], strict=True))
+        data = {key: base64.b64encode(text.encode()).decode() for key, text in pair.items()}
+        return Answer(200, {"data": data})
+
+
+def _email(group: str) -> str:
+    return f"fedemb-{group}@runs.iam.gserviceaccount.com"
+
+
+def _look(scheme: str, secrets: dict[str, tuple[str, str]] | None = None) -> list[tuple[str, str]]:
+    named = {name: f"{scheme}://fedemb-{name}" for name in ("ledger", "releases", "witness")}
+    config = make_config(
+        f"{scheme}://fedemb-photos/2026/*.parquet",
+        storage__public_root=f"{scheme}://fedemb-public/runs",
+        storage__private_root=f"{scheme}://fedemb-private",
+        **{f"storage__{name}": address for name, address in named.items()},
+    )
+    profile = load_profile("cpu", INFRA / "profiles" / "s3.yaml")
+    doctor = Doctor(Namespace(secrets or {}), "fedemb", profile, None, [config])
+    return [(finding.state, finding.what) for finding in stores(doctor)]
+
+
+class Moto:
+    """An S3 server whose users have the policies of infra/s3."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        session = botocore.session.get_session()
+        owner = {"aws_access_key_id": "owner", "aws_secret_access_key": "owner"}
+        self.s3, self.iam = (
+            session.create_client(name, "us-east-1", endpoint_url=self.url, **owner)
+            for name in ("s3", "iam")
+        )
+
+    def set_up(self) -> dict[str, tuple[str, str]]:
+        """Buckets, users, policies: step 2 of the runbook. Returns the secrets."""
+        self.open()
+        for name in BUCKETS:
+            self.s3.create_bucket(Bucket=f"fedemb-{name}")
+        secrets = {}
+        for group in GROUPS:
+            self.iam.create_user(UserName=group)
+            self.grant(group, json.loads((INFRA / "s3" / f"{group}.json").read_text()))
+            key = self.iam.create_access_key(UserName=group)["AccessKey"]
+            secrets[f"fedemb-s3-{group}"] = (key["AccessKeyId"], key["SecretAccessKey"])
+        return secrets
+
+    def grant(self, group: str, policy: dict, name: str = "step") -> None:
+        """Gives a user a policy, as the owner."""
+        self.iam.put_user_policy(UserName=group, PolicyName=name, PolicyDocument=json.dumps(policy))
+
+    def open(self) -> None:
+        """Everybody may do everything: the owner sets up."""
+        self._count(1_000_000)
+
+    def close(self) -> None:
+        """From now on policies are asked."""
+        self._count(0)
+
+    def _count(self, actions: int) -> None:
+        address, plain = f"{self.url}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        request = urllib.request.Request(address, str(actions).encode(), plain)
+        urllib.request.urlopen(request).close()
+
+
+@pytest.fixture
+def moto(tmp_path, monkeypatch):
+    """A server of its own: enforcement is one switch for all."""
+    port = free_port()
+    program = Path(__file__).parent / "s3_stand_in.py"
+    command = [sys.executable, str(program), "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, tmp_path / "log", INITIAL_NO_AUTH_ACTION_COUNT="1000000"):
+        made = Moto(port)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        yield made
+
+
+def _inputs(moto: Moto) -> None:
+    """The rights on the private images: the bucket is the data owner's, and so are they."""
+    for group, row in rights_of_groups().items():
+        if {"private", "names"} & set(row["input"]):
+            reading = {"GetObject": "fedemb-photos/*"} if "private" in row["input"] else {}
+            moto.grant(group, _allow(ListBucket="fedemb-photos", **reading), "photos")
+
+
+def test_rights_on_s3_are_read_from_the_store(moto):
+    secrets = moto.set_up()
+    _inputs(moto)
+    moto.close()
+    ((state, what),) = _look("s3", secrets)
+    assert state == "ok", what
+
+
+def _allow(**resources: str) -> dict:
+    """A policy: what may be done, and with what."""
+    allow = [
+        {"Effect": "Allow", "Action": f"s3:{action}", "Resource": f"arn:aws:s3:::{resource}"}
+        for action, resource in resources.items()
+    ]
+    return {"Version": "2012-10-17", "Statement": allow}
+
+
+S3_HARMS = {
+    "gate": ("may list audit in storage.private", _allow(ListBucket="fedemb-private")),
+    "audit": ("may write deletion_marks in storage.private", _allow(PutObject="fedemb-private/*")),
+    "account": ("may delete storage.ledger", _allow(DeleteObject="fedemb-ledger/*")),
+    "train": (
+        "may list the private images",
+        _allow(GetObject="fedemb-photos/*", ListBucket="fedemb-photos"),
+    ),
+    "release": ("may not list storage.public_root", None),
+}
+"""Whose policy was changed -> what is found, and what it was given; None: all was taken away."""
+
+
+def test_each_wrong_right_on_s3_is_found(moto):
+    secrets = moto.set_up()
+    _inputs(moto)
+    for group, (found, policy) in S3_HARMS.items():
+        moto.open()
+        if policy is None:
+            moto.iam.delete_user_policy(UserName=group, PolicyName="step")
+        else:
+            moto.grant(group, policy, "harm")
+        moto.close()
+        ((state, what),) = _look("s3", secrets)
+        assert state == "unsafe"
+        assert what.startswith(f"fedemb-{group} {found}")
+        if policy is not None:
+            moto.open()
+            moto.iam.delete_user_policy(UserName=group, PolicyName="harm")
+
+
+def test_nothing_is_written_to_a_store_by_looking(moto):
+    secrets = moto.set_up()
+    moto.close()
+    _look("s3", secrets)
+    moto.open()
+    for name in BUCKETS:
+        found = moto.s3.list_object_versions(Bucket=f"fedemb-{name}")
+        assert not {"Versions", "DeleteMarkers"} & set(found)
+        assert not moto.s3.list_multipart_uploads(Bucket=f"fedemb-{name}").get("Uploads")
+
+
+def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
+    secrets = moto.set_up()
+    moto.s3.delete_bucket(Bucket="fedemb-witness")
+    moto.close()
+    assert _look("s3", secrets) == [("could not tell", "the bucket fedemb-witness does not exist")]
+    without = {name: pair for name, pair in secrets.items() if name != "fedemb-s3-gate"}
+    ((state, what),) = _look("s3", without)
+    assert (state, what) == (
+        "could not tell",
+        "the secret fedemb-s3-gate was not to be read (404)",
+    )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    ((state, what),) = _look("s3", secrets)
+    assert state == "could not tell"
+    assert "set AWS_ENDPOINT_URL" in what
+
+
+TERRAFORM = {
+    "append": "projects/runs/roles/fedembAppend",
+    "create": "projects/runs/roles/fedembAppend",
+    "read": "roles/storage.objectViewer",
+}
+"""Word of the table -> role on a bucket, as infra/terraform/gcs says."""
+FOLDERS = {"read": "fedembGet", "write": "fedembWrite"}
+
+
+def _google_policies() -> dict[str, list[dict]]:
+    """Bucket -> bindings, as infra/terraform/gcs makes them of the table."""
+    made: dict[str, list[dict]] = {name: [] for name in BUCKETS}
+
+    def bind(bucket: str, group: str, role: str, folder: str = "") -> None:
+        title = {"condition": {"title": folder, "expression": condition_of(folder)}}
+        members = [f"serviceAccount:{_email(group)}"]
+        made[bucket].append({"role": role, "members": members, **(title if folder else {})})
+
+    bind("public", "run", "roles/storage.objectUser")
+    for group, row in rights_of_groups().items():
+        bind("public", group, "roles/storage.objectUser")
+        for folder, right in row["private"].items():
+            bind("private", group, f"projects/runs/roles/{FOLDERS[right]}", folder)
+        if row["private"]:
+            bind("private", group, "projects/runs/roles/fedembList")
+        for name in ("ledger", "releases"):
+            if row[name] != "none":
+                bind(name, group, TERRAFORM[row[name]])
+        if row["witness"] != "none":
+            bind("witness", group, "projects/other/roles/fedembWitness")
+        if "private" in row["input"]:
+            bind("photos", group, "roles/storage.objectViewer")
+        if "names" in row["input"]:
+            bind("photos", group, "projects/runs/roles/fedembList")
+    return made
+
+
+@pytest.fixture
+def google(gcs_environment):
+    """Sets the buckets' policies; the buckets are there."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    client = storage.Client(credentials=AnonymousCredentials(), project="stand-in")
+    for name in BUCKETS:
+        client.create_bucket(f"fedemb-{name}")
+
+    def apply(policies: dict[str, list[dict]]) -> None:
+        for name, bindings in policies.items():
+            policy = client.bucket(f"fedemb-{name}").get_iam_policy(requested_policy_version=3)
+            policy.version = 3
+            policy.bindings = [{**item, "members": set(item["members"])} for item in bindings]
+            client.bucket(f"fedemb-{name}").set_iam_policy(policy)
+
+    yield apply
+    for name in BUCKETS:
+        client.bucket(f"fedemb-{name}").delete()
+
+
+def test_rights_on_google_cloud_are_read_from_the_buckets_policies(google):
+    google(_google_policies())
+    ((state, what),) = _look("gs")
+    assert state == "ok", what
+
+
+EVIL = f"serviceAccount:{_email('gate')}"
+GOOGLE_HARMS = {
+    "may read users in storage.private_root": (
+        "private",
+        {
+            "role": "projects/runs/roles/fedembGet",
+            "members": [EVIL],
+            "condition": {"title": "users", "expression": condition_of("users")},
+        },
+    ),
+    "may list": ("private", {"role": "roles/storage.objectViewer", "members": ["allUsers"]}),
+    "may write storage.ledger": (
+        "ledger",
+        {"role": "roles/storage.admin", "members": [EVIL]},
+    ),
+    "may delete storage.witness": (
+        "witness",
+        {
+            "role": "roles/storage.objectUser",
+            "members": [EVIL],
+            "condition": {"title": "any", "expression": "request.time < timestamp('2030-01-01')"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("found", GOOGLE_HARMS)
+def test_each_wrong_right_on_google_cloud_is_found(google, found):
+    bucket, binding = GOOGLE_HARMS[found]
+    policies = _google_policies()
+    policies[bucket].append(binding)
+    google(policies)
+    findings = _look("gs")
+    assert [state for state, _ in findings] == ["unsafe"]
+    assert found.partition(" ")[0] in findings[0][1]
+    assert bucket in findings[0][1]
+
+
+def test_a_right_too_few_on_google_cloud_is_found(google):
+    policies = _google_policies()
+    policies["releases"] = []
+    google(policies)
+    ((state, what),) = _look("gs")
+    assert state == "unsafe"
+    assert "may not list storage.releases" in what
+
+
+def test_the_conditions_are_those_of_terraform():
+    """`condition_of` spells what `local.in_folder` joins."""
+    text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
+    block = text[text.index("in_folder = {") :].partition("}\n\n")[0]
+    parts = [part.replace('\\"', '"') for part in re.findall(r'^ +"(resource.*)",$', block, re.M)]
+    joined = " || ".join(parts).replace("${item.folder}", "users")
+    assert joined.replace("$${", "{") == condition_of("users")
+
+
+def test_a_configuration_without_stores_is_said():
+    config = make_config("builtin")
+    doctor = Doctor(Namespace({}), "fedemb", load_profile("cpu"), None, [config])
+    assert places([config]) == []
+    ((finding),) = stores(doctor)
+    assert finding.state == "could not tell"
