@@ -164,7 +164,7 @@ def _problems(
         )
     if rows and evaluation == 0:
         problems.append("No user is held out for evaluation; check partition.evaluation.")
-    if rows and (few := _too_few_classes(config, classes)):
+    if rows and (few := too_few_classes(config, classes)):
         problems.append(few)
     if shared:
         problems.append(
@@ -180,7 +180,7 @@ def _problems(
     return problems
 
 
-def _too_few_classes(config: RunConfig, classes: int) -> str:
+def too_few_classes(config: RunConfig, classes: int) -> str:
     """What is wrong where coins hold out the classes that users share; empty: nothing."""
     evaluation, source = config.partition.evaluation, config.data.source
     if not isinstance(evaluation, EvaluationByHash) or evaluation.classes or config.model.classes:

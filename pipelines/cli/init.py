@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +19,25 @@ if TYPE_CHECKING:
 
 _SIZES = (28, 32, 48, 64)
 """Sizes of the model to choose from: the largest that most photos have."""
-_USERS_PER_CLIENT = 32
 _LEAST_CLIENTS = 8
 """Virtual clients of a round, at least, where there are as many."""
-_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What is trained, and how: of the whole net, or of one layer on a frozen one."""
+
+    users_per_client: int
+    rounds: int
+    sampling_probability: float
+    model: dict[str, Any]
+
+
+_WHOLE_NET = _Recipe(32, 30, 0.1, {"backbone": "resnet8"})
+_FROZEN_NET = _Recipe(
+    6, 8, 0.5, {"backbone": "imported", "embedding_dim": 64, "trainable": "projection"}
+)
+"""Of docs/privacy/recipes.md, for a thousand to ten thousand users."""
 
 
 def init(
@@ -35,10 +51,19 @@ def init(
     ] = None,
     public: Annotated[
         str | None,
-        typer.Option(help="Public photos or a .keras file to start from, or none."),
+        typer.Option(
+            help="Public photos to train a start on; a .keras file, which stays frozen below one "
+            "layer that is trained; or none."
+        ),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(min=0.01, help="Epsilon of one run, for one user.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Classes that users share, a,b,c: a list you may publish, if it is short."
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -55,13 +80,14 @@ def init(
     """
     from fedemb.pipelines.cli.plan import calibrated
     from fedemb.pipelines.run.load_config import load_config, validate
+    from fedemb.steps.partition_users.check import too_few_classes
 
     if output.exists():
         raise InputError(f"{output} exists; name another file with --output, or remove it")
     source = _source(data, column or [])
     with counted("reading photos") as progress:
         census, size, channels = _look(source, aspect_ratio, progress)
-    _say(census, size, channels)
+    _say(census)
     bound = users_lower_bound or _asked(
         "How many users will there surely always be? (public; epsilon's delta rests on it)",
         "--users-lower-bound",
@@ -71,7 +97,16 @@ def init(
         "Public photos or a .keras file to start from?", "--public", str, "none"
     )
     target = epsilon or _asked("Epsilon of one run, for one user?", "--epsilon", float, 8.0)
+    if start.endswith(".keras"):
+        size, channels = _images_of(start) or (size, channels)
+    typer.echo(f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}")
     tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
+    few = too_few_classes(validate(tree), census.classes)
+    if few and classes is None and sys.stdin.isatty():
+        classes = _asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
+    if classes:
+        named = [name.strip() for name in classes.split(",")]
+        tree["partition"]["evaluation"]["classes"] = named
     planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
     tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
     output.write_text(_text(tree, output))
@@ -79,7 +114,12 @@ def init(
     typer.echo(f"\nwrote {output}")
     for line in _prospects(written):
         typer.echo(line)
-    typer.echo(f"next: fedemb plan --config {output} --explain; fedemb run --config {output}")
+    if few and not classes:
+        typer.echo(f"warning: {few}")
+    typer.echo(
+        f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
+        f"fedemb run --config {output} --policy POLICY"
+    )
 
 
 def _source(data: str, columns: list[str]) -> SourceConfig:
@@ -126,7 +166,14 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     return census, max(fitting, default=_SIZES[0]), 3 if census.colour else 1
 
 
-def _say(census: Census, size: int, channels: int) -> None:
+def _images_of(start: str) -> tuple[int, int] | None:
+    from fedemb.embedding.imported import check_import, image_shape
+
+    check_import(Path(start), _FROZEN_NET.model["trainable"])
+    return image_shape(Path(start))
+
+
+def _say(census: Census) -> None:
     from fedemb.steps.partition_users.check import BAD
 
     users, sizes = len(census.sizes) + len(census.held_out_sizes), census.sizes
@@ -138,8 +185,6 @@ def _say(census: Census, size: int, channels: int) -> None:
     for name, text in BAD.items():
         if census.counts[name]:
             typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")
-    colour = "colour" if channels > 1 else "grey"
-    typer.echo(f"the model will see {size} x {size} pixels, {colour}")
 
 
 def _tree(
@@ -154,7 +199,9 @@ def _tree(
 ) -> dict[str, Any]:
     from fedemb import GroupPoissonGaussianConfig
 
-    clients = max(1, round(0.9 * bound / _USERS_PER_CLIENT))
+    recipe = _FROZEN_NET if start.endswith(".keras") else _WHOLE_NET
+    clients = max(1, round(0.9 * bound / recipe.users_per_client))
+    probability = max(recipe.sampling_probability, _LEAST_CLIENTS / clients)
     shared = source.columns.label is not None and census.common_classes > 0
     described = source.model_dump(mode="json", exclude_defaults=True)
     described["label_scope"] = "global" if shared else "user"
@@ -164,7 +211,7 @@ def _tree(
         "data": {"source": described},
         "partition": {"virtual_clients": clients, "evaluation": {"by": "hash", "fraction": 0.1}},
         "model": {
-            "backbone": "resnet8",
+            **recipe.model,
             "image_size": size,
             "channels": channels,
             "aspect_ratio": aspect_ratio,
@@ -172,8 +219,8 @@ def _tree(
         "pretraining": _public_start(start),
         "mechanism": {
             "kind": GroupPoissonGaussianConfig.kind_name(),
-            "rounds": _ROUNDS,
-            "sampling_probability": round(min(1.0, max(0.1, _LEAST_CLIENTS / clients)), 3),
+            "rounds": recipe.rounds,
+            "sampling_probability": round(min(1.0, probability), 3),
             "noise_multiplier": 1.0,
         },
         "training": {"local": {"head_init": "prototypes", "head_learning_rate_scale": 12.0}},
@@ -211,9 +258,13 @@ def _prospects(config: RunConfig) -> list[str]:
     ]
     lines += [f"warning: {text}" for text in warnings(config).values()]
     if "noise_beyond_the_study" in warnings(config):
+        small = config.model.trainable == "projection"
+        advice = (
+            "" if small else "train one layer on a strong public net (--public FILE.keras), or "
+        )
         lines.append(
-            "with so few users: start from a strong public model and train little of it "
-            "(docs/dp_sgd.md), or use purpose: simulation to see what more users would give"
+            f"with so few users: {advice}look at what the simulation gives before you count on "
+            "anything (docs/privacy/recipes.md)"
         )
     return lines
 
@@ -221,8 +272,9 @@ def _prospects(config: RunConfig) -> list[str]:
 _COMMENTS = {
     "purpose": "`release` once `tuning` says how these numbers were chosen; until then nothing is "
     "released",
-    "partition": "virtual_clients: about a thirty-second of the users you promise, a public number",
-    "pretraining": "licence and provenance are yours to state, e.g. licence: cc-by-4.0",
+    "partition": "virtual_clients: a share of the users you promise, so a public number",
+    "pretraining": "licence and provenance are yours to state, e.g. licence: cc-by-4.0; of a file "
+    "also import_pixels, what it was trained on (-1..1 if you say nothing)",
     "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
     "--target-epsilon E --config FILE --write FILE` changes it",
     "policy": "users_lower_bound: what you promise; delta is safe for it",

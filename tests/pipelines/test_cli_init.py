@@ -97,9 +97,32 @@ def test_nothing_is_claimed_that_the_owner_did_not_say(tmp_path):
     assert config.purpose == "simulation"
     assert config.tuning.data == "undeclared"
     assert config.pretraining.licence == "unknown"
-    assert "36" not in output.read_text()  # the number of photos is private
+    counted = output.read_text().replace(str(tmp_path), "")
+    assert "36" not in counted  # the number of photos is private
     with pytest.raises(ConfigError, match="how its hyperparameters were chosen"):
         load_config(output, ["purpose=release"])
+
+
+def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
+    import keras
+
+    net = keras.Sequential(
+        [keras.Input((40, 40, 1)), keras.layers.Conv2D(8, 3), keras.layers.GlobalAveragePooling2D()]
+    )
+    net.save(tmp_path / "net.keras")
+    said = call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml",
+                *ANSWERS, "--public", tmp_path / "net.keras")  # fmt: skip
+    model = load_config(tmp_path / "mine.yaml").model
+    assert (model.image_size, model.channels, model.trainable) == (40, 1, "projection")
+    assert "40 x 40 pixels, grey" in said
+
+
+def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_path):
+    data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
+    assert "4 shared classes" in call("init", "--data", data, "-o", output, *ANSWERS)
+    output.unlink()
+    call("init", "--data", data, "-o", output, *ANSWERS, "--classes", "c0, c1,c2,c3")
+    assert load_config(output).partition.evaluation.classes == ("c0", "c1", "c2", "c3")
 
 
 def test_grey_photos_get_a_grey_model(tmp_path):

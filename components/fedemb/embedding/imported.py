@@ -82,6 +82,36 @@ def check_import(path: Path, trainable: str) -> None:
       InputError: there is no such file.
       ArtifactError: it is no `.keras` file, or has other layers.
     """
+    described = _description(path)
+    allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
+    layers = _layer_classes({**described, "compile_config": None})  # that is not loaded
+    found = sorted(layers - allowed)
+    if found:
+        frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
+        raise ArtifactError(
+            f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
+            f"backbone of {', '.join(sorted(allowed))}{frozen if set(found) <= IF_FROZEN else ''}"
+        )
+
+
+def image_shape(path: Path) -> tuple[int, int] | None:
+    """Height and width, and channels of the images that a file's net takes; None: of several sizes.
+
+    Raises:
+      InputError: there is no such file.
+      ArtifactError: it is no `.keras` file.
+    """
+    layers = _description(path)["config"].get("layers") or []
+    inputs = [layer for layer in layers if layer.get("class_name") == "InputLayer"]
+    match [(layer.get("config") or {}).get("batch_shape") for layer in inputs]:
+        case [[None, int(height), int(width), int(channels)]] if height == width:
+            return height, channels
+        case _:
+            return None
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """What the file says of its model; nothing of it is executed."""
     try:
         with zipfile.ZipFile(path) as archive:
             packed = [m.filename for m in archive.infolist() if m.compress_type]
@@ -100,18 +130,9 @@ def check_import(path: Path, trainable: str) -> None:
             "packs nothing; save the backbone with Keras 3"
         )
     described = strict_json(config, f"config.json of {path.name}")
-    model = described.get("config") if isinstance(described, dict) else None
-    if not isinstance(model, dict):
+    if not isinstance(described, dict) or not isinstance(described.get("config"), dict):
         raise ArtifactError(f"{path.name} describes no model; save the backbone with Keras 3")
-    allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
-    layers = _layer_classes({**described, "compile_config": None})  # that is not loaded
-    found = sorted(layers - allowed)
-    if found:
-        frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
-        raise ArtifactError(
-            f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
-            f"backbone of {', '.join(sorted(allowed))}{frozen if set(found) <= IF_FROZEN else ''}"
-        )
+    return described
 
 
 def _layer_classes(described: Any) -> set[str]:
