@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.errors import ConfigError
+from fedemb.promised import ACCELERATOR, require_backend
 
-ACCELERATOR = "FEDEMB_ACCELERATOR"
-"""Environment variable: the kind of accelerator that a cluster's profile gives the step."""
 ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
 """What a container sees of an accelerator it was given: NVIDIA's, and Google's of two kinds."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -39,6 +38,7 @@ def use_backend(name: str) -> None:
     Raises:
       ConfigError: Keras is loaded already and runs on another one, or it is not installed.
     """
+    require_backend(name)
     if name == "tensorflow" and find_spec("tensorflow") is None:
         raise ConfigError(
             "training.backend is tensorflow, which is not installed here; set training.backend: "

@@ -21,6 +21,7 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
+from fedemb.promised import require_backend
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
 
@@ -39,9 +40,11 @@ def run(context: StepContext) -> dict[str, Any]:
       the (delta, epsilon) curve and projections to other populations.
 
     Raises:
-      ConfigError: the mechanism cannot run on this partition.
+      ConfigError: the mechanism cannot run on this partition, or the pipeline's images have another
+        backend.
       UnsupportedAccounting: no accountant is valid for it.
     """
+    require_backend(context.config.training.backend)
     body = document(context.config)
     for warning in warnings(context.config).values():
         _log.warning("%s", warning)

@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -14,10 +14,13 @@ from pydantic import Field, ValidationError
 from fedemb.config import Section
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
 from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
+from fedemb.promised import ACCELERATOR, BACKEND
 from fedemb.step import Step
+from fedemb.training import train_job
 
 PROFILES = Path(__file__).parent.parent / "profiles"
 IMAGE_NAMES = ("light", "cpu", "trainer")
@@ -61,6 +64,9 @@ class StepResources(Section):
     accelerator: Accelerator | None = None
     node_selector: dict[str, str] = Field(default={})
     tolerations: tuple[Toleration, ...] = ()
+    hosts: Annotated[int, Field(ge=1, le=256)] = 1
+    """Pods that train together, each with these resources: steps that train, on JAX alone. More
+    than one needs Kubeflow Trainer 2 and the file of hosts written beside the pipeline."""
     image: ImageName | None = None
     """Image instead of the step's own: `cpu` for a step that runs beside the accelerators."""
     environment: dict[str, str] = Field(default={})
@@ -80,6 +86,9 @@ class Profile(Section):
     key_volumes: str | None = None
     """Where the key store is mounted, if it lies on volumes: to each step what its rights name."""
 
+    backend: Literal["tensorflow", "jax"] | None = None
+    """The one that this cluster's image `trainer` has; a run of the other one is refused when it is
+    planned. Null: both."""
     steps: dict[str, StepResources]
     """Step name -> resources; `default` for a step without an entry."""
     ttl_seconds_after_finished: int
@@ -188,6 +197,8 @@ def compile_pipeline(
 ) -> None:
     """Writes the pipeline's YAML, if it keeps every rule of `fedemb.pipelines.compile.rules`.
 
+    Where a step has several hosts, `<output>.hosts.yaml` beside it makes them.
+
     Args:
       output: file to write.
       profile: one or more profiles; see `load_profile`.
@@ -211,9 +222,18 @@ def compile_pipeline(
     profiles = [profile] if isinstance(profile, str | Path) else profile
     resources = load_profile(*profiles)
     seconds = resources.ttl_seconds_after_finished
+    runtimes: dict[str, dict[str, Any]] = {}
+
+    def configure(step: Step, task: Any) -> None:
+        _configure(step, task, resources)
+        if resources.steps[step.name].hosts > 1:
+            runtime = _runtime(step, resources, images)
+            runtimes[runtime["metadata"]["name"]] = runtime
+            _call_hosts(task, resources.steps[step.name].hosts, runtime)
+
     graph = build_pipeline(
         pipeline,
-        configure=lambda step, task: _configure(step, task, resources),
+        configure=configure,
         with_exit=True,
         pipeline_config=dsl.PipelineConfig(
             ttl_seconds_after_finished=seconds,
@@ -227,9 +247,52 @@ def compile_pipeline(
         compiler.Compiler().compile(graph, str(raw))
         documents = read_compiled(raw)
     _pin_images(documents[0], images)
-    if problems := violations(documents):
+    problems = violations(documents)
+    for runtime in runtimes.values():
+        problems += violations_of_hosts(runtime)
+    if problems:
         raise ConfigError("the compiled pipeline breaks a rule:\n" + "\n".join(problems))
     write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
+    if runtimes:
+        hosts = yaml.safe_dump_all(list(runtimes.values()), sort_keys=True)
+        write_bytes(output.with_suffix(".hosts.yaml"), hosts.encode())
+
+
+def _runtime(step: Step, profile: Profile, images: Mapping[str, str]) -> dict[str, Any]:
+    """Where the other hosts of a step are made from."""
+    wanted = profile.steps[step.name]
+    if step.resources != "train" or profile.backend != "jax":
+        raise ConfigError(
+            f"{step.name} has hosts={wanted.hosts}, and only a step that trains on JAX may have "
+            "several; set `backend: jax` in the profile, or hosts: 1"
+        )
+    resources = {"cpu": wanted.cpu, "memory": wanted.memory}
+    if wanted.accelerator:
+        resources[wanted.accelerator.type] = str(wanted.accelerator.count)
+    return training_runtime(
+        image=images[wanted.image or step.image],
+        namespace=profile.namespace or "fedemb",
+        resources=resources,
+        environment=_promised(wanted),
+        node_selector=wanted.node_selector,
+        tolerations=[taint.model_dump(exclude_none=True) for taint in wanted.tolerations],
+        shared_memory=wanted.shared_memory,
+    )
+
+
+def _call_hosts(task: Any, hosts: int, runtime: dict[str, Any]) -> None:
+    """What the step must know to start them."""
+    from kfp import kubernetes
+
+    task.set_env_variable(train_job.HOSTS, str(hosts))
+    task.set_env_variable(train_job.RUNTIME, runtime["metadata"]["name"])
+    for variable, place in train_job.POD.items():
+        kubernetes.use_field_path_as_env(task, variable, place)
+
+
+def _promised(wanted: StepResources) -> dict[str, str]:
+    """Tells a process what it was given, so that it can miss it."""
+    return {ACCELERATOR: wanted.accelerator.type} if wanted.accelerator else {}
 
 
 def _configure(step: Step, task: Any, profile: Profile) -> None:
@@ -255,7 +318,10 @@ def _configure(step: Step, task: Any, profile: Profile) -> None:
         kubernetes.add_toleration(task, **toleration.model_dump(exclude_none=True))
     if wanted.image:
         task.set_container_image(PLACEHOLDER_IMAGES[wanted.image])
-    for variable, value in wanted.environment.items():
+    known = _promised(wanted)
+    if profile.backend and (step.resources == "train" or step.name == "plan_privacy"):
+        known[BACKEND] = profile.backend
+    for variable, value in {**wanted.environment, **known}.items():
         task.set_env_variable(variable, value)
     _give_access(step, task, profile)
     if wanted.image_pull_secrets:

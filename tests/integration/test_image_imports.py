@@ -17,6 +17,11 @@ NOT_IN_LIGHT = {
     "jax": "blt.optimise: only plan_privacy asks for it, in the image cpu",
     "jax_privacy": "the same",
 }
+NOT_IN_TRAINER = {
+    "tensorflow": "training.backend: tensorflow, which such an image refuses by name",
+    "tensorflow_privacy": "the same",
+}
+"""Of gpu and tpu, where JAX trains."""
 NOT_IN_SERVE = {
     "google": "keys in Secret Manager: a server opens no ledger",
     "s3fs": "buckets: a server reads a folder",
@@ -95,8 +100,6 @@ def missing(names: dict[str, Path], lock: str, known: dict[str, str]) -> dict[st
     locked = {
         re.sub(r"[-_.]+", "-", name).lower() for name in re.findall(r"^([\w.-]+)[\[=]", lock, re.M)
     }
-    if "tensorflow-tpu" in locked:
-        locked.add("tensorflow")  # the same modules under another name
     wrong: dict[str, Path] = {}
     for name, file in names.items():
         parts = name.split(".")
@@ -109,23 +112,30 @@ def missing(names: dict[str, Path], lock: str, known: dict[str, str]) -> dict[st
     return wrong
 
 
+KNOWN = {"light": NOT_IN_LIGHT, "gpu": NOT_IN_TRAINER, "tpu": NOT_IN_TRAINER}
+
+
 def roots(flavour: str) -> list[Path]:
-    if flavour != "light":
+    """The files of an image that its steps start with; `pretrain_public` then runs in cpu."""
+    if flavour == "cpu":
         folders = (ROOT / "components", ROOT / "pipelines")
         return [file for folder in folders for file in folder.rglob("*.py") if file not in SERVE]
     steps = (ROOT / "components").glob("*/component.py")
-    found = [file for file in steps if 'image="light"' in file.read_text()]
+    image = "light" if flavour == "light" else "trainer"
+    found = [file for file in steps if f'image="{image}"' in file.read_text()]
+    found = [file for file in found if file.parent.name != "pretrain_public"]
     assert len(found) >= 3
+    if image == "trainer":
+        found += [PACKAGES / "fedemb" / "training" / "hosts.py", *COMMANDS.parent.glob("bench.py")]
     return found
 
 
 @pytest.mark.parametrize("flavour", ["light", "cpu", "gpu", "tpu"])
 def test_image_has_every_package_its_steps_import(flavour):
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
-    known = NOT_IN_LIGHT if flavour == "light" else {}
     names = needed(roots(flavour))
     assert len(names) > 50
-    assert not missing(names, lock, known)
+    assert not missing(names, lock, KNOWN.get(flavour, {}))
 
 
 def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_imported():
@@ -147,7 +157,7 @@ def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, pa
     planted = tmp_path / "step.py"
     planted.write_text(f"from fedemb.embedding.{module} import anything\n")
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
-    assert package in missing(needed([*roots(flavour), planted]), lock, {})
+    assert package in missing(needed([*roots(flavour), planted]), lock, KNOWN.get(flavour, {}))
 
 
 def test_image_that_serves_has_what_the_server_opens():

@@ -111,12 +111,31 @@ def test_gke_accounts_are_bound_to_google_accounts_of_the_same_name():
         assert google == f"{name}@PROJECT.iam.gserviceaccount.com"
 
 
-def test_nothing_comes_in_and_stores_are_the_only_way_out(manifests):
+def test_nothing_comes_in_but_between_hosts_and_stores_are_the_only_way_out(manifests):
+    from fedemb.pipelines.steps import all_steps
+    from fedemb.training import train_job
+
     policies = _of_kind([item for item in manifests], "NetworkPolicy")
     closed = policies["fedemb-nothing-else"]["spec"]
     assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     opened = {name for name, policy in policies.items() if "ingress" in policy["spec"]}
-    assert opened == {"fedemb-ui-artifact"}, "only the UI's proxy is asked for anything"
+    assert opened == {"fedemb-ui-artifact", "fedemb-chief", "fedemb-hosts"}
+    hosts = {"matchLabels": {train_job.HOST_LABEL: "train"}}
+    steps = [name.replace("_", "-") for name in sorted(all_steps()) if "train_dp" in name]
+    key = "fedemb.dev/step"
+    chief = {"matchExpressions": [{"key": key, "operator": "In", "values": steps}]}
+    for name, own, peers in (
+        ("fedemb-chief", chief, [hosts]),
+        ("fedemb-hosts", hosts, [chief, hosts]),
+    ):
+        spec = policies[name]["spec"]
+        assert spec["podSelector"] == own
+        (inward,), (outward,) = spec["ingress"], spec["egress"]
+        wanted = [{"podSelector": peer} for peer in peers]
+        assert (inward["from"], outward["to"]) == (wanted, wanted), "each other and nobody else"
+    for name in ("fedemb-kubeflow", "fedemb-stores", "fedemb-api-server"):
+        (excluded,) = policies[name]["spec"]["podSelector"]["matchExpressions"]
+        assert excluded == {"key": train_job.HOST_LABEL, "operator": "DoesNotExist"}
     assert policies["fedemb-ui-artifact"]["spec"]["podSelector"]["matchLabels"]
     assert all("to" in rule for rule in policies["fedemb-api-server"]["spec"]["egress"])
     assert all("to" in rule for rule in policies["fedemb-stores"]["spec"]["egress"])

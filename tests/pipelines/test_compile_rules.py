@@ -8,10 +8,12 @@ import pytest
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
+from fedemb.pipelines.compile.hosts import violations_of_hosts
 from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.steps import PIPELINES, pipeline_named
 from fedemb.step import Rights, declared
+from fedemb.training import train_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [pipeline.name for pipeline in PIPELINES]
@@ -429,8 +431,8 @@ def test_image_without_digest_is_refused(reference):
 
 ACCELERATED = {
     "cpu": (None, set()),
-    "gpu": ("nvidia.com/gpu", {"pretrain", "train", "evaluate", "audit"}),
-    "tpu": ("google.com/tpu", {"pretrain", "train"}),
+    "gpu": ("nvidia.com/gpu", {"train", "evaluate", "audit"}),
+    "tpu": ("google.com/tpu", {"train"}),
 }
 """Profile -> chips, and the steps that get them."""
 
@@ -455,6 +457,89 @@ def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile,
             {"key": chips, "operator": "Exists", "effect": "NoSchedule"}
         ]
         assert executors[name]["container"]["image"].startswith("registry.example/fedemb-trainer@")
+        assert _variables(executors[name])["FEDEMB_ACCELERATOR"] == chips
+    backends = {name: _variables(executors[name]).get("FEDEMB_BACKEND") for name in executors}
+    told = {name for name, backend in backends.items() if backend == "jax"}
+    assert told == ({"exec-plan-privacy", "exec-train-dp-fedemb"} if chips else set())
+
+
+def _variables(executor):
+    return {one["name"]: one["value"] for one in executor["container"].get("env", [])}
+
+
+HOSTS = "steps: {train: {hosts: 3, secrets: [{name: s3, keys: {a: B}}]}}"
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A pipeline whose training step has three hosts, and what they are made from."""
+    path = _compile(["gpu", _profile(tmp_path, HOSTS)], tmp_path)
+    (runtime,) = read_compiled(path.with_suffix(".hosts.yaml"))
+    return read_compiled(path), runtime
+
+
+def test_a_step_of_several_hosts_names_what_they_are_made_from(several):
+    (spec, platform), runtime = several
+    train = spec["deploymentSpec"]["executors"]["exec-train-dp-fedemb"]
+    variables = _variables(train)
+    assert variables[train_job.HOSTS] == "3"
+    assert variables[train_job.RUNTIME] == runtime["metadata"]["name"]
+    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    fields = options["exec-train-dp-fedemb"]["fieldPathAsEnv"]
+    assert {field["name"]: field["fieldPath"] for field in fields} == train_job.POD
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == train["container"]["image"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {one["name"] for one in container["env"]} == {"FEDEMB_ACCELERATOR"}, "and no secret"
+    assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert not list(violations_of_hosts(runtime))
+    others = [name for name in spec["deploymentSpec"]["executors"] if "train-dp" not in name]
+    assert not [name for name in others if "fieldPathAsEnv" in options[name]]
+
+
+def _pod(runtime):
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]["spec"]
+
+
+OF_HOSTS = [
+    (lambda pod: pod["containers"][0].update(image="fedemb:latest"), "not a digest"),
+    (lambda pod: pod.update(serviceAccountName="fedemb-train"), "service account"),
+    (lambda pod: pod.pop("automountServiceAccountToken"), "service account"),
+    (lambda pod: pod["volumes"].append({"secret": {"secretName": "keys"}}), "mount a volume"),
+    (
+        lambda pod: pod["containers"][0]["env"].append({"name": "K", "valueFrom": {}}),
+        "take a secret",
+    ),
+    (lambda pod: pod["containers"][0].update(envFrom=[{"secretRef": {}}]), "take a secret"),
+    (lambda pod: pod.update(securityContext={}), "run as root"),
+    (lambda pod: pod["containers"][0].pop("securityContext"), "gain rights"),
+    (lambda pod: pod.update(restartPolicy="OnFailure"), "started again"),
+]
+
+
+@pytest.mark.parametrize(("plant", "sentence"), OF_HOSTS)
+def test_rule_of_hosts_notices_its_planted_change(several, plant, sentence):
+    _, runtime = several
+    plant(_pod(runtime))
+    (problem,) = violations_of_hosts(runtime)
+    assert sentence in problem
+
+
+def test_hosts_without_the_label_that_closes_their_network_are_noticed(several):
+    _, runtime = several
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    del job["template"]["spec"]["template"]["metadata"]["labels"]
+    assert "no network policy closes them" in next(violations_of_hosts(runtime))
+
+
+@pytest.mark.parametrize("text", ["steps: {train: {hosts: 2}}", "steps: {embed: {hosts: 2}}"])
+def test_only_a_step_that_trains_on_jax_has_several_hosts(tmp_path, text):
+    profiles = ["cpu" if "train" in text else "gpu", _profile(tmp_path, text)]
+    with pytest.raises(ConfigError, match="only a step that trains on JAX may have several"):
+        _compile(profiles, tmp_path)
 
 
 def test_every_pod_has_limits_a_deadline_and_no_root(compiled):
@@ -492,9 +577,7 @@ steps:
     spec, platform = read_compiled(_compile(["gpu", over], tmp_path))
     nodes = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for executor in spec["deploymentSpec"]["executors"].values():
-        assert executor["container"]["env"] == [
-            {"name": "AWS_ENDPOINT_URL", "value": "https://minio.example:9000"}
-        ]
+        assert _variables(executor)["AWS_ENDPOINT_URL"] == "https://minio.example:9000"
     assert all(options["imagePullSecret"] for options in nodes.values())
     train = nodes["exec-train-dp-fedemb"]
     assert train["nodeSelector"]["labels"] == {

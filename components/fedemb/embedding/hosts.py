@@ -12,8 +12,8 @@ The variables of Kubeflow Trainer's JAX runtime say who a process is, the chief 
 
     JAX_COORDINATOR_ADDRESS=host0:2222  JAX_NUM_PROCESSES=2  JAX_PROCESS_ID=0
 
-Where another host is lost the chief says so in one sentence. Where the chief is lost JAX ends the
-others itself.
+With `FEDEMB_CHIEF=address:port` besides, they count the other hosts alone, which a pipeline's step
+started (`training.train_job`).
 
 The traffic is neither encrypted nor authenticated, and un-noised: images go out, clipped sums come
 back. Let a network policy admit the hosts of this job and nobody else.
@@ -35,6 +35,8 @@ from fedemb import events
 from fedemb.errors import ConfigError, StorageError
 
 _LOG = logging.getLogger(__name__)
+CHIEF = "FEDEMB_CHIEF"
+"""Environment variable: address and port of a chief that is not among those that are counted."""
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _LOST = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "Connection", "Heartbeat", "heartbeat")
 """Words of what JAX says when a host is gone."""
@@ -67,11 +69,13 @@ class Place(NamedTuple):
         address, processes, number = map(os.environ.get, _NAMES)
         if processes is None:
             return None
+        chief = os.environ.get(CHIEF)
+        before = 0 if chief is None else 1
         try:
-            found = cls(address or "", int(processes), int(number or ""))
+            found = cls(chief or address or "", int(processes) + before, int(number or "") + before)
         except ValueError:
             found = cls("", 0, 0)
-        if ":" not in found.address or not 0 <= found.number < found.processes:
+        if ":" not in found.address or not before <= found.number < found.processes:
             raise ConfigError(
                 f"{_NAMES[1]}={processes} and {_NAMES[2]}={number} name no host of a job; set them "
                 f"and {_NAMES[0]}, as Kubeflow Trainer's JAX runtime does"

@@ -34,7 +34,7 @@ from fedemb.documents.artifacts import (
 from fedemb.documents.model import ModelCard
 from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.hosts import Place, connect
+from fedemb.embedding.hosts import connect
 from fedemb.embedding.loading import load_backbone, save_backbone
 from fedemb.embedding.round_audit import AttemptKeys
 from fedemb.embedding.rounds import assign_weights
@@ -57,6 +57,7 @@ from fedemb.training import checkpoint
 from fedemb.training.claim import claim
 from fedemb.training.round_log import RoundLog
 from fedemb.training.signed_state import Origin, SignedState
+from fedemb.training.train_job import hosts_of_the_step
 from fedemb.training.trainer import Attempt, Trained
 
 _INJECTED = "key_injected"
@@ -195,17 +196,18 @@ def run_attempt(
 
 @contextmanager
 def _on_backend(training: TrainingConfig) -> Iterator[tuple[int, list[str] | None]]:
-    """Settles the backend and joins the other hosts; gives workers and devices of TensorFlow."""
+    """Settles the backend and calls the other hosts; gives workers and devices of TensorFlow."""
     use_backend(training.backend)
     if training.backend == "tensorflow":
         yield configure_threads(training.parallel_clients), accelerators()
         return
-    if not connect(Place.of_environment()):
-        raise ConfigError(
-            "this process is not the chief of its job, and only the chief trains; run python -m "
-            "fedemb.training.hosts here"
-        )
-    yield 1, None
+    with hosts_of_the_step() as place:
+        if not connect(place):
+            raise ConfigError(
+                "this process is not the chief of its job, and only the chief trains; run python "
+                "-m fedemb.training.hosts here"
+            )
+        yield 1, None
 
 
 def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray:

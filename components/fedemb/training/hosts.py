@@ -36,7 +36,7 @@ def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
       backbone: where its rounds start from.
       function: the rounds.
     """
-    if config.training.backend != "jax" or not several():
+    if not several():
         yield
         return
     try:

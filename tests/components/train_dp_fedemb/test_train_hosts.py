@@ -32,6 +32,9 @@ def _digests(folder, scene):
     return [file_digest(folder / scene / "model" / file) for file in files]
 
 
+LOST = "a host of the training job was lost in a round, which was not committed"
+
+
 def test_two_processes_give_the_bits_of_one_and_a_lost_one_costs_no_round(tmp_path):
     found = _played(tmp_path, "embedding", "alone", "together", "lost", "again:lost")
     for scene in ("alone", "together", "again:lost"):
@@ -40,7 +43,7 @@ def test_two_processes_give_the_bits_of_one_and_a_lost_one_costs_no_round(tmp_pa
     assert "training on 2 hosts" in found["together"]["chief"][1]
     code, said = found["lost"]["chief"]
     assert code == 4, said
-    assert "a host of the training job was lost in a round, which was not committed" in said
+    assert LOST in said
     assert 0 < found["lost"]["rounds"] < 3
     # One host is enough to go on: the round that was lost is drawn again to the bit.
     assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
@@ -53,8 +56,9 @@ def test_two_processes_give_the_bits_of_one_in_dp_sgd_and_a_lost_chief_ends_the_
         assert found[scene]["chief"][0] == 0, found[scene]
     assert found["together"]["other"][0] == 0, found["together"]
     assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
-    # JAX itself ends a process that loses its coordinator; it holds nothing that could be lost.
-    assert found["chief_lost"]["other"][0] != 0, found["chief_lost"]
+    code, said = found["chief_lost"]["other"]
+    assert code == 4, said
+    assert LOST in said
 
 
 def _set(monkeypatch, **values):
@@ -89,6 +93,17 @@ def test_a_process_that_is_alone_has_no_place_and_no_one_to_follow(monkeypatch):
         JAX_COORDINATOR_ADDRESS="a:1",
     )
     assert Place.of_environment() is None
+
+
+def test_hosts_that_a_step_started_stand_behind_their_chief(monkeypatch):
+    _set(
+        monkeypatch,
+        JAX_NUM_PROCESSES="2",
+        JAX_PROCESS_ID="1",
+        JAX_COORDINATOR_ADDRESS="first-of-them:1",
+        FEDEMB_CHIEF="10.0.0.7:2222",
+    )
+    assert Place.of_environment() == Place("10.0.0.7:2222", 3, 2)
 
 
 def test_a_host_of_other_code_refuses_to_compute(tmp_path):

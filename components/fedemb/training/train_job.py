@@ -1,0 +1,112 @@
+"""Starts the other hosts of a training step: a TrainJob of Kubeflow Trainer (v2, JAX runtime).
+
+The step's pod is the chief. The compiled pipeline tells it in variables how many others there are
+and the TrainingRuntime they are made of (`fedemb.pipelines.compile.hosts`); it starts them when it
+begins and takes them away when it ends, however it ends. A chief that is killed cannot: its hosts
+then end by themselves, and the job goes with the chief's pod, which owns it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedemb.embedding.hosts import CHIEF, Place
+from fedemb.errors import ConfigError, StorageError
+
+HOSTS = "FEDEMB_HOSTS"
+"""Environment variable: hosts of the step in all, the chief among them."""
+RUNTIME = "FEDEMB_RUNTIME"
+"""Environment variable: name of the TrainingRuntime."""
+POD = {
+    "FEDEMB_ADDRESS": "status.podIP",
+    "FEDEMB_NAMESPACE": "metadata.namespace",
+    "FEDEMB_POD": "metadata.name",
+    "FEDEMB_POD_UID": "metadata.uid",
+}
+"""Environment variables of the step's pod, and the fields of it that they hold."""
+PORT = 2222
+"""Of the chief. Other connections of JAX take ports that the system picks."""
+HOST_LABEL = "fedemb.dev/host"
+"""Label of the pods, which the network policy knows them by."""
+CONTAINER = "node"
+"""What Kubeflow Trainer calls the container and the set of pods that train."""
+
+
+def train_job() -> dict[str, Any]:
+    """The manifest of the TrainJob that the variables of this pod describe.
+
+    Raises:
+      ConfigError: they are not those of a compiled pipeline.
+    """
+    runtime, address, namespace, pod, uid = (os.environ.get(name) for name in (RUNTIME, *POD))
+    hosts = os.environ[HOSTS]
+    others = int(hosts) - 1 if hosts.isdecimal() else 0
+    if others < 1 or not (runtime and address and namespace and pod and uid):
+        raise ConfigError(
+            f"{HOSTS} is {hosts}, wanted 2 or more, with {RUNTIME} and "
+            f"{', '.join(POD)}; compile the pipeline with `fedemb compile`"
+        )
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {
+            "generateName": "fedemb-hosts-",
+            "namespace": namespace,
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "runtimeRef": {
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": "TrainingRuntime",
+                "name": runtime,
+            },
+            "trainer": {
+                "numNodes": others,
+                "env": [{"name": CHIEF, "value": f"{address}:{PORT}"}],
+            },
+        },
+    }
+
+
+@contextmanager
+def hosts_of_the_step() -> Iterator[Place | None]:
+    """Inside, the other hosts are on their way; what they and the chief know of each other.
+
+    Where the variables ask for none, the place is that of `Place.of_environment`.
+
+    Raises:
+      ConfigError: the variables are wrong, or the cluster has no such runtime or no Trainer.
+      StorageError: the cluster did not answer.
+    """
+    if HOSTS not in os.environ:
+        yield Place.of_environment()
+        return
+    job = train_job()
+    from kubernetes import client, config
+
+    config.load_incluster_config()
+    api = client.CustomObjectsApi()
+    kind = ("trainer.kubeflow.org", "v1alpha1", job["metadata"]["namespace"], "trainjobs")
+    try:
+        made: Any = api.create_namespaced_custom_object(*kind, body=job)
+    except client.ApiException as error:
+        why = f"the cluster refused the TrainJob of the other hosts ({error.status} {error.reason})"
+        if error.status in (408, 429) or (error.status or 0) >= 500:
+            raise StorageError(f"{why}; resume the run") from error
+        raise ConfigError(
+            f"{why}; install Kubeflow Trainer 2 with its JAX runtime and apply the file of hosts "
+            "that `fedemb compile` wrote, or take `hosts` out of the profile"
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"the cluster's API server does not answer ({type(error).__name__}); resume the run"
+        ) from error
+    trainer = job["spec"]["trainer"]
+    try:
+        yield Place(trainer["env"][0]["value"], trainer["numNodes"] + 1, 0)
+    finally:
+        api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])

@@ -1,0 +1,124 @@
+"""The other hosts of a training step: the TrainingRuntime that Kubeflow Trainer makes them from.
+
+`fedemb compile` writes it beside the pipeline where the profile gives a step more than one host.
+Apply it once; the step then starts a TrainJob of it (`fedemb.training.train_job`), which names it
+and nothing else: image, node pool and resources are decided here. Its pods have no service account,
+no key and no store, and a network policy lets them talk to their step alone
+(infra/kustomize/base/network_policy.yaml).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from fedemb.documents.artifacts import canonical_json, sha256_hex
+from fedemb.training.train_job import CONTAINER, HOST_LABEL
+
+_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_CLOSED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def training_runtime(
+    *,
+    image: str,
+    namespace: str,
+    resources: dict[str, str],
+    environment: dict[str, str],
+    node_selector: dict[str, str],
+    tolerations: list[dict[str, Any]],
+    shared_memory: str | None,
+) -> dict[str, Any]:
+    """The manifest; its name holds the digest of the rest, so that a pipeline finds its own.
+
+    Args:
+      image: of the training step, by digest.
+      namespace: of the runs.
+      resources: limits and requests of each host, accelerators among them.
+      environment: plain variables, as the step has them.
+      node_selector: node pool and topology.
+      tolerations: taints the hosts may run on.
+      shared_memory: size of /dev/shm.
+    """
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    mounts = [{"name": "tmp", "mountPath": "/tmp"}]
+    if shared_memory:
+        volumes.append(
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}}
+        )
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": node_selector,
+        "tolerations": tolerations,
+        "volumes": volumes,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image,
+                "command": ["python3", "-m", "fedemb.training.hosts"],
+                "env": [{"name": name, "value": value} for name, value in environment.items()],
+                "resources": {"limits": resources, "requests": resources},
+                "securityContext": _CLOSED,
+                "volumeMounts": mounts,
+            }
+        ],
+    }
+    job = {
+        "backoffLimit": 0,  # a host that comes again finds no chief
+        "template": {"metadata": {"labels": {HOST_LABEL: "train"}}, "spec": pod},
+    }
+    ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    template = {"metadata": {"labels": ancestor}, "spec": job}
+    spec = {
+        "mlPolicy": {"numNodes": 1, "jax": {}},
+        "template": {"spec": {"replicatedJobs": [{"name": CONTAINER, "template": template}]}},
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {
+            "name": f"fedemb-hosts-{sha256_hex(canonical_json(spec))[:10]}",
+            "namespace": namespace,
+            "labels": {"trainer.kubeflow.org/framework": "jax"},
+        },
+        "spec": spec,
+    }
+
+
+def violations_of_hosts(runtime: dict[str, Any]) -> Iterator[str]:
+    """Every rule that a TrainingRuntime breaks, as a sentence."""
+    for replicated in runtime["spec"]["template"]["spec"]["replicatedJobs"]:
+        job = replicated["template"]["spec"]
+        pod, labels = job["template"]["spec"], job["template"]["metadata"].get("labels", {})
+        if job.get("backoffLimit") != 0 or pod.get("restartPolicy") != "Never":
+            yield "hosts may be started again, and find no chief; set backoffLimit: 0 and Never"
+        if labels.get(HOST_LABEL) != "train":
+            yield f"hosts lack the label {HOST_LABEL}, so no network policy closes them; add it"
+        if pod.get("automountServiceAccountToken") is not False or "serviceAccountName" in pod:
+            yield "hosts have a service account; they need none, so take it out"
+        if any("emptyDir" not in volume for volume in pod.get("volumes", [])):
+            yield "hosts mount a volume; they hold no keys and no stores, so take it out"
+        if not pod.get("securityContext", {}).get("runAsNonRoot"):
+            yield "hosts may run as root; compile again with `fedemb compile`"
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            if not _DIGEST.search(container["image"]):
+                yield f"hosts use {container['image']}, not a digest; name it as REF@sha256:..."
+            held = [*container.get("env", []), *container.get("envFrom", [])]
+            if any("value" not in variable for variable in held):
+                yield "hosts take a secret or a field of the cluster as variable; take it out"
+            closed = container.get("securityContext", {})
+            if {name: closed.get(name) for name in _CLOSED} != _CLOSED:
+                yield "hosts may write to their root or gain rights; compile with `fedemb compile`"
