@@ -36,6 +36,7 @@ class Host:
             return
         status = 1
         try:
+            os.setpgid(0, 0)
             descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
@@ -93,7 +94,7 @@ def lost(ready, victim=1):
     deadline = time.monotonic() + PATIENCE
     while not round_times(ready) and time.monotonic() < deadline:
         time.sleep(0.002)
-    os.kill(pair[victim].pid, signal.SIGKILL)
+    os.killpg(pair[victim].pid, signal.SIGKILL)  # with what it has started
     return {"chief": pair[0].ended(), "other": pair[1].ended()}
 
 

@@ -11,13 +11,11 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
-from fedemb.pipelines.compile.rules import SECRET_VALUES, function_of, read_compiled
+from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
+from fedemb.promised import BACKEND
 
-BACKENDS = {"nvidia.com/gpu": ("tensorflow", "jax"), "google.com/tpu": ("tensorflow",)}
-"""Accelerator -> the values of `training.backend` that its image can use it with: the image `tpu`
-has the libtpu of its TensorFlow, which JAX does not take."""
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 
 
@@ -56,8 +54,7 @@ def check_runs(package: Path, config: RunConfig) -> None:
     """Refuses a package that does not run a configuration: it would charge and then fail.
 
     Raises:
-      ConfigError: it is the pipeline of another task, or its trainer gets an accelerator that
-        `training.backend` cannot use.
+      ConfigError: it is the pipeline of another task, or its images train on another backend.
     """
     spec = read_compiled(package)[0]
     wanted, found = pipeline_of(config).name, spec["pipelineInfo"]["name"]
@@ -68,15 +65,14 @@ def check_runs(package: Path, config: RunConfig) -> None:
         )
     backend = config.training.backend
     for executor in spec["deploymentSpec"]["executors"].values():
-        if not function_of(executor).startswith("train-"):
-            continue
-        chips = executor["container"]["resources"].get("accelerator", {}).get("type")
-        if chips in BACKENDS and backend not in BACKENDS[chips]:
-            raise ConfigError(
-                f"package {package.name} trains on {chips}, whose image runs "
-                f"{', '.join(BACKENDS[chips])}, and training.backend is {backend}; compile it with "
-                "the profile gpu or cpu, or set training.backend: tensorflow"
-            )
+        for variable in executor["container"].get("env", []):
+            if variable["name"] == BACKEND and variable["value"] != backend:
+                only = variable["value"]
+                raise ConfigError(
+                    f"the images of package {package.name} train on {only}, and training.backend "
+                    f"is {backend}; set training.backend: {only}, or compile it with the profile "
+                    "of the other one"
+                )
 
 
 def run_arguments(config: RunConfig, beam_options: tuple[str, ...] = ()) -> dict[str, Any]:

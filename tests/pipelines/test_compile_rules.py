@@ -460,7 +460,7 @@ def test_only_steps_that_compute_get_chips_and_the_nodes_that_have_them(profile,
         assert _variables(executors[name])["FEDEMB_ACCELERATOR"] == chips
     backends = {name: _variables(executors[name]).get("FEDEMB_BACKEND") for name in executors}
     told = {name for name, backend in backends.items() if backend == "jax"}
-    assert told == ({"exec-plan-privacy", "exec-train-dp-fedemb"} if chips else set())
+    assert told == ({"exec-plan-privacy", f"exec-train-{pipeline}"} if chips else set())
 
 
 def _variables(executor):

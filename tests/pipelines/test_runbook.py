@@ -67,6 +67,7 @@ def world(tmp_path_factory):
     config = run.config.updated(
         {
             "data.source.uri": "gs://images/glyphs.parquet",
+            "training.backend": "jax",
             **{f"storage.{name}": str(root / place) for name, place in stores.items()},
         }
     )

@@ -38,8 +38,12 @@ _LOG = logging.getLogger(__name__)
 CHIEF = "FEDEMB_CHIEF"
 """Environment variable: address and port of a chief that is not among those that are counted."""
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_LOST = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "Connection", "Heartbeat", "heartbeat")
+_GONE = ("Gloo", "NCCL", "UNAVAILABLE", "ABORTED", "Connection", "Heartbeat", "heartbeat")
 """Words of what JAX says when a host is gone."""
+LOST = (
+    "a host of the training job was lost in a round, which was not committed; start the hosts "
+    "again and resume the run"
+)
 _ARRIVAL = 1800
 """Seconds until all hosts must have come: a node may have to be made first."""
 _PATIENCE = 24 * 3600 * 1000
@@ -201,9 +205,6 @@ def noticing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if not any(word in str(error) for word in _LOST):
+        if not any(word in str(error) for word in _GONE):
             raise
-        raise StorageError(
-            "a host of the training job was lost in a round, which was not committed; start the "
-            "hosts again and resume the run"
-        ) from error
+        raise StorageError(LOST) from error

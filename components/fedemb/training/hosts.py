@@ -6,10 +6,13 @@ It builds what the chief describes and computes what the chief says. It reads no
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from signal import SIGABRT
 from typing import Any
 
 import numpy as np
@@ -17,10 +20,10 @@ import numpy as np
 from fedemb.backend import use_backend
 from fedemb.config import RunConfig
 from fedemb.embedding.backend_rounds import client_rounds, unit_rounds
-from fedemb.embedding.hosts import Message, Place, connect, hear, part, several, tell
+from fedemb.embedding.hosts import LOST, Message, Place, connect, hear, part, several, tell
 from fedemb.embedding.jax_rounds import JaxRounds
 from fedemb.embedding.loading import load_backbone, save_backbone
-from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.errors import ConfigError, PlanMismatch, StorageError
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.queries import build_mechanism
 from fedemb.provenance import code_digest
@@ -86,10 +89,39 @@ def _built(job: bytes) -> Any:
 def follow() -> None:
     """Computes for the chief of the job until it has done.
 
+    In a process of its own, since JAX aborts one that loses its chief before Python can say why.
+
+    Raises:
+      StorageError: the chief was lost, or that process was killed.
+      SystemExit: that process has failed, and has said why.
+    """
+    process = get_context("fork").Process(target=_follow, daemon=True)
+    process.start()
+    process.join()
+    code = process.exitcode or 0
+    if code == -SIGABRT:
+        raise StorageError(LOST)
+    if code < 0:
+        raise StorageError(
+            f"the computing process of this host was ended by signal {-code}; see whether its node "
+            "has the memory, start the hosts again and resume the run"
+        )
+    if code:
+        sys.exit(code)
+
+
+def _follow() -> None:
+    with watched("training.hosts", private=True):
+        _compute()
+
+
+def _compute() -> None:
+    """What `follow` does.
+
     Raises:
       ConfigError: this process is the chief, or the job has no other host.
       PlanMismatch: this host has other code.
-      StorageError: the chief or another host was lost.
+      StorageError: another host was lost.
     """
     use_backend("jax")
     if connect(Place.of_environment()):
@@ -103,5 +135,5 @@ def follow() -> None:
 
 
 if __name__ == "__main__":
-    with watched("training.hosts", private=True):
+    with watched("host", private=True):
         follow()

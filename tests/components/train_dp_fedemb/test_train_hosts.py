@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedemb.documents.artifacts import file_digest
-from fedemb.embedding.hosts import Place
+from fedemb.embedding.hosts import LOST, Place
 from fedemb.errors import ConfigError
 from fedemb.training import hosts
 from tests.conftest import REPOSITORY
@@ -30,9 +30,6 @@ def _played(folder, task, *scenes):
 def _digests(folder, scene):
     files = ("backbone.keras", "rounds.jsonl")
     return [file_digest(folder / scene / "model" / file) for file in files]
-
-
-LOST = "a host of the training job was lost in a round, which was not committed"
 
 
 def test_two_processes_give_the_bits_of_one_and_a_lost_one_costs_no_round(tmp_path):
