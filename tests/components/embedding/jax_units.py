@@ -234,7 +234,7 @@ def main(folder):
     except ConfigError as error:
         found["memory"] = str(error)
 
-    found["devices"] = _refusals(folder)
+    found["refusals"] = _refusals(folder)
 
     sound, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
     try:

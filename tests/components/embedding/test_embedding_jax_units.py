@@ -150,7 +150,7 @@ def test_a_step_is_planned_before_it_runs_and_says_about_how_many_fit(found):
 
 
 def test_an_accelerator_that_jax_does_not_see_is_one_sentence(found):
-    said = found["devices"]
+    said = found["refusals"]
     assert said["alone"] == 8
     assert "this step is to have nvidia.com/gpu, and JAX finds none" in said["promised"]
     assert "there is no driver of NVIDIA" in said["promised"]
@@ -158,7 +158,7 @@ def test_an_accelerator_that_jax_does_not_see_is_one_sentence(found):
 
 
 def test_jax_for_two_kinds_of_accelerator_is_refused_in_one_sentence(found):
-    assert "(jax-cuda12-plugin, libtpu) and may take either" in found["devices"]["two"]
+    assert "(jax-cuda12-plugin, libtpu) and may take either" in found["refusals"]["two"]
 
 
 def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch):
