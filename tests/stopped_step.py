@@ -93,7 +93,7 @@ def _points() -> dict[str, tuple[Any, str, int]]:
         "the look": (Ledger, "look", 1),
         "the figures of the model": (evaluate, "_measure_all", 1),
         "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
-        "the page": (evaluate, "write_utility_page", 1),
+        "the page": (evaluate, "utility_page", 1),
         "the utility report": (evaluate, "write_signed", 1),
     }
 

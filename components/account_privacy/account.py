@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any
 
 from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import PlanMismatch
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.ledger import read_reservation
-from fedemb.lineage import send, write_run
+from fedemb.ledger import Ledger, read_reservation
+from fedemb.lineage import send, steps_of, write_run
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_page import report_page
@@ -58,7 +59,7 @@ def run(context: StepContext) -> dict[str, Any]:
     _same_run(evidence, report)
     signer = Signer.current(context.keys, "report", ledger.chain.trust)
     signed = write_signed(artifacts.privacy_report, report, signer)
-    steps = write_run(
+    write_run(
         artifacts.lineage,
         evidence,
         leading_to("account_privacy", config.task),
@@ -66,11 +67,21 @@ def run(context: StepContext) -> dict[str, Any]:
         commitments=report.provenance.commitments.model_dump(),
         time=datetime.fromisoformat(report.time),
     )
-    page = report_page(signed, evidence, ledger, steps)
-    write_bytes(artifacts.privacy_page, page.encode())
+    write_bytes(artifacts.privacy_page, page_of(signed, evidence, ledger).encode())
     send(artifacts.lineage.read_bytes)
     _log.info("guarantee: %s", report_sentence(report))
     return signed.json
+
+
+def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) -> str:
+    """The page of a report, with what each step took and gave until then."""
+    steps = steps_of(
+        evidence,
+        leading_to("account_privacy", evidence.config.task),
+        digests={"privacy_report": signed.sha},
+        commitments=signed.body.provenance.commitments.model_dump(),
+    )
+    return report_page(signed, evidence, ledger, steps)
 
 
 def _same_run(evidence: Evidence, report: PrivacyReport) -> None:

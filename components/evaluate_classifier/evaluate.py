@@ -15,7 +15,7 @@ from typing import Any
 from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import config_digest
+from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.embedding.inference import classify
 from fedemb.embedding.loading import load_backbone
@@ -31,7 +31,7 @@ from fedemb.previous_release import read_release
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
-from fedemb.steps.evaluate_classifier.page import write_classifier_page
+from fedemb.steps.evaluate_classifier.page import classifier_page
 from fedemb.storage import local_tree
 
 _COMPARED = ("public_backbone", "untrained", "centralized", "previous_release")
@@ -97,7 +97,7 @@ def run(context: StepContext) -> dict[str, Any]:
         )
     report = ClassifierReport.of_fields(fields)
     context.ledger.check_last_look(look)
-    write_classifier_page(artifacts.utility_page, report)
+    write_bytes(artifacts.utility_page, classifier_page(report).encode())
     _LOG.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json
 

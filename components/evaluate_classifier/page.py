@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
@@ -17,8 +16,8 @@ _NAMES = {
 }
 
 
-def write_classifier_page(path: Path, report: ClassifierReport) -> None:
-    """Writes the page of a report; the same report gives the same bytes."""
+def classifier_page(report: ClassifierReport) -> str:
+    """The page of a report; the same report gives the same text."""
     others: list[tuple[str, ComparedClassifier]] = [
         (_display_name(name, report), part)
         for name in _NAMES
@@ -26,8 +25,7 @@ def write_classifier_page(path: Path, report: ClassifierReport) -> None:
     ]
     models: list[tuple[str, Classified]] = [("this model", report.model)] if report.model else []
     models += others
-    pages.write_page(
-        path,
+    return pages.render(
         "classifier_report.html",
         tone=_tone(report),
         report=report,

@@ -17,7 +17,7 @@ import numpy as np
 from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import config_digest
+from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.embedding.inference import embed
 from fedemb.evaluation.held_out import (
@@ -32,7 +32,7 @@ from fedemb.reports.utility_words import utility_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
-from fedemb.steps.evaluate_embeddings.page import write_utility_page
+from fedemb.steps.evaluate_embeddings.page import utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
 from fedemb.storage import local_tree
 
@@ -98,7 +98,7 @@ def run(context: StepContext) -> dict[str, Any]:
         )
     report = UtilityReport.of_fields(fields)
     context.ledger.check_last_look(look)
-    write_utility_page(artifacts.utility_page, report)
+    write_bytes(artifacts.utility_page, utility_page(report).encode())
     logger.info(events.MEASURED, utility_sentence(report))
     return write_signed(artifacts.utility_report, report, signer).json
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedemb.documents.utility import Compared, UtilityReport
@@ -67,13 +66,12 @@ def _tone(report: UtilityReport) -> str:
     return "good" if difference.low > 0 else "bad" if difference.high < 0 else "plain"
 
 
-def write_utility_page(path: Path, report: UtilityReport) -> None:
-    """Writes `utility_report.html` for a report; the same report gives the same bytes."""
+def utility_page(report: UtilityReport) -> str:
+    """The page of a report; the same report gives the same text."""
     charts = {}
     if report.headline_rate is not None:
         charts = {"recall": _recall_chart(report, report.headline_rate), "roc": _roc_chart(report)}
-    pages.write_page(
-        path,
+    return pages.render(
         "utility_report.html",
         tone=_tone(report),
         report=report,

@@ -9,7 +9,7 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility
 from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import signed_utility
+from fedemb.pipelines.run.signed import signed_plan, signed_utility
 
 HEADER = (
     "run",
@@ -39,11 +39,10 @@ def results_table(runs: Iterable[RunDirectory]) -> list[str]:
 
 
 def _row(run: RunDirectory) -> tuple[str, ...]:
-    utility = signed_utility(run)
-    plan = run.document("privacy_plan")
-    if utility is None or plan is None:
+    signed, plan = signed_utility(run), signed_plan(run)
+    if signed is None or plan is None:
         raise InputError(f"run {run.run_id} has no utility report; finish it with --resume")
-    config = run.config()
+    config, utility = run.config(), signed.body
     population, epsilon = price(config.purpose, plan)
     models = ("model", "public_backbone", "untrained", "centralized")
     seconds = sum(run.read_state().get("seconds", {}).values())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import signed_utility
+from fedemb.pipelines.run.signed import signed_plan, signed_utility
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
@@ -17,20 +17,31 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """
     rows = [("run", "verdict", "epsilon", "users", "gain over the public start")]
     for run in runs:
-        plan = run.document("privacy_plan")
-        users, epsilon = price(run.config().purpose, plan) if plan else ("-", "-")
+        users, epsilon = _price(run)
         rows.append((run.run_id, _verdict(run), epsilon, users, _gain(run)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+NOT_SIGNED = "not signed, or its ledger is gone"
+"""Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
+
+
+def _price(run: RunDirectory) -> tuple[str, str]:
+    try:
+        plan = signed_plan(run)
+    except FedEmbError:
+        return "?", NOT_SIGNED
+    return price(run.config().purpose, plan) if plan else ("-", "-")
+
+
 def _gain(run: RunDirectory) -> str:
-    """In points; one run whose report or ledger is not what it was hides no other."""
+    """In points."""
     try:
         utility = signed_utility(run)
     except FedEmbError:
-        return "not signed, or its ledger is gone"
-    gain = utility and utility.difference("public_backbone")
+        return NOT_SIGNED
+    gain = utility and utility.body.difference("public_backbone")
     if gain is None:
         return "-"
     value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))

@@ -24,9 +24,9 @@ from fedemb.pipelines.run.local import (
     PlainView,
     View,
     closing_lines,
-    collect_reports,
     run_pipeline,
 )
+from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS

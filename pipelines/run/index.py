@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
-from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.local import PAGES
-from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility
+from fedemb.pipelines.run.report_pages import PAGES
+from fedemb.pipelines.run.signed import ledger_of, signed_audit, signed_report, signed_utility
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence
@@ -75,7 +73,7 @@ def render_index(run: RunDirectory) -> str:
 def _gain(run: RunDirectory) -> Interval | None:
     """The headline figure of the model less that of the public start."""
     utility = signed_utility(run)
-    return utility and utility.difference("public_backbone")
+    return utility and utility.body.difference("public_backbone")
 
 
 def _headline(
@@ -122,13 +120,12 @@ def _step(
 
 def _report(name: str, run: RunDirectory) -> dict[str, str]:
     """Link and what is behind it; the page's head has said guarantee and utility already."""
-    path, many = run.output(name), UNITS[run.config().policy.unit].many
+    many = UNITS[run.config().policy.unit].many
+    audit = signed_audit(run) if name == "audit_report" else None
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
         "utility_report": f"How well the model does on {many} that never trained.",
-        "audit_report": audit_sentence(read(path, AuditReport).body)
-        if path is not None and name == "audit_report"
-        else "",
+        "audit_report": audit_sentence(audit.body) if audit else "",
     }
     return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 

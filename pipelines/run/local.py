@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from typing import Any, Protocol
 from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility
+from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence, report_sentence
-from fedemb.reports.report import WAY_BACK
 from fedemb.reports.utility_words import utility_sentence
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
@@ -230,7 +228,7 @@ def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
 
 def _guarantee(run: RunDirectory) -> str:
     report = signed_report(run) if run.config().purpose == "release" else None
-    plan = run.document("privacy_plan")
+    plan = signed_plan(run)
     if report is not None:
         words = (report_sentence(report.body), all_runs(report.body))
         return "; ".join(text for text in words if text)
@@ -253,13 +251,13 @@ def _stated(epsilon: float | None) -> str:
 
 
 def _utility(run: RunDirectory) -> str:
-    report = signed_utility(run)
-    if report is None:
+    signed = signed_utility(run)
+    if signed is None:
         return "not measured"
     policy, many = run.config().policy.policy_id, UNITS[run.config().policy.unit].many
     looks = len(ledger_of(run).state.looks)
     return (
-        f"{utility_sentence(report)} Measurements on these {many} so far, "
+        f"{utility_sentence(signed.body)} Measurements on these {many} so far, "
         f"under policy {policy}: {looks}."
     )
 
@@ -273,30 +271,6 @@ def _release(run: RunDirectory, outcome: Outcome) -> str:
     if published is None or not published.get("uri"):
         return "none (simulation)"
     return published["uri"]
-
-
-PAGES = {
-    "privacy_report": "privacy_page",
-    "utility_report": "utility_page",
-    "audit_report": "audit_page",
-}
-"""JSON output -> the HTML output that shows it."""
-
-
-def collect_reports(run: RunDirectory) -> dict[str, Path]:
-    """Copies the newest report pages and documents into `reports/`, with endings browsers know."""
-    pages: dict[str, Path] = {}
-    for name, page in PAGES.items():
-        for output, ending in ((page, "html"), (name, "json")):
-            source = run.output(output)
-            if source is not None and source.is_file() and source.stat().st_size:
-                target = run.reports / f"{name}.{ending}"
-                shutil.copyfile(source, target)
-                if ending == "html":
-                    back = '<p class="back"><a href="../index.html">All of this run</a></p>'
-                    target.write_text(source.read_text().replace(WAY_BACK, back))
-                    pages[name] = target
-    return pages
 
 
 def iter_runs(parent: Path) -> Iterator[RunDirectory]:

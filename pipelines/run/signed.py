@@ -1,16 +1,21 @@
-"""Reports of a run as their steps signed them: what else lies in its public folder is not shown."""
+"""Documents of a run as its steps signed them: what else lies in its public folder is not shown."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from fedemb.documents.document import Written, read
+from fedemb.documents.audit import AuditReport
+from fedemb.documents.document import Document, Written, read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.storage import open_store
+
+D = TypeVar("D", bound=Document)
 
 
 def ledger_of(run: RunDirectory) -> Ledger:
@@ -23,6 +28,23 @@ def ledger_of(run: RunDirectory) -> Ledger:
     return open_ledger(store.uri, run.config().policy.policy_id, trust=read_trust(store))
 
 
+def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
+    """The newest plan of a run as JSON; None if it has none yet.
+
+    Raises:
+      ArtifactError: it is none.
+      PlanMismatch: it is that of another configuration.
+      SignatureInvalid: plan_privacy did not sign it.
+      LedgerError: the ledger that says whose keys count is missing or broken.
+    """
+    path = run.output("privacy_plan")
+    if path is None:
+        return None
+    _, plan = read_plan(path, run.config())
+    _check_signature(run, plan)
+    return plan.json
+
+
 def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
     """The newest privacy report of a run; None if it has none yet.
 
@@ -31,33 +53,52 @@ def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
       SignatureInvalid: account_privacy did not sign it.
       LedgerError: the ledger that says whose keys count is missing or broken.
     """
-    path = run.output("privacy_report")
+    path = _written(run, "privacy_report")
     if path is None:
         return None
     report = read(path, PrivacyReport)
-    _check(run, report, report.body.run_id, report.body.cumulative.ledger_sequence)
-    return report
+    _check_signature(run, report, report.body.cumulative.ledger_sequence)
+    return _of_this_run(run, report)
 
 
-def signed_utility(run: RunDirectory) -> AnyUtility | None:
+def signed_audit(run: RunDirectory) -> Written[AuditReport] | None:
+    """The newest audit report of a run, signed by its audit; else as `signed_report`."""
+    return _signed(run, "audit_report", AuditReport)
+
+
+def signed_utility(run: RunDirectory) -> Written[AnyUtility] | None:
     """The newest utility report of a run, signed by its evaluation; else as `signed_report`."""
-    path = run.output("utility_report")
+    return _signed(run, "utility_report", utility_kind(run.config().task))
+
+
+def _signed(run: RunDirectory, output: str, kind: type[D]) -> Written[D] | None:
+    path = _written(run, output)
     if path is None:
         return None
-    report = read(path, utility_kind(run.config().task))
-    _check(run, report, report.body.run_id)
-    return report.body
+    document = read(path, kind)
+    _check_signature(run, document)
+    return _of_this_run(run, document)
 
 
-def _check(run: RunDirectory, document: Written[Any], run_id: str, at: int | None = None) -> None:
+def _written(run: RunDirectory, output: str) -> Path | None:
+    """The newest file of an output; an empty one is that of a step that ended before it wrote."""
+    path = run.output(output)
+    return path if path is not None and path.is_file() and path.stat().st_size else None
+
+
+def _check_signature(run: RunDirectory, document: Written[Any], at: int | None = None) -> None:
     """`at`: ledger record at which the key counted; None: that of the run's reservation."""
     ledger = ledger_of(run)
     if at is None:
         key = (run.run_id, ledger.state.last_attempt(run.run_id))
         at = ledger.state.attempts[key].reserve.sequence if key in ledger.state.attempts else None
     ledger.chain.trust.check(document, at=at)
-    if run_id != run.run_id:
+
+
+def _of_this_run(run: RunDirectory, document: Written[D]) -> Written[D]:
+    if getattr(document.body, "run_id", None) != run.run_id:
         raise ArtifactError(
             f"the newest {document.body.kind} of run {run.run_id} is of another run; find out who "
             "may write to its public folder"
         )
+    return document

@@ -26,6 +26,7 @@ from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.index import render_index
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
 
@@ -167,7 +168,12 @@ SHOWN_BY = {
 }
 """Who shows a report of a run: which, and how."""
 STEPS = {
+    "audit_report": "audit-privacy",
+    "model": "train-dp-fedemb",
+    "pretrained": "pretrain-public",
     "privacy_plan": "plan-privacy",
+    "reservation": "reserve-budget",
+    "users": "partition-users",
     "privacy_report": "account-privacy",
     "utility_report": "evaluate-embeddings",
 }
@@ -557,3 +563,50 @@ def test_bundle_names_no_store_and_no_account(allowed, tmp_path):
             assert str(tmp_path).encode() not in data, path
     actors = {json.loads(line)["actor"] for line in (bundle / "ledger.jsonl").open()}
     assert actors == {"unnamed"} != {getpass.getuser()}
+
+
+def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(shown, allowed):
+    """Whoever may write there puts in a page, a report or a plan that says anything."""
+    for name, path in (
+        ("audit_report", allowed.audit),
+        ("reservation", allowed.reservation),
+        ("users", allowed.users),
+    ):
+        _newest(shown, name, path.read_bytes(), 1)
+    for name, folder in (("model", allowed.model), ("pretrained", allowed.root / "pretrained")):
+        for file in folder.rglob("*"):
+            target = shown.public / "dp-fedemb-1" / STEPS[name] / name / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    forged = b"<h1>epsilon 0.01</h1><!-- way back -->"
+    for name in ("privacy_page", "utility_page", "audit_page"):
+        path = shown.public / "dp-fedemb-2" / "account-privacy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(forged)
+    pages = collect_reports(shown)
+    assert set(pages) == {"privacy_report", "utility_report", "audit_report"}
+    for name, page in pages.items():
+        text = page.read_text()
+        assert "epsilon 0.01</h1>" not in text
+        assert "All of this run" in text
+        assert (shown.reports / f"{name}.json").read_bytes()
+    fields = json.loads(allowed.audit.read_text())
+    fields["lower_bound"] = 0.0
+    _newest(shown, "audit_report", encode(fields), 2)
+    with pytest.raises(FedEmbError, match="does not fit its content"):
+        collect_reports(shown)
+
+
+def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
+    """`fedemb runs` hides no other run for it; `fedemb results` and the closing lines refuse."""
+    assert "not signed" not in _fedemb("runs", shown.root.parent)
+    fields = json.loads(allowed.plan.read_text())
+    fields["guarantee"]["epsilon"] = 0.01
+    _newest(shown, "privacy_plan", encode(fields), 2)
+    row = _fedemb("runs", shown.root.parent)
+    assert "not signed" in row
+    assert "0.01" not in row
+    with pytest.raises(FedEmbError, match="does not fit its content"):
+        _fedemb("results", shown.root)
+    with pytest.raises(FedEmbError, match="does not fit its content"):
+        closing_lines(shown, Outcome(exit_code=4, message="stopped"))

@@ -1,0 +1,74 @@
+"""The pages of a run: each made of its report once the signature held, never taken from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.document import Written
+from fedemb.documents.evidence import read_evidence
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import ledger_of, signed_audit, signed_report, signed_utility
+from fedemb.reports.report import WAY_BACK
+
+PAGES = {
+    "privacy_report": "privacy_page",
+    "utility_report": "utility_page",
+    "audit_report": "audit_page",
+}
+"""JSON output -> the HTML output that shows it."""
+_SIGNED = {
+    "privacy_report": signed_report,
+    "utility_report": signed_utility,
+    "audit_report": signed_audit,
+}
+_BACK = '<p class="back"><a href="../index.html">All of this run</a></p>'
+
+
+def collect_reports(run: RunDirectory) -> dict[str, Path]:
+    """Puts the newest reports and their pages into `reports/`; returns the pages by report.
+
+    Who may write to the public folder may write a page there that says anything, so it is made
+    again here. Kubeflow shows its own.
+
+    Raises:
+      FedEmbError: as `signed_report`, or a document the page is made of is missing or broken.
+    """
+    made: dict[str, Path] = {}
+    for name, read_signed in _SIGNED.items():
+        report: Written[Any] | None = read_signed(run)
+        if report is None:
+            continue
+        write_bytes(run.reports / f"{name}.json", report.data)
+        made[name] = run.reports / f"{name}.html"
+        page = _page(run, name, report)
+        write_bytes(made[name], page.replace(WAY_BACK, _BACK).encode())
+    return made
+
+
+def _page(run: RunDirectory, name: str, report: Written[Any]) -> str:
+    if name == "audit_report":
+        from fedemb.steps.audit_privacy.page import audit_page
+
+        return audit_page(report.body)
+    if name == "utility_report":
+        if isinstance(report.body, ClassifierReport):
+            from fedemb.steps.evaluate_classifier.page import classifier_page
+
+            return classifier_page(report.body)
+        from fedemb.steps.evaluate_embeddings.page import utility_page
+
+        return utility_page(report.body)
+    from fedemb.steps.account_privacy.account import page_of
+
+    names = ("privacy_plan", "reservation", "users", "model", "pretrained")
+    found = {item: run.output(item) for item in (*names, "audit_report", "utility_report")}
+    artifacts = RunArtifacts(**{item: path for item, path in found.items() if path is not None})
+    ledger = ledger_of(run)
+    evidence = read_evidence(run.config(), artifacts)
+    for document in evidence.signed:
+        ledger.chain.trust.check(document, at=evidence.reservation.body.sequence)
+    return page_of(report, evidence, ledger)
