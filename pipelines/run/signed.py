@@ -31,6 +31,9 @@ def ledger_of(run: RunDirectory) -> Ledger:
 def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
     """The newest plan of a run as JSON; None if it has none yet.
 
+    Until something is reserved in a ledger of the run's own, no key counts yet: it is then made of
+    the configuration again.
+
     Raises:
       ArtifactError: it is none.
       PlanMismatch: it is that of another configuration.
@@ -40,6 +43,10 @@ def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
     path = run.output("privacy_plan")
     if path is None:
         return None
+    if not open_store(run.stores()["ledger"]).exists("trust.json"):
+        from fedemb.steps.plan_privacy.plan import document
+
+        return document(run.config()).content()
     _, plan = read_plan(path, run.config())
     _check_signature(run, plan)
     return plan.json
