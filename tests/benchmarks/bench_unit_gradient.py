@@ -1,6 +1,10 @@
 """`make bench`, W3: the clipped sum of DP-SGD against the plain step on the same tensors.
 
     python -m tests.benchmarks.bench_unit_gradient [--cores 1,2] [--pairs 7] [--json PATH]
+    python -m tests.benchmarks.bench_unit_gradient --cases memory
+
+`memory` is what a process of its own grows by, on one core, once net and images stand: the plain
+step at 256 images, and ours at 256 to 16,384 units with micro-batches of 16.
 
 ResNet-8 with GroupNorm, 32x32x3, 256 images a step, every image a unit; 16 views of each of 32
 images, against a plain step on the same 512 views; and a linear head of 10 classes on 4,096 vectors
@@ -156,6 +160,21 @@ class HeadBench:
         return step
 
 
+def _peak() -> float:
+    """Megabytes this process held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _memory() -> dict[str, float]:
+    """What each grows by."""
+    grown = {}
+    for measure, units in (("plain", BATCH), *(("ours", BATCH * 4**power) for power in range(4))):
+        found = _spawn(f"memory{units}", 1, measure, 1, 16)
+        grown[f"{measure} {units}"] = found["megabytes"]
+        _say(f"memory {measure} batch={units} grows by {found['megabytes']:.0f} MB")
+    return grown
+
+
 def _clock(act: Callable[[], Any]) -> tuple[float, float]:
     start, cpu = time.perf_counter(), time.process_time()
     act()
@@ -165,6 +184,8 @@ def _clock(act: Callable[[], Any]) -> tuple[float, float]:
 def _bench(case: str, cores: int, microbatch: int) -> Any:
     if case == "head":
         return HeadBench(cores)
+    if case.startswith("memory"):
+        return NetBench(cores, units=int(case.removeprefix("memory")), views=1, microbatch=16)
     if case == "views16":
         return NetBench(cores, units=32, views=VIEWS, microbatch=min(microbatch, 8))
     return NetBench(cores, units=BATCH, views=1, microbatch=microbatch)
@@ -176,10 +197,11 @@ def _child(arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ["TF_OVERRIDE_GLOBAL_THREADPOOL"] = "1"
     bench = _bench(arguments.case, arguments.child_cores, arguments.microbatch)
     if arguments.measure != "time":
+        before = _peak()
         act = bench.ours if arguments.measure == "ours" else bench.plain()
         for _ in range(2):
             act()
-        return {"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        return {"megabytes": _peak() - before}
     plain = bench.plain()
     bench.ours()
     plain()
@@ -223,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cores", default="")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--cases", default="views1,views16,head")
+    parser.add_argument("--cases", default="views1,views16,head,memory")
     parser.add_argument("--microbatch", type=int, default=64)
     parser.add_argument("--json", type=Path)
     for hidden in ("--case", "--measure"):
@@ -236,7 +258,11 @@ def main() -> None:
     available = len(os.sched_getaffinity(0))
     cores = [int(n) for n in arguments.cores.split(",")] if arguments.cores else [1, available]
     results: dict[str, Any] = {"available_cores": available}
-    for case in arguments.cases.split(","):
+    cases = arguments.cases.split(",")
+    if "memory" in cases:
+        cases.remove("memory")
+        results["memory"] = _memory()
+    for case in cases:
         for count in sorted(set(cores)):
             found = _spawn(case, count, "time", arguments.pairs, arguments.microbatch)
             goal = GOALS.get((case, count))
