@@ -10,6 +10,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,7 +18,7 @@ from PIL import Image
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import Hasher
 from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
-from fedemb.data.pixels import decode_pngs
+from fedemb.data.pixels import encode_png
 from fedemb.data.source_files import ImageFiles
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.keys import derive
@@ -73,7 +74,9 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
     hasher = Hasher(derive(b"fedemb", "check-data"))
     public = config.pretraining.source
     known = _digests(config, public, hasher) if public is not None else set[bytes]()
-    preparer = Preparer(config, hasher, None, lambda digest: digest[:_DIGEST] in known)
+    preparer = Preparer(
+        config, hasher, None, lambda digest: digest[:_DIGEST] in known, image=_pixels
+    )
     counts: Counter[str] = Counter()
     users: dict[bytes, UserPart] = {}
     samples: dict[bytes, tuple[bytes, bytes]] = {}
@@ -96,6 +99,12 @@ def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
     for part in find_parts(source, columns):
         for piece in split_part(part):
             yield from read_part(source, piece, columns)
+
+
+def _pixels(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
+    """A photo as it is sampled: a PNG of each would take a fifth of the time."""
+    pixels = reader.read(data)
+    return pixels, pixels.tobytes()
 
 
 def _bare(images: Images) -> Images:
@@ -149,7 +158,11 @@ def _settled(
     if training:
         placed = next(hasher.groups(training, 1, config.partition.virtual_clients))
         groups = np.bincount(placed, minlength=config.partition.virtual_clients)
-    kept = [samples[key][1] for key in sorted(samples.keys() & set(training))]
+    size, channels = config.model.image_size, config.model.channels
+    kept = [
+        np.frombuffer(samples[key][1], np.uint8).reshape(size, size, channels)
+        for key in sorted(samples.keys() & set(training))
+    ]
     owners = classes[0] + classes[1]
     return Census(
         counts,
@@ -160,8 +173,8 @@ def _settled(
         sum(count > 1 for count in owners.values()),
         len(classes[0].keys() & classes[1].keys()),
         float(np.median(sides)) if sides else 0.0,
-        config.model.channels > 1 and _coloured(kept, config.model.image_size),
-        kept,
+        any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
+        [encode_png(pixels) for pixels in kept],
     )
 
 
@@ -175,8 +188,3 @@ def _sides(batch: Batch, files: ImageFiles | None) -> list[int]:
         except Exception:  # whatever a header throws: the record is counted elsewhere
             continue
     return found
-
-
-def _coloured(samples: list[bytes], size: int) -> bool:
-    pixels = decode_pngs(samples, size, 3).astype(int)
-    return bool(len(pixels)) and int(np.ptp(pixels, axis=-1).max()) > _GREY

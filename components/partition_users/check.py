@@ -162,7 +162,9 @@ def _problems(
             f"{config.policy.users_lower_bound:,}, for which delta is chosen; lower the bound, and "
             "delta with it."
         )
-    if rows and evaluation == 0:
+    if rows and not users + evaluation:
+        problems.append("No record can be used, for the reasons above.")
+    elif rows and evaluation == 0:
         problems.append("No user is held out for evaluation; check partition.evaluation.")
     if rows and (few := too_few_classes(config, classes)):
         problems.append(few)

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.hashing import Hasher
 from fedemb.data.photos import BadImageError, PhotoReader
@@ -171,6 +173,8 @@ class Preparer:
         blocks: frozenset[str] | None,
         in_public_set: Callable[[bytes], bool],
         forgotten: frozenset[str] = frozenset(),
+        *,
+        image: Callable[[Any, PhotoReader], tuple[np.ndarray, bytes]] = canonical_image,
     ):
         """Takes what the decisions depend on.
 
@@ -180,11 +184,13 @@ class Preparer:
           blocks: ledger blocks whose users may train; None: all.
           in_public_set: whether an image digest is also in the public set.
           forgotten: deletion marks of users who go nowhere.
+          image: reads a photo: its pixels, and the bytes that are kept of it.
         """
         self._config = config
         self._hasher = hasher
         self._assigner = Assigner(config, hasher, blocks, forgotten)
         self._in_public_set = in_public_set
+        self._image = image
         self._cap = config.partition.max_images_per_user
         self._columns = config.data.source.columns
         self._files = image_files(config.data.source)
@@ -256,7 +262,7 @@ class Preparer:
                 data = row.image
                 if self._files is not None:
                     data = self._files.read(data)
-                pixels, png = canonical_image(data, self._reader)
+                pixels, png = self._image(data, self._reader)
             except BadImageError as bad:
                 results.append((bad.reason, b"", b""))
                 continue

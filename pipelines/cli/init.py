@@ -65,6 +65,19 @@ def init(
             help="Classes that users share, a,b,c: a list you may publish, if it is short."
         ),
     ] = None,
+    alike: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model learns to recognise: user (photos of one user are alike) or class "
+            "(photos of one class are, whoever owns them)."
+        ),
+    ] = None,
+    by_user: Annotated[
+        bool,
+        typer.Option(
+            "--by-user", help="Photos of one user are alike, not those of a class that users share."
+        ),
+    ] = False,
     column: Annotated[
         list[str] | None,
         typer.Option(help="Name of a column, e.g. --column user_id=owner; may be given often."),
@@ -85,6 +98,9 @@ def init(
     if output.exists():
         raise InputError(f"{output} exists; name another file with --output, or remove it")
     source = _source(data, column or [])
+    if by_user:
+        unlabelled = source.columns.model_copy(update={"label": None})
+        source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
     with counted("reading photos") as progress:
         census, size, channels = _look(source, aspect_ratio, progress)
     _say(census)
@@ -99,8 +115,13 @@ def init(
     target = epsilon or _asked("Epsilon of one run, for one user?", "--epsilon", float, 8.0)
     if start.endswith(".keras"):
         size, channels = _images_of(start) or (size, channels)
-    typer.echo(f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}")
     tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
+    by_class = tree["data"]["source"]["label_scope"] == "global"
+    alike = "class (--by-user: of one user)" if by_class else "user"
+    typer.echo(
+        f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}, and "
+        f"learn that photos of one {alike} are alike"
+    )
     few = too_few_classes(validate(tree), census.classes)
     if few and classes is None and sys.stdin.isatty():
         classes = _asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")

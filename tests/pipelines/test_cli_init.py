@@ -125,6 +125,15 @@ def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_
     assert load_config(output).partition.evaluation.classes == ("c0", "c1", "c2", "c3")
 
 
+def test_photos_of_one_user_are_alike_where_the_owner_says_so(tmp_path):
+    data, output = as_parquet(tmp_path), tmp_path / "mine.yaml"
+    said = call("init", "--data", data, "-o", output, *ANSWERS, "--by-user")
+    assert "photos of one user are alike" in said
+    assert "12 classes" in said
+    source = load_config(output).data.source
+    assert (source.label_scope, source.columns.label) == ("user", None)
+
+
 def test_grey_photos_get_a_grey_model(tmp_path):
     output = tmp_path / "mine.yaml"
     call("init", "--data", as_parquet(tmp_path, colour=False), "-o", output, *ANSWERS)

@@ -79,6 +79,11 @@ class ClassifierReport(Document):
         """Whether there are figures."""
         return self.model is not None
 
+    @property
+    def resampled(self) -> int:
+        """How many units intervals are drawn from."""
+        return self.units
+
     def headline(self, name: str = "model") -> Interval | None:
         """The figure that is named first, of this model or one it is compared with."""
         part: Classified | None = getattr(self, name)

@@ -155,6 +155,12 @@ class UtilityReport(Document):
         return self.evaluated is not None
 
     @property
+    def resampled(self) -> int:
+        """How many identities, or groups of them, intervals are drawn from."""
+        measured = self.evaluated.identities if self.evaluated else 0
+        return min(measured, self.bootstrap.groups or measured)
+
+    @property
     def headline_words(self) -> str:
         """What is named first."""
         return f"recall at false accept rate {self.headline_rate}"

@@ -9,6 +9,7 @@ from fedemb.documents.artifacts import config_digest
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.gate.case import Case, Reason, waiver
+from fedemb.reports.utility_words import LEAST_RESAMPLED, few_resampled
 
 _REMEDY = (
     "train on more data, with less noise or from a better public start; or let the policy owner "
@@ -82,13 +83,20 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
     code, least = "no_gain_over_public", case.evidence.config.release.min_gain_over_public
     if least is None:
         return
-    gain = case.evidence.utility.body.difference("public_backbone")
-    if gain is None or not gain.low > least:
+    utility = case.evidence.utility.body
+    gain, remedy = utility.difference("public_backbone"), _REMEDY + waiver(code)
+    if gain is not None and utility.resampled < LEAST_RESAMPLED:
+        yield Reason(
+            code,
+            f"the gain over the public start is {_points(gain)}, and {few_resampled(utility)}",
+            f"hold out more (partition.evaluation); or {remedy}",
+        )
+    elif gain is None or not gain.low > least:
         yield Reason(
             code,
             f"the gain over the public start is {_points(gain)}, and its interval does "
             f"not lie above {100 * least:g} points (release.min_gain_over_public)",
-            _REMEDY + waiver(code),
+            remedy,
         )
 
 

@@ -7,6 +7,10 @@ from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.privacy.accounting.units import UNITS, Unit
 
+LEAST_RESAMPLED = 6
+"""Identities or units an interval is drawn from, at least: five that gain nothing all seem to gain
+by chance once in 32 times, and then every draw of them does."""
+
 
 def covers(unit: Unit) -> str:
     """Whom the guarantee covers, and of whom the figures are."""
@@ -59,7 +63,19 @@ def _embeddings(report: UtilityReport) -> str:
         f"{_percent(recall)} of "
         f"the pairs that belong together while it accepts {_rate(rate)} of the others"
     )
-    return text + _against(report, "backbone") + weak_start(report)
+    return text + _against(report, "backbone") + _too_few(report) + weak_start(report)
+
+
+def few_resampled(report: AnyUtility) -> str:
+    """Why an interval is none: too little was there to draw from."""
+    what = "identities" if isinstance(report, UtilityReport) else f"{report.unit}s"
+    return f"its interval, drawn from {report.resampled} {what}, is none below {LEAST_RESAMPLED}"
+
+
+def _too_few(report: AnyUtility) -> str:
+    if report.resampled >= LEAST_RESAMPLED:
+        return ""
+    return f" Intervals drawn from fewer than {LEAST_RESAMPLED} are none; hold out more."
 
 
 def weak_start(report: UtilityReport) -> str:
@@ -93,7 +109,7 @@ def _classifier(report: ClassifierReport) -> str:
         f"On {images} {whose} never trained, the model names the right one of {report.classes} "
         f"classes for {_percent(top_1)}"
     )
-    return text + _against(report, "classifier")
+    return text + _against(report, "classifier") + _too_few(report)
 
 
 def _percent(share: Interval) -> str:

@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 
 from fedemb.documents.fields import Interval
-from fedemb.documents.utility import Compared, Evaluated, Recall, UtilityReport, rate_name
+from fedemb.documents.utility import (
+    Bootstrap,
+    Compared,
+    Evaluated,
+    Recall,
+    UtilityReport,
+    rate_name,
+)
 from fedemb.evaluation.held_out import Subjects
 from fedemb.reports.utility_words import compared, utility_sentence
+
+DRAWN = Bootstrap(samples=200, unit="class", groups=None)
 
 
 def estimate(value, low, high):
@@ -34,6 +43,7 @@ def test_utility_drop_is_a_printed_number():
         headline_rate="0.001",
         recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
         evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
+        bootstrap=DRAWN,
         public_kind="supervised",
         public_backbone=Compared.model_construct(
             recall_at_far={"0.001": Recall(value=0.2, low=0.1, high=0.3, threshold=0.7)},
@@ -47,6 +57,10 @@ def test_utility_drop_is_a_printed_number():
     sentence = utility_sentence(report)
     assert "On 1,200 identities" in sentence
     assert "5.0 points [2.0, 8.0] less than central training without privacy" in sentence
+    assert "fewer than 6" not in sentence
+    five = Evaluated(images=9, identities=5, positive_pairs=1, negative_pairs=1)
+    few = report.model_copy(update={"evaluated": five})
+    assert "Intervals drawn from fewer than 6 are none" in utility_sentence(few)
 
 
 def test_a_start_below_raw_pixels_is_called_weak():
@@ -62,6 +76,7 @@ def test_a_start_below_raw_pixels_is_called_weak():
                 headline_rate="0.001",
                 recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
                 evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
+                bootstrap=DRAWN,
                 public_kind="supervised",
                 public_backbone=at(start),
                 untrained=at(untrained),

@@ -660,6 +660,15 @@ def test_model_that_gains_nothing_over_its_public_start_is_denied_with_the_figur
     assert "+20.0 points [+0.0, +40.0]" in reason.sentence
 
 
+@pytest.mark.planted_bug(19)
+def test_gain_of_a_handful_of_identities_is_none(run):
+    sure = {"value": 0.2, "low": 0.1, "high": 0.3}
+    evaluated = json.loads(run.utility.read_text())["evaluated"]
+    for identities, denied in ((5, ["no_gain_over_public"]), (6, [])):
+        few = {"evaluated": {**evaluated, "identities": identities}}
+        assert codes(verdict_of(with_utility(run, **gaining(run, sure), **few))) == denied
+
+
 def test_gain_that_was_not_measured_is_none(run):
     assert codes(verdict_of(with_utility(run, public_backbone=None))) == ["no_gain_over_public"]
 
