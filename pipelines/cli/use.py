@@ -6,6 +6,10 @@ also whether it should have been.
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +24,26 @@ if TYPE_CHECKING:
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
 
 
-def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
-    from fedemb.embedding.released import ReleasedModel
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what TensorFlow's libraries say of the machine while they load; errors are raised."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
+
+def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
     require_released(bundle, trust)
-    return ReleasedModel(bundle)
+    with _quiet():
+        from fedemb.embedding.released import ReleasedModel
+
+        return ReleasedModel(bundle)
 
 
 def embed(
