@@ -112,7 +112,8 @@ def _run_tests(copy: Path, log: Path, tests: tuple[str, ...]) -> None:
         output = os.open(log, os.O_CREAT | os.O_WRONLY)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        sys.path.insert(0, str(copy / "components"))
+        os.environ["PYTHONPATH"] = str(copy / "components")  # of what the tests start
+        sys.path.insert(0, os.environ["PYTHONPATH"])
         import pytest
 
         import fedemb

@@ -20,7 +20,7 @@ from fedemb.embedding.jax_client_rounds import JaxRoundFunction
 from fedemb.embedding.rounds import ClientExamples
 from fedemb.errors import Refused
 from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
-from tests.components.embedding.jax_units import mechanism, problems, total
+from tests.components.embedding.jax_units import mechanism, own_draws, problems, told, total
 from tests.components.embedding.without_tensorflow import forbid
 
 JaxRoundFunction.probed = 8
@@ -151,6 +151,7 @@ def main(folder):
     found["learns_from_the_fill"] = apart(LearnsFromTheFill, "joint")
     one = function()
     found["problems"] = problems(one, units)
+    found["own draws"] = own_draws(one, units[3])
     found["compiled"] = one._add._cache_size()
     whole = total(one, units)
     found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
@@ -181,4 +182,4 @@ def main(folder):
 
 if __name__ == "__main__":
     forbid()
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")

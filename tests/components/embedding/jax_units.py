@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -54,6 +55,28 @@ def units_of(folder):
 def total(function, units):
     sums = function(function.initial_weights(), units, ROUND)
     return np.asarray(sums.sample_state[0])
+
+
+def told(main, folder):
+    """What is found, or why the product refuses to compute."""
+    try:
+        return main(folder)
+    except (ConfigError, Refused) as error:
+        return {"refused": str(error)}
+
+
+def own_draws(function, unit):
+    """Whether the same images are drawn otherwise for another group, and in another round."""
+    weights, other = function.initial_weights(), replace(unit, group=unit.group + 100)
+
+    def record(unit, round_index):
+        return np.asarray(function(weights, [unit], round_index).sample_state[0])
+
+    one = record(unit, ROUND)
+    return [
+        not np.array_equal(one, record(other, ROUND)),
+        not np.array_equal(one, record(unit, ROUND + 1)),
+    ]
 
 
 def problems(function, units):
@@ -121,6 +144,16 @@ class GradientsOfAllDevices(JaxUnitGradientFunction):
         return jax.lax.pcast(together, jax_rounds._UNITS, to="varying"), loss
 
 
+class OneDeviceOfOtherBits(JaxUnitGradientFunction):
+    """The second device rounds otherwise than the first."""
+
+    def _record(self, broadcast, images, labels, weights):
+        import jax
+
+        update, loss = super()._record(broadcast, images, labels, weights)
+        return update * (1 + 1e-6 * jax.lax.axis_index(jax_rounds._UNITS)), loss
+
+
 FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
 
 
@@ -181,6 +214,7 @@ def main(folder):
     one = function(net=classifier)
     grid = 2.0**one.mechanism.plan.grid_bits
     found["problems"] = problems(one, units)
+    found["own draws"] = own_draws(one, units[1])
     found["compiled"] = one._add._cache_size()
     records = [total(one, [unit]) for unit in units]
     found["apart"] = [
@@ -211,7 +245,8 @@ def main(folder):
     devices._shown = True
     found["faults"][GradientsOfAllDevices.__name__] = problems(devices, units)
     found["probe"] = {}
-    for fault, devices in ((MeanOfTheBatch, 1), (GradientsOfAllDevices, 2)):
+    leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
+    for fault, devices in leaks:
         try:
             found["probe"][fault.__name__] = total(function(fault, devices), units).tolist()
         except Refused as error:
@@ -247,4 +282,4 @@ def main(folder):
 
 if __name__ == "__main__":
     forbid()
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")

@@ -72,6 +72,10 @@ def found(records, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_sound_rounds_are_not_refused(found):
+    assert "refused" not in found, found["refused"]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(found, variant):
     assert max(found["apart"][variant]) <= 1e-5, found["apart"]
@@ -88,6 +92,10 @@ def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found)
 
 def test_what_fills_shapes_adds_nothing_whatever_it_is(found):
     assert found["anything"]
+
+
+def test_draws_are_those_of_the_group_and_the_round(found):
+    assert found["own draws"] == [True, True]
 
 
 def test_two_and_eight_devices_give_the_bits_of_one(found):

@@ -86,6 +86,10 @@ def found(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_sound_rounds_are_not_refused(found):
+    assert "refused" not in found, found["refused"]
+
+
 def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(found):
     """An activation at its kink may flip by rounding and move a record further: one of nine."""
     apart = np.array(found["apart"])
@@ -96,6 +100,10 @@ def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(fou
 def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):
     assert found["problems"] == []
     assert found["compiled"] == 1  # rounds of every size, one compilation
+
+
+def test_draws_are_those_of_the_group_and_the_round(found):
+    assert found["own draws"] == [True, True]
 
 
 def test_two_and_eight_devices_give_the_bits_of_one(found):
@@ -126,8 +134,12 @@ def test_a_planted_bug_is_seen(found, fault):
     assert found["faults"][fault]
 
 
-@pytest.mark.parametrize("leak", ["MeanOfTheBatch", "GradientsOfAllDevices"])
-def test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read(found, leak):
+@pytest.mark.parametrize(
+    "leak", ["MeanOfTheBatch", "GradientsOfAllDevices", "OneDeviceOfOtherBits"]
+)
+def test_what_leaks_into_records_or_rounds_otherwise_is_refused_before_any_unit_is_read(
+    found, leak
+):
     assert "record of 4 side by side depends on where it stands" in found["probe"][leak]
 
 
@@ -165,6 +177,22 @@ def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch)
     monkeypatch.setenv("FEDEMB_BACKEND", "jax")
     with pytest.raises(ConfigError, match="images of this pipeline train on jax"):
         use_backend("tensorflow")
+
+
+def test_a_gpu_is_told_to_give_the_same_bits_again():
+    say = "import os, fedemb.backend as b; b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
+    for flags, wanted in (
+        ("--xla_cpu_x=1", "--xla_cpu_x=1 --xla_gpu_deterministic_ops=true"),
+        ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", say],
+            env=os.environ | {"XLA_FLAGS": flags},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith(wanted)
 
 
 def test_one_process_runs_one_backend():

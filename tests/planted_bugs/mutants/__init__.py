@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants import embeddings, mechanism, steps, training, units
+from tests.planted_bugs.mutants import accelerators, embeddings, mechanism, steps, training, units
 from tests.planted_bugs.mutants.places import AGAIN, COINS, PROBE, REPLAY
 from tests.planted_bugs.mutation import Mutant
 
@@ -16,4 +16,5 @@ MUTANTS = (
     *steps.MUTANTS,
     *embeddings.MUTANTS,
     *units.MUTANTS,
+    *accelerators.MUTANTS,
 )
