@@ -15,7 +15,13 @@ from fedemb.pipelines.doctor.finding import Finding
 from fedemb.pipelines.doctor.stores import stores
 from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
 
-_VALIDATING = ("fedemb-step-accounts", "fedemb-pods", "fedemb-claims", "fedemb-no-entry")
+_VALIDATING = (
+    "fedemb-step-accounts",
+    "fedemb-pods",
+    "fedemb-claims",
+    "fedemb-train-jobs",
+    "fedemb-no-entry",
+)
 KUBEFLOW = "kubeflow"
 """Namespace of Kubeflow's own parts."""
 SKEW = 60.0

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedemb.training import train_job
+
 celpy = pytest.importorskip("celpy", reason="the package cel-python is not installed")
 
 INFRA = Path(__file__).parents[2] / "infra"
@@ -92,3 +94,40 @@ def test_drivers_and_other_pods_run_as_before():
     assert not _evaluate(
         MUTATING["matchConditions"][0]["expression"], object=_pod(None, "fedemb-run")
     )
+
+
+HOSTS = next(
+    policy["spec"]["validations"]
+    for policy in yaml.safe_load_all((INFRA / "kustomize/base/pods.yaml").read_text())
+    if policy["metadata"]["name"] == "fedemb-train-jobs"
+)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The TrainJob of a training step."""
+    variables = {train_job.HOSTS: "3", train_job.RUNTIME: "fedemb-hosts-0123456789"}
+    for name, value in {**variables, **dict.fromkeys(train_job.POD, "x")}.items():
+        monkeypatch.setenv(name, value)
+    return train_job.train_job()
+
+
+def test_the_hosts_of_a_training_step_are_admitted(job):
+    assert _admitted(job, "system:serviceaccount:fedemb:fedemb-train", HOSTS)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda spec: spec["runtimeRef"].update(kind="ClusterTrainingRuntime"),
+        lambda spec: spec["runtimeRef"].update(name="torch-distributed"),
+        lambda spec: spec["trainer"].update(image="busybox"),
+        lambda spec: spec["trainer"].update(command=["sh"]),
+        lambda spec: spec.update(podTemplateOverrides=[{"spec": {"serviceAccountName": "a"}}]),
+        lambda spec: spec["trainer"]["env"].append({"name": "JAX_PLATFORMS", "value": "cpu"}),
+        lambda spec: spec["trainer"].update(env=[{"name": "FEDEMB_CHIEF", "valueFrom": {}}]),
+    ],
+)
+def test_hosts_of_any_other_kind_are_refused(job, plant):
+    plant(job["spec"])
+    assert not _admitted(job, "system:serviceaccount:fedemb:fedemb-train", HOSTS)

@@ -8,6 +8,7 @@ then end by themselves, and the job goes with the chief's pod, which owns it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from fedemb.embedding.hosts import CHIEF, Place
 from fedemb.errors import ConfigError, StorageError
 
+_LOG = logging.getLogger(__name__)
 HOSTS = "FEDEMB_HOSTS"
 """Environment variable: hosts of the step in all, the chief among them."""
 RUNTIME = "FEDEMB_RUNTIME"
@@ -87,6 +89,7 @@ def hosts_of_the_step() -> Iterator[Place | None]:
         return
     job = train_job()
     from kubernetes import client, config
+    from urllib3.exceptions import HTTPError
 
     config.load_incluster_config()
     api = client.CustomObjectsApi()
@@ -101,7 +104,7 @@ def hosts_of_the_step() -> Iterator[Place | None]:
             f"{why}; install Kubeflow Trainer 2 with its JAX runtime and apply the file of hosts "
             "that `fedemb compile` wrote, or take `hosts` out of the profile"
         ) from error
-    except OSError as error:
+    except (OSError, HTTPError) as error:
         raise StorageError(
             f"the cluster's API server does not answer ({type(error).__name__}); resume the run"
         ) from error
@@ -109,4 +112,8 @@ def hosts_of_the_step() -> Iterator[Place | None]:
     try:
         yield Place(trainer["env"][0]["value"], trainer["numNodes"] + 1, 0)
     finally:
-        api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])
+        try:
+            api.delete_namespaced_custom_object(*kind, name=made["metadata"]["name"])
+        except (client.ApiException, OSError, HTTPError) as error:
+            # What was trained stands, and the job goes with this pod, which owns it.
+            _LOG.debug("the TrainJob stays until this pod goes (%s)", type(error).__name__)

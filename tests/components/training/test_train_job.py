@@ -1,9 +1,14 @@
 """What a training step asks of Kubeflow Trainer when it has several hosts."""
 
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import ClassVar
+
 import pytest
 
 from fedemb.embedding.hosts import CHIEF, Place
-from fedemb.errors import ConfigError
+from fedemb.errors import ConfigError, StorageError
 from fedemb.training.train_job import HOSTS, POD, RUNTIME, hosts_of_the_step, train_job
 
 VARIABLES = {
@@ -48,3 +53,82 @@ def test_a_step_of_one_host_starts_none(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with hosts_of_the_step() as place:
         assert place is None
+
+
+class _ApiServer(BaseHTTPRequestHandler):
+    """Takes and deletes TrainJobs; `answers` has the status of each method."""
+
+    answers: ClassVar = {}
+    calls: ClassVar = []
+
+    def _answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.calls.append((self.command, self.path, json.loads(body) if body else None))
+        self.send_response(self.answers.get(self.command, 200))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"metadata": {"name": "fedemb-hosts-abcde"}}')
+
+    do_POST = do_DELETE = _answer
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def api(pod):
+    """The cluster's API server, of which the pod's account knows the address."""
+    from kubernetes import client, config
+
+    _ApiServer.answers, _ApiServer.calls = {}, []
+    server = HTTPServer(("127.0.0.1", 0), _ApiServer)
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def load():
+        settings = client.Configuration()
+        settings.host, settings.retries = f"http://127.0.0.1:{server.server_port}", False
+        client.Configuration.set_default(settings)
+
+    pod.setattr(config, "load_incluster_config", load)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_hosts_come_when_the_step_begins_and_go_however_it_ends(api):
+    failed = RuntimeError("in a round")
+    with pytest.raises(RuntimeError, match="in a round"), hosts_of_the_step():
+        raise failed
+    (made, path, body), (gone, name, _) = _ApiServer.calls
+    assert (made, gone) == ("POST", "DELETE")
+    assert path == "/apis/trainer.kubeflow.org/v1alpha1/namespaces/fedemb/trainjobs"
+    assert name == f"{path}/fedemb-hosts-abcde"
+    assert body == train_job()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "sentence"),
+    [
+        (404, ConfigError, "install Kubeflow Trainer 2"),
+        (403, ConfigError, "refused the TrainJob"),
+        (503, StorageError, "resume the run"),
+    ],
+)
+def test_a_cluster_that_makes_no_hosts_is_one_sentence(api, status, error, sentence):
+    _ApiServer.answers = {"POST": status}
+    with pytest.raises(error, match=sentence), hosts_of_the_step():
+        pass
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(api):
+    api.shutdown()
+    api.server_close()
+    with pytest.raises(StorageError, match="does not answer"), hosts_of_the_step():
+        pass
+
+
+def test_a_training_has_not_failed_where_its_job_stays(api):
+    """The job's owner is the pod, which takes it along."""
+    _ApiServer.answers = {"DELETE": 500}
+    with hosts_of_the_step() as place:
+        assert place == Place("10.0.0.7:2222", 3, 0)
