@@ -49,12 +49,27 @@ def test_each_account_may_what_it_needs_and_nothing_else(ask, overlay, group):
         assert may == allowed.get(thing, set()), (group, thing)
 
 
-def _flows(policies: list[dict]) -> set[tuple[str, int]]:
-    """Where a pod without labels may open connections to, and on which port."""
+def _selects(selector: dict, labels: dict[str, str]) -> bool:
+    """Whether a policy's selector means a pod of these labels."""
+    for term in selector.get("matchExpressions", []):
+        there, values = labels.get(term["key"]), term.get("values", [])
+        held = {
+            "Exists": there is not None,
+            "DoesNotExist": there is None,
+            "In": there in values,
+            "NotIn": there not in values,
+        }
+        if not held[term["operator"]]:
+            return False
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def _flows(policies: list[dict], labels: dict[str, str]) -> set[tuple[str, int]]:
+    """Where a pod of these labels may open connections to, and on which port; 0: on any."""
     return {
         (json.dumps(to, sort_keys=True), port["port"])
         for policy in policies
-        if policy["spec"]["podSelector"] in ({}, None)
+        if _selects(policy["spec"]["podSelector"] or {}, labels)
         for rule in policy["spec"].get("egress", [])
         for to in rule.get("to", [{}])
         for port in rule.get("ports", [{"port": 0}])
@@ -86,4 +101,19 @@ def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
     }[overlay]
     kubeflow = {(of("kubeflow"), port) for port in (8080, 8887, 8888, 8333, 9000)}
     control_plane = {(block("172.16.0.0/28"), port) for port in (443, 6443)}
-    assert _flows(found["items"]) == (kubeflow | control_plane | stores | {(of("kube-system"), 53)})
+    needed = kubeflow | control_plane | stores | {(of("kube-system"), 53)}
+
+    def pods(**selector: object) -> str:
+        return json.dumps({"podSelector": selector}, sort_keys=True)
+
+    hosts = pods(matchLabels={"fedemb.dev/host": "train"})
+    steps = ["train-dp-fedemb", "train-dp-sgd"]
+    chiefs = pods(matchExpressions=[{"key": "fedemb.dev/step", "operator": "In", "values": steps}])
+    flows = {
+        "any": ({}, needed),
+        "gate": ({"fedemb.dev/step": "gate-release"}, needed),
+        "chief": ({"fedemb.dev/step": "train-dp-sgd"}, needed | {(hosts, 0)}),
+        "host": ({"fedemb.dev/host": "train"}, {(hosts, 0), (chiefs, 0)}),
+    }
+    for labels, wanted in flows.values():
+        assert _flows(found["items"], labels) == wanted, labels
