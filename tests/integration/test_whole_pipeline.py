@@ -13,27 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.pipelines.cli.main import app
-from tests.whole_run import closing_line, finish, run_command
-
-SMALL = [
-    "data.builtin.users=400",
-    "data.builtin.images_per_user=3",
-    "data.builtin.public_classes=8",
-    "data.builtin.public_images_per_class=4",
-    "partition.virtual_clients=30",
-    "policy.users_lower_bound=300",
-    "policy.delta=1e-3",
-    "pretraining.epochs=1",
-    "release.min_gain_over_public=null",  # three rounds of a few hundred people gain nothing
-    "mechanism.rounds=3",
-    "mechanism.noise_multiplier=1.5",
-    "evaluation.bootstrap_samples=20",
-    "audit.bootstrap_samples=20",
-    "audit.max_users=40",
-]
+from tests.whole_run import SMALL_EMBEDDING, closing_line, finish, run_command
 
 
-def _command(runs: Path, *extra: str, overrides: list[str] = SMALL) -> list[str]:
+def _command(runs: Path, *extra: str, overrides: list[str] = SMALL_EMBEDDING) -> list[str]:
     return run_command(runs, *extra, overrides=overrides)
 
 
@@ -110,7 +93,7 @@ def test_report_prints_the_closing_lines_again(released):
 @pytest.mark.slow
 def test_simulation_never_releases(tmp_path):
     overrides = [
-        *SMALL,
+        *SMALL_EMBEDDING,
         "purpose=simulation",
         "mechanism.noise_multiplier=0.01",
         "policy.certify_at=[100000]",
@@ -125,7 +108,7 @@ def test_simulation_never_releases(tmp_path):
 
 @pytest.mark.slow
 def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
-    overrides = [*SMALL, "mechanism.noise_multiplier=0.1"]
+    overrides = [*SMALL_EMBEDDING, "mechanism.noise_multiplier=0.1"]
     done = finish(_command(tmp_path / "runs", overrides=overrides))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "cap" in closing_line(done.stdout, "release")
@@ -133,7 +116,7 @@ def test_too_little_noise_is_refused_with_reason_and_remedy(tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_run_resumes_and_releases(tmp_path):
-    overrides = [*SMALL, "mechanism.rounds=30", "mechanism.noise_multiplier=4.0"]
+    overrides = [*SMALL_EMBEDDING, "mechanism.rounds=30", "mechanism.noise_multiplier=4.0"]
     command = _command(tmp_path / "runs", "--run-id", "only", overrides=overrides)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         log = tmp_path / "runs" / "only" / "run.log"
