@@ -1,7 +1,7 @@
 """What each step's account may do in the stores, asked of the stores themselves.
 
 Of S3 it is asked with the access key of each account, of Google Cloud by reading the buckets' IAM
-policies. Nothing is written and no content is read: a part is sent to an upload that there is not,
+policies. No content is read or replaced: a part is sent to an upload that there is not,
 an object is asked for by its head. What is compared is the table of `infra/rights.yaml`.
 """
 

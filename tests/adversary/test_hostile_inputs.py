@@ -590,6 +590,11 @@ def test_pages_are_made_of_signed_reports_and_not_taken_from_the_public_folder(s
         assert "epsilon 0.01</h1>" not in text
         assert "All of this run" in text
         assert (shown.reports / f"{name}.json").read_bytes()
+    reservation = json.loads(allowed.reservation.read_text())
+    reservation["sequence"] += 1
+    _newest(shown, "reservation", encode(reservation), 2)
+    assert "privacy_report" not in collect_reports(shown), "it names another reservation"
+    assert not (shown.reports / "privacy_report.html").exists()
     fields = json.loads(allowed.audit.read_text())
     fields["lower_bound"] = 0.0
     _newest(shown, "audit_report", encode(fields), 2)
