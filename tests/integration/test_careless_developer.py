@@ -11,9 +11,10 @@ import sys
 import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
-from tests.integration.test_whole_pipeline import SMALL, _command
+from tests.integration.test_whole_pipeline import _command
 from tests.planted_bugs.mutants.training import MUTANTS
 from tests.planted_bugs.mutation import Mutant, planted
+from tests.whole_run import SMALL_EMBEDDING
 
 RECORD = """
 from fedemb import planted_bug_suite as suite
@@ -56,7 +57,7 @@ def test_run_without_its_noise_is_refused_in_words_that_say_which(tmp_path, chan
     environment = {**os.environ, "PYTHONPATH": str(copy / "components")}
     subprocess.run([sys.executable, "-c", RECORD], env=environment, check=True)
     done = subprocess.run(
-        _command(tmp_path / "runs", "--run-id", "only", overrides=SMALL),
+        _command(tmp_path / "runs", "--run-id", "only", overrides=SMALL_EMBEDDING),
         env=environment,
         capture_output=True,
         text=True,

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_whole_pipeline import SMALL
 
 from fedemb.documents.artifacts import tree_digest
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.storage import join, local_tree, open_store
+from tests.whole_run import SMALL_EMBEDDING
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = [part for item in (*SMALL, "mechanism.rounds=2") for part in ("--set", item)]
+SETTINGS = [part for item in (*SMALL_EMBEDDING, "mechanism.rounds=2") for part in ("--set", item)]
 
 
 def _fedemb(*words: str) -> subprocess.CompletedProcess[str]:
