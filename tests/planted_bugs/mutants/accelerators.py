@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants.places import EMBEDDING, one
+from tests.planted_bugs.mutants.places import CLIP, EMBEDDING, ROUNDS, UNIT, one
 
 STEPS = f"{EMBEDDING}/jax_rounds.py"
 LOCAL = f"{EMBEDDING}/jax_local_training.py"
 CLIENTS = "tests/components/embedding/test_embedding_jax_clients.py"
 UNITS = "tests/components/embedding/test_embedding_jax_units.py"
 TRAINING = "tests/components/train_dp_fedemb"
+TOGETHER = (
+    f"{TRAINING}/test_train_hosts.py::"
+    "test_two_processes_give_the_bits_of_one_in_dp_sgd_and_a_lost_chief_ends_the_other"
+)
 
 MUTANTS = (
     one(
@@ -16,6 +20,42 @@ MUTANTS = (
         "what_fills_a_batch_is_learned_from_on_jax",
         (LOCAL, "            offset + jnp.arange(size) < count,\n", "            chosen >= 0,\n"),
         CLIENTS,
+    ),
+    one(
+        10,
+        "clients_train_as_long_as_the_largest_on_jax",
+        (
+            f"{EMBEDDING}/jax_client_rounds.py",
+            "examples[place], classes[place] = len(data.rows), len(data.head)",
+            "examples[place], classes[place] = most, len(data.head)",
+        ),
+        CLIENTS,
+    ),
+    one(
+        6,
+        "one_seed_for_all_clients",
+        (
+            ROUNDS,
+            "seed=seed_of(self.seed, round_index, client.grouping, client.group)",
+            "seed=seed_of(self.seed, round_index, client.grouping, 0)",
+        ),
+        CLIENTS,
+    ),
+    one(
+        6,
+        "one_seed_for_all_rounds",
+        (
+            UNIT,
+            "seed = seed_of(self.seed, round_index, unit.grouping, unit.group)",
+            "seed = seed_of(self.seed, 0, unit.grouping, unit.group)",
+        ),
+        UNITS,
+    ),
+    one(
+        1,
+        "clip_in_32_bits_on_jax",
+        (CLIP, 'ops.cast(t, "float64"), (-1,)', 'ops.cast(t, "float32"), (-1,)'),
+        UNITS,
     ),
     one(
         1,
@@ -68,6 +108,28 @@ MUTANTS = (
             "    return json_digest({name: part for name, part in tree.items()",
         ),
         f"{TRAINING}/test_train_run.py::test_resume_with_changed_inputs_is_refused[backend]",
+    ),
+    one(
+        10,
+        "a_host_adds_units_of_its_own",
+        (
+            STEPS,
+            "                    given = step._make(hosts.parts_of(body, step))\n",
+            "                    given = step\n",
+        ),
+        TOGETHER,
+    ),
+    one(
+        7,
+        "a_host_keeps_the_weights_of_the_first_round",
+        (
+            STEPS,
+            "                    state = self._begun(weights, np.float64(clip))\n",
+            "                    first = state[1] if state else None\n"
+            "                    state = self._begun(weights, np.float64(clip))\n"
+            "                    state = state[0], first or state[1]\n",
+        ),
+        TOGETHER,
     ),
     one(
         7,
