@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from fedemb.errors import ConfigError
 
+Backend = Literal["tensorflow", "jax"]
+"""What Keras computes gradients with in a trainer."""
 BACKEND = "FEDEMB_BACKEND"
 """The one backend that the profile's trainers have."""
 ACCELERATOR = "FEDEMB_ACCELERATOR"

@@ -62,6 +62,7 @@ def document(config: RunConfig) -> PrivacyPlan:
         "config_sha": config_digest(config),
         "purpose": config.purpose,
         "plan": plan.to_json(),
+        "backend": config.training.backend,
         "event": event_to_json(plan.event()),
         "relation": plan.relation.name,
         "guarantee": guarantee.to_json(),

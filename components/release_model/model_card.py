@@ -19,6 +19,7 @@ from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS, Unit
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.privacy_report_words import (
+    BACKENDS,
     OVERLAPS,
     assumptions,
     limitations,
@@ -50,8 +51,6 @@ HUB_LICENCES = frozenset(
     )
 )
 """Identifiers the Hub knows and a model may be released under; any other is `other` with a name."""
-
-_BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 def model_card(
@@ -99,7 +98,7 @@ def model_card(
         f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
         f"{'s' if model.channels > 1 else ''}. Trained with {unit}-level differential "
-        f"privacy by `{config.training.algorithm}` on {_BACKENDS[config.training.backend]}.",
+        f"privacy by `{config.training.algorithm}` on {BACKENDS[report.mechanism.backend]}.",
         "",
         "## Privacy",
         "",

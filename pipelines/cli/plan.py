@@ -227,6 +227,7 @@ def _report(
     guarantee = PrivacyGuarantee.from_json(plan["guarantee"])
     fields: dict[str, Any] = {
         "mechanism": mechanism.kind,
+        "backend": plan["backend"],
         "epsilon": finite(guarantee.epsilon),
         "delta": guarantee.delta,
         "accountant": guarantee.accountant,

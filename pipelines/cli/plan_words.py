@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedemb.reports.privacy_report_words import BACKENDS
+
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
@@ -15,6 +17,7 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     """The fields of `fedemb plan --json` as lines of text."""
     out = [fields["sentence"], ""]
     out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {plan.participants}")
+    out.append(f"  gradients by {BACKENDS[fields['backend']]}")
     named = {"epsilon_rdp": "epsilon by the Renyi accountant, looser", "zcdp_rho": "zCDP rho"}
     if fields["epsilon_conservative_2c"] != fields["epsilon"]:
         named = {"epsilon_conservative_2c": "epsilon if users were sampled first (2C)"} | named

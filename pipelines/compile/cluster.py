@@ -18,7 +18,7 @@ from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
 from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
-from fedemb.promised import ACCELERATOR, BACKEND
+from fedemb.promised import ACCELERATOR, BACKEND, Backend
 from fedemb.step import Step
 from fedemb.training import train_job
 
@@ -86,7 +86,7 @@ class Profile(Section):
     key_volumes: str | None = None
     """Where the key store is mounted, if it lies on volumes: to each step what its rights name."""
 
-    backend: Literal["tensorflow", "jax"] | None = None
+    backend: Backend | None = None
     """The one that this cluster's image `trainer` has; a run of the other one is refused when it is
     planned. Null: both."""
     steps: dict[str, StepResources]

@@ -15,6 +15,7 @@ from pydantic import (
 
 from fedemb.config.data import SourceConfig
 from fedemb.config.section import Address, Section
+from fedemb.promised import Backend
 
 
 class ModelConfig(Section):
@@ -180,7 +181,7 @@ class TrainingConfig(Section):
     """`dp_sgd` sums one gradient of each unit, for `task: classification`; `dp_fedavg` shares its
     head (and clips and noises it); `centralized` is a baseline: it needs `purpose: simulation`,
     a mechanism without noise and `rounds: 1`."""
-    backend: Literal["tensorflow", "jax"] = "tensorflow"
+    backend: Backend = "tensorflow"
     """What Keras computes gradients with in the trainer; `centralized` takes `tensorflow` alone. An
     attempt stays on the one it began with; the model loads on both."""
     local: LocalTrainingConfig = LocalTrainingConfig()

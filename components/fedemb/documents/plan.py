@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import (
     Comparison,
     Count,
@@ -17,6 +17,7 @@ from fedemb.documents.fields import (
     Purpose,
     Sha,
 )
+from fedemb.promised import Backend
 
 
 class Projected(Part):
@@ -36,12 +37,14 @@ class PrivacyPlan(Document):
     """Written by plan_privacy; read through `plan_document`, which compares it with the config."""
 
     kind: ClassVar[str] = "privacy_plan"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "plan"
 
     config_sha: Sha
     purpose: Purpose
     plan: Json
     """`MechanismPlan.to_json()`."""
+    backend: Annotated[Backend, Since(2, before="tensorflow")]
     event: Json
     relation: Name
     guarantee: Guarantee

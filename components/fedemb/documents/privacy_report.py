@@ -31,6 +31,7 @@ from fedemb.documents.fields import (
 from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
+from fedemb.promised import Backend
 
 
 class Recurring(Part):
@@ -121,6 +122,7 @@ class MechanismFacts(Part):
     noise: Noise
     normaliser: Normaliser
     matrix: Matrix | None
+    backend: Annotated[Backend, Since(3, before="tensorflow")]
 
 
 class Accounting(Part):
@@ -254,7 +256,7 @@ class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

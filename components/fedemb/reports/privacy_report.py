@@ -76,7 +76,10 @@ def build_report(
             "accounting_relation": plan.relation.name,
             "covers_change_own_data": covers_change_own_data(config, plan),
         },
-        "mechanism": _mechanism(plan, attempt, model.key_injected),
+        "mechanism": {
+            **_mechanism(plan, attempt, model.key_injected),
+            "backend": evidence.plan.body.backend,
+        },
         "accounting": _accounting(plan, guarantee),
         "cumulative": _cumulative(ledger, reservation, head_sequence),
         "tuning": {

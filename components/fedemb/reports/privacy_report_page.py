@@ -65,6 +65,7 @@ def report_page(
         assumptions=words.assumptions(plan.unit),
         limitations=words.limitations(plan.unit),
         plan=plan,
+        backend=words.BACKENDS[signed.body.mechanism.backend],
         samplers={other.name: other.words for other in plan.comparisons()},
         guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),

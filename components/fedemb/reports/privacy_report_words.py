@@ -9,12 +9,16 @@ from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS, Unit
+from fedemb.promised import Backend
 
 TRUST = {
     "training_operator": "the operator of the training job, who sees the private images",
     "private_stores": "the store of private artifacts and the key store",
     "code": "the code whose digest this report carries",
 }
+
+
+BACKENDS: dict[Backend, str] = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 def assumptions(unit: Unit) -> dict[str, str]:

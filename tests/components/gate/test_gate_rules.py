@@ -23,6 +23,7 @@ from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussia
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.provenance import privacy_code_digest
+from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_words import report_sentence
 from fedemb.steps.reserve_budget import reserve
 
@@ -52,6 +53,27 @@ def test_good_run_is_allowed_without_reasons(good_run):
     verdict = verdict_of(good_run)
     assert verdict.allow
     assert verdict.reasons == ()
+
+
+def test_plan_and_report_name_the_backend_that_was_configured(run):
+    """Each signed by its own step, and the report made again of a plan that names the other one."""
+    report = json.loads(run.report.read_text())
+    assert report["mechanism"]["backend"] == run.config.training.backend == "tensorflow"
+    verdict = verdict_of(run, mechanism={**report["mechanism"], "backend": "jax"})
+    assert codes(verdict) == ["report_differs"]
+    assert "mechanism.backend" in verdict.reasons[0].sentence
+    run.rewrite(run.plan, backend="jax")
+    with pytest.raises(PlanMismatch, match="on jax, the configuration asks for tensorflow"):
+        run.do_account()
+    evidence = read_evidence(run.config, run.artifacts)
+    ledger, plan = run.ledger(), plan_mechanism(run.config)
+    made = build_report(
+        evidence, plan, ledger, time=report["time"], head_sequence=ledger.head.sequence
+    )
+    assert made.mechanism.backend == "jax"
+    verdict = verdict_of(run, **made.content())
+    assert "mechanism_invalid" in codes(verdict)
+    assert not verdict.allow
 
 
 def test_reasons_come_in_order_of_importance_each_with_a_remedy(run):

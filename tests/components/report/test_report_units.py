@@ -68,10 +68,11 @@ def test_page_and_card_name_the_unit_in_its_one_sentence(said):
         assert UNITS[unit].covered in re.sub(r"\s+", " ", texts[name]), name
 
 
-def test_card_names_the_backend_that_trained(said):
+def test_page_and_card_name_the_backend_that_trained(said):
     unit, texts = said
     assert f"{unit}-level differential privacy by `dp_" in texts["card"]
     assert "on TensorFlow." in texts["card"]
+    assert re.search(r"gradients by\W.*TensorFlow", texts["page"], re.DOTALL)
 
 
 def test_no_text_speaks_of_the_other_unit(said):

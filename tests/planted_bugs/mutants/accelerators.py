@@ -110,6 +110,17 @@ MUTANTS = (
         f"{TRAINING}/test_train_run.py::test_resume_with_changed_inputs_is_refused[backend]",
     ),
     one(
+        7,
+        "a_plan_may_name_the_other_backend",
+        (
+            "components/fedemb/privacy/planning/plan_document.py",
+            "if document.backend != config.training.backend:",
+            "if document.backend is None:",
+        ),
+        "tests/components/gate/test_gate_rules.py::"
+        "test_plan_and_report_name_the_backend_that_was_configured",
+    ),
+    one(
         10,
         "a_host_adds_units_of_its_own",
         (

@@ -57,6 +57,11 @@ def check_plan(document: PrivacyPlan, config: RunConfig, config_sha: str) -> Mec
             f"the privacy plan is of mechanism {plan.kind}, the configuration asks for "
             f"{config.mechanism.kind}; run plan_privacy again"
         )
+    if document.backend != config.training.backend:
+        raise PlanMismatch(
+            f"the privacy plan is of a training on {document.backend}, the configuration asks for "
+            f"{config.training.backend}; run plan_privacy again"
+        )
     ours, theirs = plan.to_json(), plan.expected(config.mechanism, public_numbers(config)).to_json()
     if ours != theirs:
         changed = [name for name in ours if ours[name] != theirs[name]]
