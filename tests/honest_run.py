@@ -30,6 +30,7 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import all_documents, encode
 from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.starts import starts_of
 from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.keys import open_key_store
@@ -430,7 +431,6 @@ class HonestRun:
         model, common = self._of_model("evaluation")
         estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
         difference = {"value": 0.0, "low": -0.1, "high": 0.1}
-        gain = {"value": 0.2, "low": 0.1, "high": 0.3}
         recall = {
             "0.001": {**estimate, "threshold": 0.7},
             "0.1": {**estimate, "threshold": 0.3},
@@ -443,6 +443,18 @@ class HonestRun:
         }
         roc = {"far": [0.001, 0.1], "recall": [0.5, 0.9], "threshold": [0.7, 0.3]}
         measured = {"recall_at_far": recall, "retrieval": retrieval}
+
+        def start(value):
+            """Measured where the model reads 0.5, with a tenth on both sides of every figure."""
+            found = {"value": value, "low": value - 0.1, "high": 0.6}
+            gain = {"value": 0.5 - value, "low": 0.4 - value, "high": 0.6 - value}
+            return {
+                **measured,
+                "recall_at_far": {rate: {**old, **found} for rate, old in recall.items()},
+                "roc": roc,
+                "difference": dict.fromkeys(recall, gain),
+            }
+
         utility = {
             **common,
             **measured,
@@ -462,16 +474,9 @@ class HonestRun:
                 "negative_pairs": 6_472_800,
             },
             "roc": roc,
-            "public_backbone": {
-                **measured,
-                "recall_at_far": {
-                    rate: {**found, "value": 0.3, "low": 0.2} for rate, found in recall.items()
-                },
-                "roc": roc,
-                "difference": dict.fromkeys(recall, gain),
-            },
-            "untrained": None,
-            "raw_pixels": None,
+            **dict.fromkeys(UtilityReport.starts),
+            **{name: start(0.1) for name in starts_of(self.config)},
+            "public_backbone": start(0.3),
             "centralized": None,
             "utility_drop": None,
             "subgroups": {

@@ -34,7 +34,7 @@ from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_classifier.page import classifier_page
 from fedemb.storage import local_tree
 
-_COMPARED = ("public_backbone", "untrained", "centralized", "previous_release")
+_COMPARED = (*ClassifierReport.starts, "centralized", "previous_release")
 _LOG = logging.getLogger(__name__)
 
 

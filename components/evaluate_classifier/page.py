@@ -11,6 +11,7 @@ from fedemb.reports.utility_words import covers, utility_sentence
 _NAMES = {
     "public_backbone": "public start",
     "untrained": "untrained",
+    "most_frequent": "most frequent class",
     "centralized": "central, not private",
     "previous_release": "previous release",
 }
@@ -54,7 +55,7 @@ def _chart(models: list[tuple[str, Classified]]) -> Any:
 
 
 def _tone(report: ClassifierReport) -> str:
-    difference = report.difference("public_backbone")
-    if difference is None:
+    gain = report.gain
+    if gain is None:
         return "plain"
-    return "good" if difference.low > 0 else "bad" if difference.high < 0 else "plain"
+    return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"

@@ -112,7 +112,7 @@ def _measure_all(
     config: RunConfig, subjects: Subjects, embeddings: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """The measured part of the report."""
-    names = ("public_backbone", "untrained", "raw_pixels", "centralized")
+    names = (*UtilityReport.starts, "centralized")
     if not subjects.measurable:
         empty: dict[str, list[float]] = {"far": [], "recall": [], "threshold": []}
         figures = ("evaluated", "headline_rate", "retrieval", "utility_drop", "subgroups")

@@ -11,6 +11,7 @@ from fedemb.reports.utility_words import covers, utility_sentence
 NAMES = {
     "model": "this model",
     "public_backbone": "public backbone",
+    "frozen_features": "frozen features",
     "untrained": "untrained backbone",
     "raw_pixels": "raw pixels",
     "centralized": "central, not private",
@@ -60,10 +61,10 @@ def _roc_chart(report: UtilityReport) -> Any:
 
 
 def _tone(report: UtilityReport) -> str:
-    if report.headline_rate is None or report.public_backbone is None:
+    gain = report.gain
+    if gain is None:
         return "plain"
-    difference = report.public_backbone.difference[report.headline_rate]
-    return "good" if difference.low > 0 else "bad" if difference.high < 0 else "plain"
+    return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"
 
 
 def utility_page(report: UtilityReport) -> str:

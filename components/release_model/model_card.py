@@ -25,7 +25,7 @@ from fedemb.reports.privacy_report_words import (
     limitations,
     report_sentence,
 )
-from fedemb.reports.utility_words import utility_sentence
+from fedemb.reports.utility_words import best_start, utility_sentence
 
 HUB_LICENCES = frozenset(
     (
@@ -189,11 +189,8 @@ def _results(utility: AnyUtility, task: str, unit: Unit) -> list[dict[str, Any]]
             f"recall_at_far_{rate}": (f"recall at false accept rate {rate}", recall)
             for rate, recall in utility.recall_at_far.items()
         }
-    gain = utility.difference("public_backbone")
-    found["gain_over_public_start"] = (
-        f"{utility.headline_words}: gain over the public start",
-        gain,
-    )
+    words = f"{utility.headline_words}: gain over {best_start(utility)}"
+    found["gain_over_best_start"] = (words, utility.gain)
     metrics = [
         {
             "type": kind,

@@ -32,6 +32,7 @@ from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
 from fedemb.errors import InputError
 from fedemb.reports.privacy_report_words import guarantee_sentence
+from fedemb.reports.utility_words import best_start
 
 SECONDS = 30
 """For one registry in all; one that answers byte by byte outlasts the time limits of a socket."""
@@ -63,7 +64,7 @@ class Release:
         signed = read(bundle / parts.REPORT, PrivacyReport)
         config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
         utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
-        report, gain = signed.body, utility.difference("public_backbone")
+        report, gain = signed.body, utility.gain
         figures = {
             "epsilon": report.accounting.epsilon,
             "delta": report.accounting.delta,
@@ -84,6 +85,7 @@ class Release:
             "fedemb.ledger_head": report.cumulative.ledger_head,
             "fedemb.ledger_sequence": str(report.cumulative.ledger_sequence),
             "fedemb.headline_of": utility.headline_words if utility.measured else "not measured",
+            "fedemb.gain_over": best_start(utility) if gain else "not measured",
         }
         return cls(
             name=manifest.name,

@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -54,6 +54,13 @@ def init(
         typer.Option(
             help="Public photos to train a start on; a .keras file, which stays frozen below one "
             "layer that is trained; or none."
+        ),
+    ] = None,
+    pixels: Annotated[
+        str | None,
+        typer.Option(
+            help="What the .keras file was trained on: -1..1, 0..1, 0..255, imagenet or caffe; "
+            "asked where the file does not tell."
         ),
     ] = None,
     epsilon: Annotated[
@@ -113,9 +120,14 @@ def init(
         "Public photos or a .keras file to start from?", "--public", str, "none"
     )
     target = epsilon or _asked("Epsilon of one run, for one user?", "--epsilon", float, 8.0)
+    imported: dict[str, Any] = {}
     if start.endswith(".keras"):
         size, channels = _images_of(start) or (size, channels)
+        imported = {"import_pixels": _pixels_of(start, pixels)}
+    elif pixels:
+        raise ConfigError(f"--pixels is of a .keras file, and --public is {start}; leave it out")
     tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
+    tree["pretraining"] |= imported
     by_class = tree["data"]["source"]["label_scope"] == "global"
     alike = "class (--by-user: of one user)" if by_class else "user"
     typer.echo(
@@ -192,6 +204,25 @@ def _images_of(start: str) -> tuple[int, int] | None:
 
     check_import(Path(start), _FROZEN_NET.model["trainable"])
     return image_shape(Path(start))
+
+
+def _pixels_of(start: str, said: str | None) -> str:
+    """What the file was trained on: pixels read otherwise would be other photos to it."""
+    from fedemb.config import PretrainingConfig
+    from fedemb.embedding.imported import known_pixels
+
+    known, name = known_pixels(Path(start)), Path(start).name
+    if said is None and known:
+        typer.echo(f"{name} sees pixels as {known[0]}, told by {known[1]} (else give --pixels)")
+        return known[0]
+    kinds = get_args(PretrainingConfig.model_fields["import_pixels"].annotation)
+    question = f"What pixels was {name} trained on ({', '.join(kinds)})? It does not tell"
+    given = said or _asked(question, "--pixels", str)
+    if given not in kinds:
+        raise ConfigError(f"--pixels is {given}; give one of {', '.join(kinds)}")
+    if known and known[0] != given:
+        typer.echo(f"warning: --pixels is {given}, while {known[1]} tells of {known[0]}")
+    return given
 
 
 def _say(census: Census) -> None:
@@ -295,7 +326,7 @@ _COMMENTS = {
     "released",
     "partition": "virtual_clients: a share of the users you promise, so a public number",
     "pretraining": "licence and provenance are yours to state, e.g. licence: cc-by-4.0; of a file "
-    "also import_pixels, what it was trained on (-1..1 if you say nothing)",
+    "import_pixels is what it was trained on",
     "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
     "--target-epsilon E --config FILE --write FILE` changes it",
     "policy": "users_lower_bound: what you promise; delta is safe for it",

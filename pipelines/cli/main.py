@@ -172,7 +172,7 @@ def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
 ) -> None:
-    """List the runs of a folder, newest first: verdict, epsilon, gain over the public start."""
+    """List the runs of a folder, newest first: verdict, epsilon, gain over the best start."""
     from fedemb.pipelines.cli.runs import runs_table
     from fedemb.pipelines.run.local import iter_runs
 

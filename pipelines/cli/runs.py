@@ -13,9 +13,10 @@ from fedemb.pipelines.run.signed import signed_plan, signed_utility
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a table in text, one row per run; `-` stands for what is not measured.
 
-    A simulation's epsilon is as in `results_table`. The gain is in points, with its 95 % interval.
+    A simulation's epsilon is as in `results_table`. The gain, over the best that was
+    measured and needs no private data, is in points, with its 95 % interval.
     """
-    rows = [("run", "verdict", "epsilon", "users", "gain over the public start")]
+    rows = [("run", "verdict", "epsilon", "users", "gain over the best start")]
     for run in runs:
         users, epsilon = _price(run)
         rows.append((run.run_id, _verdict(run), epsilon, users, _gain(run)))
@@ -41,7 +42,7 @@ def _gain(run: RunDirectory) -> str:
         utility = signed_utility(run)
     except FedEmbError:
         return NOT_SIGNED
-    gain = utility and utility.body.difference("public_backbone")
+    gain = utility and utility.body.gain
     if gain is None:
         return "-"
     value, low, high = (f"{100 * x:+.1f}" for x in (gain.value, gain.low, gain.high))

@@ -15,6 +15,7 @@ from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.report import render_run_index, significant
+from fedemb.reports.utility_words import best_start
 
 NOTES = {
     "utility_report": "un-noised on evaluation users",
@@ -37,14 +38,16 @@ def render_index(run: RunDirectory) -> str:
     state = run.read_state()
     lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
     config = run.config()
-    gain = _gain(run)
+    utility = signed_utility(run)
+    gain = utility and utility.body.gain
+    over = best_start(utility.body) if utility else ""
     signed = signed_report(run)
     report = None if signed is None else signed.body
     pipeline = pipeline_of(config)
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
-        headline=_headline(report, config.purpose, lines.get("release", "none"), gain),
+        headline=_headline(report, config.purpose, lines.get("release", "none"), gain, over),
         gained=gain is None or gain.low > 0,
         time=report.time if report else None,
         guarantee=lines.get("guarantee", "none"),
@@ -70,21 +73,15 @@ def render_index(run: RunDirectory) -> str:
     )
 
 
-def _gain(run: RunDirectory) -> Interval | None:
-    """The headline figure of the model less that of the public start."""
-    utility = signed_utility(run)
-    return utility and utility.body.difference("public_backbone")
-
-
 def _headline(
-    report: PrivacyReport | None, purpose: str, release: str, gain: Interval | None
+    report: PrivacyReport | None, purpose: str, release: str, gain: Interval | None, over: str
 ) -> str:
     """How the run ended, in one line."""
     if release.startswith("refused: "):
         return f"Refused: {release.removeprefix('refused: ')}"
     points = ""
     if gain is not None:
-        points = f", {100 * gain.value:+.1f} points over the public start"
+        points = f", {100 * gain.value:+.1f} points over {over}"
         if gain.low <= 0 <= gain.high:
             points += ", which may be chance"
     if purpose == "simulation":

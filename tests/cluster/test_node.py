@@ -283,7 +283,7 @@ def test_a_classifier_comes_from_photos_to_a_release_in_pods(world):
     assert (shown / "outcome").read_text().startswith("# Released\n")
     told = json.loads((shown / "executor_output.json").read_text())
     figures = told["artifacts"]["metrics"]["artifacts"][0]["metadata"]
-    assert figures["top_1"] - figures["top_1_public_start"] == pytest.approx(figures["gain"])
+    assert figures["top_1"] - figures["top_1_best_start"] == pytest.approx(figures["gain"])
     assert 0 < figures["epsilon"] <= figures["epsilon_cumulative"] <= figures["epsilon_cap"]
     (marker,) = (world.root / "thursday" / "releases").glob("*/*.json")
     bundle = marker.with_suffix("")

@@ -110,11 +110,37 @@ def test_a_net_from_a_file_stays_frozen_and_decides_what_it_sees(tmp_path):
         [keras.Input((40, 40, 1)), keras.layers.Conv2D(8, 3), keras.layers.GlobalAveragePooling2D()]
     )
     net.save(tmp_path / "net.keras")
-    said = call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml",
-                *ANSWERS, "--public", tmp_path / "net.keras")  # fmt: skip
-    model = load_config(tmp_path / "mine.yaml").model
+    begun = ("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml",
+             *ANSWERS, "--public", tmp_path / "net.keras")  # fmt: skip
+    with pytest.raises(ConfigError, match="--pixels is missing"):
+        call(*begun)
+    with pytest.raises(ConfigError, match=r"one of -1\.\.1, 0\.\.1"):
+        call(*begun, "--pixels", "bright")
+    said = call(*begun, "--pixels", "-1..1")
+    config = load_config(tmp_path / "mine.yaml")
+    model = config.model
     assert (model.image_size, model.channels, model.trainable) == (40, 1, "projection")
+    assert config.pretraining.import_pixels == "-1..1"
     assert "40 x 40 pixels, grey" in said
+
+
+def test_pixels_of_a_net_that_tells_are_written_and_said(tmp_path):
+    import keras
+
+    known, output = tmp_path / "known.keras", tmp_path / "mine.yaml"
+    keras.applications.MobileNetV3Small(
+        weights=None, include_top=False, pooling="avg", input_shape=(32, 32, 3)
+    ).save(known)
+    begun = ("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS, "--public", known)
+    assert "known.keras sees pixels as 0..255, told by its layer rescaling" in call(*begun)
+    assert load_config(output).pretraining.import_pixels == "0..255"
+    output.unlink()
+    said = call(*begun, "--pixels", "0..1")
+    assert "warning: --pixels is 0..1, while its layer rescaling" in said  # Keras counts its names
+    assert load_config(output).pretraining.import_pixels == "0..1"
+    with pytest.raises(ConfigError, match="--pixels is of a"):
+        call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "new.yaml", *ANSWERS,
+             "--pixels", "0..1")  # fmt: skip
 
 
 def test_few_shared_classes_are_held_out_by_number_once_their_list_is_given(tmp_path):

@@ -131,6 +131,7 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
         "epsilon_cap": run.config.policy.epsilon_cap,
         "recall": measured["recall_at_far"][rate]["value"],
         "recall_public_start": start["recall_at_far"][rate]["value"],
+        "recall_best_start": start["recall_at_far"][rate]["value"],
         "gain": start["difference"][rate]["value"],
     }
 
@@ -138,8 +139,10 @@ def test_allowed_run_has_its_verdict_in_markdown_and_the_figures_runs_are_compar
 def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measured():
     one = {"top_1": {"value": 0.9}, "top_5": {"value": 1.0}}
     start = {"top_1": {"value": 0.5}, "difference": {"value": 0.4}}
-    report = {"model": one, "public_backbone": start}
-    figures = {"top_1": 0.9, "top_5": 1.0, "top_1_public_start": 0.5, "gain": 0.4}
+    common = {"top_1": {"value": 0.6}, "difference": {"value": 0.3}}
+    report = {"model": one, "public_backbone": start, "most_frequent": common}
+    starts = {"top_1_public_start": 0.5, "top_1_best_start": 0.6}
+    figures = {"top_1": 0.9, "top_5": 1.0, **starts, "gain": 0.3}
     assert utility_figures(report) == figures
     assert utility_figures({"model": None, "public_backbone": None}) == {}
     unmeasured = {"headline_rate": None, "recall_at_far": {}, "public_backbone": None}

@@ -120,8 +120,10 @@ class ReleaseConfig(Section):
     the model card says that it is not stated. That of the public images is
     `pretraining.licence`."""
     min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
-    """The gate refuses unless the whole 95 % interval of the gain over the public start, in recall
-    at the first false accept rate or in top-1, lies above this; null: no floor."""
+    """The gate refuses unless the whole 95 % interval of the gain lies above this; null: no floor.
+    The gain is that over the best start: public start, its frozen features under a projection, an
+    untrained net, raw pixels, or for a classifier the most frequent class; in recall at the first
+    false accept rate, or in top-1."""
     no_worse_than: Literal["previous_release"] | None = None
     """The gate refuses a model that is certainly worse than `evaluation.previous_release` on the
     same people, or cannot be compared with it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import model_validator
 
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, Sha, Share, SubgroupName
+from fedemb.documents.starts import OverStarts
 
 
 class Classified(Part):
@@ -43,10 +44,11 @@ class ClassifiedParts(Part):
     too_small: Count
 
 
-class ClassifierReport(Document):
+class ClassifierReport(Document, OverStarts):
     """Written by evaluate_classifier."""
 
     kind: ClassVar[str] = "classifier_report"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -65,6 +67,8 @@ class ClassifierReport(Document):
     public_backbone: ComparedClassifier | None
     """Where private training started."""
     untrained: ComparedClassifier | None
+    most_frequent: Annotated[ComparedClassifier | None, Since(2, before=None)]
+    """Gives each image the shares of the classes among these images."""
     centralized: ComparedClassifier | None
     """Trained without privacy; in simulations alone."""
     previous_release: ComparedClassifier | None
@@ -73,6 +77,7 @@ class ClassifierReport(Document):
     """None: no column names groups."""
 
     headline_words: ClassVar[str] = "top-1"
+    starts: ClassVar = ("public_backbone", "untrained", "most_frequent")
 
     @property
     def measured(self) -> bool:
@@ -96,8 +101,8 @@ class ClassifierReport(Document):
 
     @model_validator(mode="after")
     def _of_one_measurement(self) -> ClassifierReport:
-        others = (self.public_backbone, self.untrained, self.centralized, self.previous_release)
-        for other in others:
+        for name in (*self.starts, "centralized", "previous_release"):
+            other: ComparedClassifier | None = getattr(self, name)
             if other is None:
                 continue
             if self.model is None:

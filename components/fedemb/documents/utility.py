@@ -9,8 +9,9 @@ from pydantic import StringConstraints, model_validator
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import json_digest
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import Document, Part
+from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha, SubgroupName
+from fedemb.documents.starts import OverStarts
 
 SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
 
@@ -119,10 +120,11 @@ class Bootstrap(Part):
     """Subgroups that were drawn before the units inside them; None: units alone were."""
 
 
-class UtilityReport(Document):
+class UtilityReport(Document, OverStarts):
     """Written by evaluate_embeddings."""
 
     kind: ClassVar[str] = "utility_report"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -140,6 +142,9 @@ class UtilityReport(Document):
     retrieval: Retrieved | None
     roc: Roc
     public_backbone: Compared | None
+    """Where private training started."""
+    frozen_features: Annotated[Compared | None, Since(2, before=None)]
+    """What a projection stands on, compared as if it were the embedding."""
     untrained: Compared | None
     raw_pixels: Compared | None
     """The images themselves, compared as if they were embeddings."""
@@ -148,6 +153,8 @@ class UtilityReport(Document):
     """The centralized model minus this one."""
     subgroups: Subgroups | None
     previous_release: Previous | None
+
+    starts: ClassVar = ("public_backbone", "frozen_features", "untrained", "raw_pixels")
 
     @property
     def measured(self) -> bool:
@@ -182,7 +189,7 @@ class UtilityReport(Document):
     def _of_one_measurement(self) -> UtilityReport:
         if self.measured != bool(self.retrieval and self.headline_rate in self.recall_at_far):
             raise ValueError("it is measured in one place and not in another")
-        for other in (self.public_backbone, self.untrained, self.raw_pixels, self.centralized):
+        for other in (*(getattr(self, name) for name in self.starts), self.centralized):
             if other is not None:
                 _paired(self.recall_at_far, other.recall_at_far, other.difference)
                 self._same_depths(other)

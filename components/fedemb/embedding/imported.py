@@ -17,6 +17,7 @@ from fedemb.documents.artifacts import strict_json
 from fedemb.embedding.backbones import blocks
 from fedemb.embedding.backbones.build import check_backbone, reinitialize
 from fedemb.embedding.classifier import HEAD, without_head
+from fedemb.embedding.imported_pixels import rescaled, told_pixels
 from fedemb.embedding.loading import load_model
 from fedemb.errors import ArtifactError, ConfigError, InputError
 
@@ -110,6 +111,18 @@ def image_shape(path: Path) -> tuple[int, int] | None:
             return None
 
 
+def known_pixels(path: Path) -> tuple[str, str] | None:
+    """What a file's net was trained on, as `pretraining.import_pixels`, and what says so.
+
+    None: the file does not tell.
+
+    Raises:
+      InputError: there is no such file.
+      ArtifactError: it is no `.keras` file.
+    """
+    return told_pixels(_description(path)["config"])
+
+
 def _description(path: Path) -> dict[str, Any]:
     """What the file says of its model; nothing of it is executed."""
     try:
@@ -148,12 +161,6 @@ def _layer_classes(described: Any) -> set[str]:
     return names
 
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and deviation of ImageNet's red, green and blue in [0, 1]."""
-_CAFFE = (103.939, 116.779, 123.68)
-"""Mean of ImageNet's blue, green and red in [0, 255]."""
-
-
 def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", seed: int = 0) -> Any:
     """Loads somebody else's `.keras` backbone: known layers only, checked before Keras reads it.
 
@@ -183,7 +190,7 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
     project = model.trainable == "projection" and not fits
     if project or pixels != "-1..1":
         inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
-        features = backbone(_rescaled(inputs, pixels))
+        features = backbone(rescaled(inputs, pixels))
         outputs = blocks.embedding(features, model) if project else features
         whole = keras.Model(inputs, outputs, name=backbone.name)
         if project:
@@ -238,34 +245,3 @@ def _frozen(backbone: Any) -> Any:
         if type(layer).__name__ == "BatchNormalization":
             layer.trainable = False
     return backbone
-
-
-def _rescaled(images: Any, pixels: str) -> Any:
-    """Images in [-1, 1] as the file knows them, by a fixed convolution of one pixel."""
-    import keras
-    import numpy as np
-
-    if pixels == "-1..1":
-        return images
-    channels = images.shape[-1]
-    scale, offset, order = np.ones(channels), np.zeros(channels), np.arange(channels)
-    if pixels in ("imagenet", "caffe") and channels == 1:
-        raise ConfigError(
-            f"pretraining.import_pixels={pixels} is of colour photos, got model.channels=1; set "
-            "model.channels: 3"
-        )
-    if pixels == "0..1":
-        scale, offset = scale / 2, offset + 1 / 2
-    elif pixels == "0..255":
-        scale, offset = scale * 255 / 2, offset + 255 / 2
-    elif pixels == "imagenet":
-        mean, deviation = (np.array(item) for item in _IMAGENET)
-        scale, offset = 1 / 2 / deviation, (1 / 2 - mean) / deviation
-    else:
-        scale, offset, order = scale * 255 / 2, 255 / 2 - np.array(_CAFFE), order[::-1]
-    fixed: Any = keras.layers.Conv2D(channels, 1, kernel_initializer="zeros", name="pixels")
-    output = fixed(images)
-    kernel = np.eye(channels)[:, order] * scale
-    fixed.set_weights([kernel[None, None].astype(np.float32), offset.astype(np.float32)])
-    fixed.trainable = False
-    return output

@@ -87,14 +87,17 @@ class SideBySide:
         self._parts = {name: self._cut(model, group) for name, model in models.items()}
 
     def _cut(self, model: Any, group: str) -> tuple[str | None, Any]:
+        import keras
+
         from fedemb.embedding.backbones import cut
 
         if group not in ("head", "projection"):
             return None, model
         try:
             trunk, rest = cut(model, group)
-        except ConfigError:  # pixels themselves
-            return None, model
+        except ConfigError:  # nothing stands on it: pixels, or features as they are
+            features = keras.Input(model.output_shape[1:])
+            trunk, rest = model, keras.Model(features, keras.layers.Identity()(features))
         weights = (np.asarray(weight).tobytes() for weight in trunk.weights)
         name = sha256_hex(b"".join([trunk.to_json().encode(), *weights]))
         self.trunks.setdefault(name, trunk)

@@ -33,7 +33,8 @@ def measure_classifiers(
     """Measures classifiers on the same images.
 
     Args:
-      probabilities: by name float32 `[images, classes]`; `model` is compared with the others.
+      probabilities: by name float32 `[images, classes]`; `model` is compared with the others,
+        and with the shares of the classes among these images.
       subjects: of at least one image; labels are places in `classes`.
       classes: names.
       samples: bootstrap draws.
@@ -64,6 +65,8 @@ def measure_classifiers(
         }
 
     right = top(probabilities["model"], 1)
+    shares = np.bincount(labels, minlength=len(classes)) / len(labels)
+    tables = {**probabilities, "most_frequent": np.tile(shares, (len(labels), 1))}
 
     def parts(names: Sequence[str], places: np.ndarray) -> dict[str, Any]:
         shown, too_small = [], 0
@@ -79,10 +82,9 @@ def measure_classifiers(
         shown.sort(key=lambda part: part["top_1"]["value"])
         return {"shown": shown, "too_small": too_small}
 
-    top_1 = {name: mean(top(table, 1)) for name, table in probabilities.items()}
+    top_1 = {name: mean(top(table, 1)) for name, table in tables.items()}
     measured: dict[str, Any] = {
-        name: {"top_1": top_1[name].to_json(), **figures(table)}
-        for name, table in probabilities.items()
+        name: {"top_1": top_1[name].to_json(), **figures(table)} for name, table in tables.items()
     }
     for name in measured.keys() - {"model"}:
         measured[name]["difference"] = (top_1["model"] - top_1[name]).to_json()

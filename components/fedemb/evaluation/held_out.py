@@ -14,6 +14,7 @@ from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.starts import starts_of
 from fedemb.evaluation.pairs import MAX_UNITS
 
 PIECE = 512
@@ -72,24 +73,22 @@ class Subjects:
 
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
-    """The trained model, its public start and what that must be better than.
-
-    An untrained backbone, where the start is pretrained here (an imported one has the layers of its
-    file, whatever its name says), and for embeddings the pixels themselves.
-    """
+    """The trained model, and what it must be better than (`starts_of`) as far as it is a model."""
     from fedemb.embedding import build_backbone
+    from fedemb.embedding.backbones import cut
     from fedemb.embedding.loading import load_backbone
     from fedemb.embedding.raw_pixels import raw_pixels
 
-    models = {
-        "model": load_backbone(artifacts.model / "backbone.keras", config.model),
-        "public_backbone": load_backbone(artifacts.pretrained / "backbone.keras", config.model),
+    start = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
+    untrained_seed = config.training.seed + UNTRAINED_SEED
+    makers = {
+        "public_backbone": lambda: start,
+        "frozen_features": lambda: cut(start, "projection")[0],
+        "untrained": lambda: build_backbone(config.model, untrained_seed),
+        "raw_pixels": lambda: raw_pixels(config.model),
     }
-    if config.pretraining.kind not in ("none", "import"):
-        models["untrained"] = build_backbone(config.model, config.training.seed + UNTRAINED_SEED)
-    if config.task == "embedding":
-        models["raw_pixels"] = raw_pixels(config.model)
-    return models
+    models = {"model": load_backbone(artifacts.model / "backbone.keras", config.model)}
+    return models | {name: makers[name]() for name in starts_of(config) if name in makers}
 
 
 def train_without_privacy(config: RunConfig, pretrained: Path, users: Path) -> Any:

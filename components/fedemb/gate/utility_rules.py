@@ -7,9 +7,10 @@ from typing import Any
 
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.fields import Interval
+from fedemb.documents.starts import starts_of
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
 from fedemb.gate.case import Case, Reason, waiver
-from fedemb.reports.utility_words import LEAST_RESAMPLED, few_resampled
+from fedemb.reports.utility_words import LEAST_RESAMPLED, best_start, few_resampled
 
 _REMEDY = (
     "train on more data, with less noise or from a better public start; or let the policy owner "
@@ -43,6 +44,8 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
+    if utility.measured and case.evidence.utility.version > 1:  # before, no report had them all
+        wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
     for name, (found, expected) in wanted.items():
         if found != expected:
             yield Reason(
@@ -79,22 +82,22 @@ def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[An
 
 
 def gain_over_public(case: Case) -> Iterator[Reason]:
-    """The private training was worth its price: the model is certainly better than its start."""
+    """The private training was worth its price: the model certainly beats the best start."""
     code, least = "no_gain_over_public", case.evidence.config.release.min_gain_over_public
     if least is None:
         return
     utility = case.evidence.utility.body
-    gain, remedy = utility.difference("public_backbone"), _REMEDY + waiver(code)
+    gain, remedy = utility.gain, _REMEDY + waiver(code)
     if gain is not None and utility.resampled < LEAST_RESAMPLED:
         yield Reason(
             code,
-            f"the gain over the public start is {_points(gain)}, and {few_resampled(utility)}",
+            f"the gain over {best_start(utility)} is {_points(gain)}, and {few_resampled(utility)}",
             f"hold out more (partition.evaluation); or {remedy}",
         )
     elif gain is None or not gain.low > least:
         yield Reason(
             code,
-            f"the gain over the public start is {_points(gain)}, and its interval does "
+            f"the gain over {best_start(utility)} is {_points(gain)}, and its interval does "
             f"not lie above {100 * least:g} points (release.min_gain_over_public)",
             remedy,
         )

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedemb.documents.classifier import ClassifierReport
+from fedemb.documents.utility import UtilityReport
+
 
 def privacy_figures(report: Mapping[str, Any]) -> dict[str, float]:
     """Price of the run, and of all runs of its policy for the user charged most.
@@ -25,24 +28,31 @@ def privacy_figures(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def utility_figures(report: Mapping[str, Any]) -> dict[str, float]:
-    """The model, its public start and the gain over it, as far as they were measured.
+    """The model, its public start, the best start and the gain over it, as far as measured.
 
     Args:
       report: JSON of a utility report, of embeddings or of a classifier.
     """
-    start = report["public_backbone"]
     if "headline_rate" in report:
-        rate = report["headline_rate"]
-        found = {"recall": rate and report["recall_at_far"][rate]["value"]}
-        if rate and start:
-            found["recall_public_start"] = start["recall_at_far"][rate]["value"]
-            found["gain"] = start["difference"][rate]["value"]
+        rate, name, starts = report["headline_rate"], "recall", UtilityReport.starts
+        found = {name: rate and report["recall_at_far"][rate]["value"]}
     else:
-        model = report["model"]
-        found = {name: model and model[name]["value"] for name in ("top_1", "top_5")}
-        if model and start:
-            found["top_1_public_start"] = start["top_1"]["value"]
-            found["gain"] = start["difference"]["value"]
+        rate, name, starts = None, "top_1", ClassifierReport.starts
+        found = {
+            name: report["model"] and report["model"][name]["value"] for name in (name, "top_5")
+        }
+    parts = {start: report.get(start) for start in starts}
+    of_starts = {
+        start: (part["recall_at_far"][rate] if rate else part[name])["value"]
+        for start, part in parts.items()
+        if part
+    }
+    if "public_backbone" in of_starts:
+        best = max(of_starts, key=lambda start: of_starts[start])
+        found[f"{name}_public_start"] = of_starts["public_backbone"]
+        found[f"{name}_best_start"] = of_starts[best]
+        difference = report[best]["difference"]
+        found["gain"] = (difference[rate] if rate else difference)["value"]
     return _finite(found)
 
 

@@ -12,6 +12,16 @@ LEAST_RESAMPLED = 6
 by chance once in 32 times, and then every draw of them does."""
 
 
+STARTS = {
+    "public_backbone": "the public start",
+    "frozen_features": "its frozen features",
+    "untrained": "an untrained net",
+    "raw_pixels": "raw pixels",
+    "most_frequent": "the most frequent class",
+}
+"""What needs no private data, in words."""
+
+
 def covers(unit: Unit) -> str:
     """Whom the guarantee covers, and of whom the figures are."""
     many = UNITS[unit].many
@@ -63,7 +73,7 @@ def _embeddings(report: UtilityReport) -> str:
         f"{_percent(recall)} of "
         f"the pairs that belong together while it accepts {_rate(rate)} of the others"
     )
-    return text + _against(report, "backbone") + _too_few(report) + weak_start(report)
+    return text + _against(report) + _too_few(report)
 
 
 def few_resampled(report: AnyUtility) -> str:
@@ -78,22 +88,19 @@ def _too_few(report: AnyUtility) -> str:
     return f" Intervals drawn from fewer than {LEAST_RESAMPLED} are none; hold out more."
 
 
-def weak_start(report: UtilityReport) -> str:
-    """Says that a pretrained start is worse than no training at all; empty where it is not."""
-    start = report.headline("public_backbone")
-    if report.public_kind == "none" or start is None:
-        return ""
-    others = {"an untrained backbone": "untrained", "raw pixels": "raw_pixels"}
-    found = ((words, report.headline(name)) for words, name in others.items())
-    better = [
-        f"{words} {_percent(part)}" for words, part in found if part and part.value > start.value
-    ]
-    if not better:
-        return ""
-    return (
-        f" The public start is weak: it recognises {_percent(start)}, {' and '.join(better)}; part "
-        "of the gain is what a better start gives without private data."
-    )
+def best_start(report: AnyUtility) -> str:
+    """What the gain is over: the best of what was measured that needs no private data."""
+    words = [_start(report, name) for name in report.measured_starts]
+    if report.best_start is None or len(words) == 1:
+        return _start(report, "public_backbone")
+    best = f"the {'better' if len(words) == 2 else 'best'} of {', '.join(words[:-1])}"
+    return f"{best} and {words[-1]}, here {_start(report, report.best_start)}"
+
+
+def _start(report: AnyUtility, name: str) -> str:
+    if name == "public_backbone" and report.public_kind == "none":
+        return "an untrained start"
+    return STARTS[name]
 
 
 def _classifier(report: ClassifierReport) -> str:
@@ -109,22 +116,18 @@ def _classifier(report: ClassifierReport) -> str:
         f"On {images} {whose} never trained, the model names the right one of {report.classes} "
         f"classes for {_percent(top_1)}"
     )
-    return text + _against(report, "classifier") + _too_few(report)
+    return text + _against(report) + _too_few(report)
 
 
 def _percent(share: Interval) -> str:
     return f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
-def _against(report: AnyUtility, noun: str) -> str:
-    start = f"the public {noun} before private training"
-    if report.public_kind == "none":
-        start = f"an untrained {noun}"
-    others = {
-        "public_backbone": start,
-        "untrained": f"an untrained {noun}",
-        "centralized": "central training without privacy",
-    }
-    differences = ((report.difference(name), words) for name, words in others.items())
-    clauses = [compared(found, words) for found, words in differences if found is not None]
-    return (": " + ", and ".join(clauses) if clauses else "") + "."
+def _against(report: AnyUtility) -> str:
+    """The gain, the public start where another one is better, and training without privacy."""
+    others = [(report.gain, best_start(report))]
+    if report.best_start not in (None, "public_backbone"):
+        others.append((report.difference("public_backbone"), _start(report, "public_backbone")))
+    others.append((report.difference("centralized"), "central training without privacy"))
+    clauses = [compared(found, than) for found, than in others if found is not None]
+    return (": " + "; ".join(clauses) if clauses else "") + "."

@@ -13,7 +13,7 @@ from fedemb.documents.utility import (
     rate_name,
 )
 from fedemb.evaluation.held_out import Subjects
-from fedemb.reports.utility_words import compared, utility_sentence
+from fedemb.reports.utility_words import best_start, compared, utility_sentence
 
 DRAWN = Bootstrap(samples=200, unit="class", groups=None)
 
@@ -49,6 +49,7 @@ def test_utility_drop_is_a_printed_number():
             recall_at_far={"0.001": Recall(value=0.2, low=0.1, high=0.3, threshold=0.7)},
             difference={"0.001": estimate(0.2, 0.1, 0.3)},
         ),
+        frozen_features=None,
         untrained=None,
         raw_pixels=None,
         centralized=Compared.model_construct(difference={"0.001": estimate(-0.05, -0.08, -0.02)}),
@@ -63,33 +64,38 @@ def test_utility_drop_is_a_printed_number():
     assert "Intervals drawn from fewer than 6 are none" in utility_sentence(few)
 
 
-def test_a_start_below_raw_pixels_is_called_weak():
+def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it():
     def at(value):
         return Compared.model_construct(
             recall_at_far={"0.001": Recall(value=value, low=0, high=1, threshold=0)},
-            difference={"0.001": estimate(0.2, 0.1, 0.3)},
+            difference={"0.001": estimate(0.4 - value, 0.3 - value, 0.5 - value)},
         )
 
-    def sentence(start, untrained, pixels):
-        return utility_sentence(
-            UtilityReport.model_construct(
-                headline_rate="0.001",
-                recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
-                evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
-                bootstrap=DRAWN,
-                public_kind="supervised",
-                public_backbone=at(start),
-                untrained=at(untrained),
-                raw_pixels=at(pixels),
-                centralized=None,
-            )
+    def report(start, **others):
+        return UtilityReport.model_construct(
+            headline_rate="0.001",
+            recall_at_far={"0.001": Recall(value=0.4, low=0.35, high=0.45, threshold=0.7)},
+            evaluated=Evaluated(images=9, identities=1200, positive_pairs=1, negative_pairs=1),
+            bootstrap=DRAWN,
+            public_kind="supervised",
+            centralized=None,
+            **dict.fromkeys(UtilityReport.starts)
+            | {name: at(value) for name, value in {"public_backbone": start, **others}.items()},
         )
 
-    assert "start is weak" not in sentence(0.2, 0.05, 0.1)
-    said = sentence(0.04, 0.03, 0.1)
-    assert "start is weak: it recognises 4.0 %" in said
-    assert "raw pixels 10.0 %" in said
-    assert "untrained backbone 3.0 %" not in said
+    alone, better = report(0.2), report(0.2, untrained=0.05, raw_pixels=0.1)
+    assert best_start(alone) == "the public start"
+    said = utility_sentence(better)
+    three = "the best of the public start, an untrained net and raw pixels, here "
+    assert f"20.0 points [10.0, 30.0] more than {three}the public start." in said
+    worse = report(0.04, untrained=0.03, raw_pixels=0.1)
+    assert worse.gain.value == pytest.approx(0.3)
+    said = utility_sentence(worse)
+    assert f"30.0 points [20.0, 40.0] more than {three}raw pixels; 36.0 points" in said
+    frozen = report(0.1, frozen_features=0.2)
+    assert best_start(frozen).endswith(
+        "the better of the public start and its frozen features, here its frozen features"
+    )
 
 
 def test_subgroups_are_drawn_where_each_holds_whole_identities():

@@ -92,7 +92,8 @@ def test_the_sentence_names_images_users_classes_and_the_start():
     sentence = utility_sentence(_report())
     assert sentence.startswith("On 120 images of 40 users who never trained, the model names the")
     assert "of 7 classes" in sentence
-    assert "more than an untrained classifier" in sentence
+    assert "more than the better of an untrained start and the most frequent class" in sentence
+    assert "more than an untrained start" in sentence
     assert "On 120 images that never trained" in utility_sentence(_report(unit="image"))
-    nothing = dict.fromkeys(("model", "public_backbone", "by_class", "by_group"))
+    nothing = dict.fromkeys(("model", *ClassifierReport.starts, "by_class", "by_group"))
     assert "could not be measured" in utility_sentence(_report(**nothing, images=0, units=0))

@@ -5,6 +5,7 @@ import pytest
 
 from fedemb.config import ModelConfig
 from fedemb.embedding import build_backbone, inference
+from fedemb.embedding.backbones import cut
 from fedemb.embedding.inference import SideBySide, classify, embed
 from fedemb.embedding.raw_pixels import raw_pixels
 
@@ -36,6 +37,7 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
     }
     if not classes:
         models["raw_pixels"] = raw_pixels(config)
+        models["frozen_features"] = cut(start, group)[0]
     images = np.random.default_rng(0).integers(0, 256, (37, 12, 12, 1), np.uint8)
     wanted = {name: apply(model, images, 16) for name, model in models.items()}
     computed: list[object] = []
@@ -49,7 +51,8 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
     )
     shown = SideBySide(models, group, apply)
     found = shown(images, 16)
-    assert len(computed) == len(models) - 1, "model and start have one trunk"
+    shared = 1 if classes else 2
+    assert len(computed) == len(models) - shared, "model, start and features have one trunk"
     assert set(found) == set(models)
     for name in models:
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)

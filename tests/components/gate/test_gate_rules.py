@@ -683,6 +683,25 @@ def test_model_that_gains_nothing_over_its_public_start_is_denied_with_the_figur
 
 
 @pytest.mark.planted_bug(19)
+def test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from(run):
+    utility = json.loads(run.utility.read_text())
+    pixels, rates = utility["raw_pixels"], utility["raw_pixels"]["recall_at_far"]
+    better = {
+        **pixels,
+        "recall_at_far": {rate: {**found, "value": 0.45} for rate, found in rates.items()},
+        "difference": {rate: {"value": 0.05, "low": -0.02, "high": 0.12} for rate in rates},
+    }
+    (reason,) = verdict_of(with_utility(run, raw_pixels=better)).reasons
+    assert reason.code == "no_gain_over_public"
+    assert "here raw pixels is +5.0 points [-2.0, +12.0]" in reason.sentence
+
+
+@pytest.mark.planted_bug(19)
+def test_start_that_the_configuration_asks_for_is_measured(run):
+    assert codes(verdict_of(with_utility(run, raw_pixels=None))) == ["utility_stale"]
+
+
+@pytest.mark.planted_bug(19)
 def test_gain_of_a_handful_of_identities_is_none(run):
     sure = {"value": 0.2, "low": 0.1, "high": 0.3}
     evaluated = json.loads(run.utility.read_text())["evaluated"]
@@ -692,7 +711,8 @@ def test_gain_of_a_handful_of_identities_is_none(run):
 
 
 def test_gain_that_was_not_measured_is_none(run):
-    assert codes(verdict_of(with_utility(run, public_backbone=None))) == ["no_gain_over_public"]
+    denied = codes(verdict_of(with_utility(run, public_backbone=None)))
+    assert denied == ["utility_stale", "no_gain_over_public"]
 
 
 def test_model_worse_than_the_previous_release_is_denied_where_that_is_asked(tmp_path):

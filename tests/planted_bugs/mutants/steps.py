@@ -132,6 +132,36 @@ MUTANTS = (
         f"{GATE}::test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it",
     ),
     one(
+        19,
+        "gain_is_over_the_weakest_start",
+        (
+            "components/fedemb/documents/starts.py",
+            "return max(found, key=",
+            "return min(found, key=",
+        ),
+        f"{GATE}::test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from",
+    ),
+    one(
+        19,
+        "gain_is_over_the_start_that_was_trained_from",
+        (
+            "components/fedemb/documents/starts.py",
+            "        return max(found, key=lambda name: found[name].value)",
+            '        return "public_backbone"',
+        ),
+        f"{GATE}::test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from",
+    ),
+    one(
+        19,
+        "starts_that_were_not_measured_are_not_missed",
+        (
+            "components/fedemb/gate/utility_rules.py",
+            "    if utility.measured and case.evidence.utility.version > 1:",
+            "    if utility.measured and case.evidence.utility.version > 2:",
+        ),
+        f"{GATE}::test_start_that_the_configuration_asks_for_is_measured",
+    ),
+    one(
         4,
         "noise_floor_of_one_weight",
         (
