@@ -299,6 +299,7 @@ class HonestRun:
             "images": 900,
             "classes": 30,
             "final_loss": 0.5,
+            "trainings": [],
             "seed": self.config.training.seed,
         }
         self.sign(self.start, Pretrained.of_fields(fields))

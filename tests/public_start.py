@@ -18,6 +18,7 @@ def sign_start(context: StepContext) -> None:
         "images": 0,
         "classes": 0,
         "final_loss": None,
+        "trainings": [],
         "seed": config.training.seed,
     }
     signer = Signer.newest(context.keys, str(Pretrained.role))

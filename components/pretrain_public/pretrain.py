@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
-from fedemb.documents.model import Pretrained
+from fedemb.documents.model import Pretrained, PublicTraining
 from fedemb.embedding import build_backbone, pretrain, save_backbone
 from fedemb.embedding.backbones import cut, trainable_variables
 from fedemb.embedding.backbones.build import learned_parts
@@ -22,6 +22,7 @@ from fedemb.embedding.whitened import fit_constants
 from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.steps.pretrain_public.doublings import train_while_it_helps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +52,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     model, pretraining, seed = start.model, start.pretraining, start.seed
     images = classes = 0
     loss: float | None = None
+    trainings: list[PublicTraining] = []
     if model.whitened_directions and pretraining.kind == "none":
         raise ConfigError(
             "model.whitened_directions takes constants from images that are not private, and "
@@ -71,7 +73,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
     if model.trainable == "projection" and not model.classes:
         cut(backbone, model.trainable)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
-        images, classes, loss = _train(backbone, model, pretraining, seed)
+        images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
     fields = {
         "pretraining_kind": pretraining.kind,
         "weights_sha": save_backbone(backbone, output_dir / "backbone.keras"),
@@ -80,6 +82,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         "classes": classes,
         "final_loss": loss,
         "seed": seed,
+        "trainings": trainings,
     }
     card = Pretrained.of_fields(fields)
     signer = Signer.newest(keys, "pretrain")
@@ -88,7 +91,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
 
 def _train(
     backbone: Any, model: ModelConfig, pretraining: PretrainingConfig, seed: int
-) -> tuple[int, int, float]:
+) -> tuple[int, int, float, list[PublicTraining]]:
     import numpy as np
 
     images, labels = _public_images(model, pretraining, seed)
@@ -103,14 +106,19 @@ def _train(
     if model.classes:  # the public classes are others, so the head waits
         backbone = without_head(backbone)
     loss = 0.0
+    trainings: list[PublicTraining] = []
     for part in learned_parts(backbone):
-        loss = pretrain(part, images, labels, pretraining, seed=seed)
+        if pretraining.doublings:
+            loss, tried = train_while_it_helps(part, images, labels, pretraining, seed=seed)
+            trainings += tried
+        else:
+            loss = pretrain(part, images, labels, pretraining, seed=seed)
     fit_constants(backbone, images[:_CONSTANT_IMAGES])
     if not np.isfinite(loss):
         raise InputError(
             f"public pretraining ended with loss {loss}; lower pretraining.learning_rate"
         )
-    return len(images), classes, loss
+    return len(images), classes, loss, trainings
 
 
 def _public_images(

@@ -295,7 +295,13 @@ def _public_start(start: str) -> dict[str, Any]:
     if start.endswith(".keras"):
         return {"kind": "import", "import_path": uri}
     source = guess_source(uri, {})
-    return {"kind": "supervised", "source": source.model_dump(mode="json", exclude_defaults=True)}
+    described = source.model_dump(mode="json", exclude_defaults=True)
+    return {
+        "kind": "supervised",
+        "source": described,
+        "loss": {"kind": "cosface"},
+        "doublings": 2,
+    }
 
 
 def _prospects(config: RunConfig) -> list[str]:
@@ -325,7 +331,8 @@ _COMMENTS = {
     "purpose": "`release` once `tuning` says how these numbers were chosen; until then nothing is "
     "released",
     "partition": "virtual_clients: a share of the users you promise, so a public number",
-    "pretraining": "licence and provenance are yours to state, e.g. licence: cc-by-4.0; of a file "
+    "pretraining": "doublings: as long as unseen public classes gain by it, up to four times the "
+    "epochs; licence and provenance are yours to state, e.g. licence: cc-by-4.0; of a file "
     "import_pixels is what it was trained on",
     "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
     "--target-epsilon E --config FILE --write FILE` changes it",

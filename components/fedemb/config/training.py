@@ -222,7 +222,11 @@ class PretrainingConfig(Section):
     source: SourceConfig | None = None
     """Public images; images found here are dropped from the private side."""
     epochs: PositiveInt = 10
-    """Passes over the public images."""
+    """Passes over the public images; of the first training, with `doublings`."""
+    doublings: Annotated[int, Field(ge=0, le=6)] = 0
+    """`supervised` only. At most so often: train from the start with twice as many epochs, as long
+    as that raises recall on a tenth of the public classes, which then train nothing. 0: train
+    once."""
     batch_size: PositiveInt = 64
     """Public images per step."""
     learning_rate: PositiveFloat = 0.05
@@ -256,6 +260,12 @@ class PretrainingConfig(Section):
         if self.kind in ("supervised", "simclr") and self.source is None:
             raise ValueError(
                 f"pretraining.kind={self.kind} needs pretraining.source; name one, or kind: none"
+            )
+        if self.doublings and self.kind != "supervised":
+            raise ValueError(
+                f"pretraining.doublings={self.doublings} goes by recall on classes that do not "
+                f"train, and pretraining.kind={self.kind} has none; take kind: supervised, or "
+                "doublings: 0"
             )
         if self.kind == "import" and not self.import_path:
             raise ValueError("pretraining.kind=import needs pretraining.import_path, a .keras file")

@@ -9,10 +9,19 @@ from fedemb.documents.fields import Count, Json, Name, Sha, Tensor
 from fedemb.documents.mechanism_audit import MechanismAudit
 
 
+class PublicTraining(Part):
+    """A training on public images that was tried."""
+
+    epochs: Count
+    recall: float
+    """At a false accept rate of 1 in 100, of public classes that did not train."""
+
+
 class Pretrained(Document):
     """`pretrained.json`, written by pretrain_public beside `backbone.keras`."""
 
     kind: ClassVar[str] = "pretrained"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "pretrain"
 
     pretraining_kind: Name
@@ -24,6 +33,8 @@ class Pretrained(Document):
     classes: Count
     final_loss: float | None
     seed: int
+    trainings: Annotated[list[PublicTraining], Since(2, before=[])]
+    """With `pretraining.doublings`, in order; the one of the highest recall was kept."""
 
 
 class ModelCard(Document):

@@ -3,7 +3,9 @@ import json
 import zipfile
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
 from fedemb.documents.artifacts import file_digest
@@ -16,6 +18,7 @@ from fedemb.embedding import (
 )
 from fedemb.errors import ArtifactError, ConfigError, InputError
 from fedemb.keys import open_key_store
+from fedemb.steps.pretrain_public import doublings
 from fedemb.steps.pretrain_public.pretrain import run
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)
@@ -40,7 +43,6 @@ def _blobs(classes=20, images=12, seed=0):
 @pytest.fixture(scope="module")
 def parquet(tmp_path_factory):
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from PIL import Image
 
     images, labels = _blobs()
@@ -83,6 +85,55 @@ def test_pretraining_tells_classes_apart_on_new_images(how, parquet, tmp_path):
     assert card["weights_sha"] == file_digest(tmp_path / "backbone.keras")
     trained = load_backbone(tmp_path / "backbone.keras", MODEL)
     assert _separation(trained) > _separation(build_backbone(MODEL, 3)) + 0.05
+
+
+def _doubled(parquet, tmp_path, **settings):
+    pretraining = PretrainingConfig.model_validate(
+        {"kind": "supervised", "source": {"uri": parquet}, "epochs": 1, "batch_size": 24,
+         "learning_rate": 0.02, "licence": "CC0", "provenance": "drawn", **settings}
+    )  # fmt: skip
+    return run(_start(pretraining, seed=3), tmp_path, _keys(tmp_path))
+
+
+def test_doublings_keep_the_training_that_reads_best_on_classes_that_did_not_train(
+    parquet, tmp_path, monkeypatch
+):
+    trained, pretraining = [], doublings.pretrain
+
+    def seen(backbone, images, labels, config, *, seed):
+        loss = pretraining(backbone, images, labels, config, seed=seed)
+        trained.append((set(labels), config.epochs, backbone.get_weights()))
+        return loss
+
+    monkeypatch.setattr(doublings, "pretrain", seen)
+    recalls = iter([0.2, 0.5, 0.4])
+    monkeypatch.setattr(doublings, "_recall", lambda *_: next(recalls))
+    card = _doubled(parquet, tmp_path, doublings=4)
+    assert [(one["epochs"], one["recall"]) for one in card["trainings"]] == [
+        (1, 0.2),
+        (2, 0.5),
+        (4, 0.4),
+    ]
+    assert {len(labels) for labels, *_ in trained} == {18}, "two of twenty classes are held out"
+    kept = load_backbone(tmp_path / "backbone.keras", MODEL).get_weights()
+    for one, other in zip(kept, trained[1][2], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_doublings_measure_recall_and_stop(parquet, tmp_path):
+    card = _doubled(parquet, tmp_path, doublings=1)
+    assert [one["epochs"] for one in card["trainings"]] == [1, 2]
+    assert all(0 <= one["recall"] <= 1 for one in card["trainings"])
+    assert _doubled(parquet, tmp_path / "once")["trainings"] == []
+
+
+def test_doublings_need_classes_to_hold_out(parquet, tmp_path):
+    with pytest.raises(ValidationError, match=r"goes by recall .*kind=simclr has none"):
+        PretrainingConfig(kind="simclr", source={"uri": parquet}, doublings=1)
+    two_classes = str(tmp_path / "two_classes.parquet")
+    pq.write_table(pq.read_table(parquet)[:24], two_classes)
+    with pytest.raises(InputError, match=r"holds out .* set pretraining.doublings: 0"):
+        _doubled(two_classes, tmp_path, doublings=1)
 
 
 def test_weight_decay_shrinks_kernels_and_leaves_offsets():
