@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
-from fedemb.errors import ConfigError, StorageError
+from fedemb.errors import ConfigError, Refused, StorageError
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
@@ -193,6 +193,8 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     if publisher is not None:
         exit_code = _publish(publisher, state, console) or exit_code
     typer.echo(f"report: {run.index}")
+    if exit_code not in (0, Refused.exit_code):
+        typer.echo(f"go on: {run.resumed_by}")
     return exit_code
 
 
@@ -221,7 +223,7 @@ def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> i
                 state, lambda done, total: bar.update(task, completed=done, total=total)
             )
     except StorageError as error:
-        typer.echo(f"artifacts: not all published: {error}; continue with --resume")
+        typer.echo(f"artifacts: not all published: {error}")
         return error.exit_code if state.get("exit_code") == 0 else 0
     typer.echo(f"artifacts: {count} at {publisher.uri}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,13 @@ class RunDirectory:
         """The page to open first."""
         return self.root / "index.html"
 
+    @property
+    def resumed_by(self) -> str:
+        """What to type to go on, from the folder one is in."""
+        here = Path.cwd()
+        place = self.root.relative_to(here) if self.root.is_relative_to(here) else self.root
+        return f"fedemb run --resume {shlex.quote(str(place))}"
+
     @classmethod
     def create(cls, parent: Path, run_id: str | None, config: RunConfig) -> RunDirectory:
         """Makes the directory and freezes the configuration in it.
@@ -94,7 +102,8 @@ class RunDirectory:
             )
         except FileExistsError as error:
             raise InputError(
-                f"a run {run.run_id} exists; continue it with --resume, or name another --run-id"
+                f"a run {run.run_id} exists; go on with it by `{run.resumed_by}`, or name another "
+                "--run-id"
             ) from error
         run.private.mkdir(mode=0o700, exist_ok=True)
         for folder in (run.public, run.reports):

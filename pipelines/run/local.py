@@ -123,7 +123,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
 
 
 def _interrupted(stop: _StopOnInterrupt) -> str:
-    return "stopped on request; continue with --resume" if stop.requested else ""
+    return "stopped on request" if stop.requested else ""
 
 
 def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,8 +128,11 @@ def test_interrupted_run_resumes_and_releases(tmp_path):
         os.kill(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 5, output
-    resume = [sys.executable, "-m", "fedemb", "run", "--resume"]
-    done = finish([*resume, str(tmp_path / "runs" / "only")])
+    typed_again = finish(command)
+    assert typed_again.returncode == 2
+    assert closing_line(output, "go on") in typed_again.stderr
+    _, *resume = shlex.split(closing_line(output, "go on"))
+    done = finish([sys.executable, "-m", "fedemb", *resume])
     assert done.returncode == 0, done.stdout + done.stderr
     records = [
         json.loads(line)

@@ -1,6 +1,7 @@
 """A training is paid for once and measured as often as wanted; nothing else may change in a run."""
 
 import json
+import re
 
 import pytest
 
@@ -41,6 +42,19 @@ def _finish(run, steps):
         for name in DP_FEDEMB.published()[step]:
             (folder / name).write_text("{}")
     run.write_state({"seconds": dict.fromkeys(steps, 1.0)})
+
+
+def test_run_typed_again_says_what_to_type_to_go_on(run, monkeypatch):
+    elsewhere = run.root.parent / "has a blank"
+    elsewhere.mkdir()
+    for here, place in ((run.root.parent, run.run_id), (elsewhere, str(run.root))):
+        monkeypatch.chdir(here)
+        with pytest.raises(InputError, match=re.escape(f"`fedemb run --resume {place}`")):
+            RunDirectory.create(run.root.parent, run.run_id, run.config())
+    within = RunDirectory.create(elsewhere, "one", run.config())
+    assert within.resumed_by == "fedemb run --resume one"
+    monkeypatch.chdir(run.root.parent)
+    assert within.resumed_by == "fedemb run --resume 'has a blank/one'"
 
 
 @pytest.mark.parametrize(

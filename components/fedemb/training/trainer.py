@@ -164,8 +164,8 @@ class Trainer:
                         figures.flush()
                     if stop.requested and ended < rounds:
                         raise Interrupted(
-                            f"stopped as asked after round {ended} of {rounds}; run the same "
-                            "command again to go on"
+                            f"stopped as asked after round {ended} of {rounds}; the run goes on "
+                            "from there when it is resumed"
                         )
         finally:
             figures.close()
