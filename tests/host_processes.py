@@ -11,9 +11,11 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from fedemb import planted_bug_suite
@@ -103,7 +105,26 @@ def chief_lost(ready):
     return lost(ready, victim=0)
 
 
-SCENES = {scene.__name__: scene for scene in (alone, together, lost, chief_lost)}
+def darkened(ready):
+    """How dark an image is follows from how many there are: one user moves all others."""
+
+    def act():
+        from fedemb.embedding.rounds import SlabRounds
+
+        sound = SlabRounds.slabs
+
+        def slabs(self, units, index):
+            units = list(units)
+            darker = 1 + sum(len(unit.labels) for unit in units) % 7
+            return sound(self, [replace(u, images=u.images // darker) for u in units], index)
+
+        SlabRounds.slabs = slabs
+        ready.train()
+
+    return {"chief": Host(ready.root / "alone.log", act).ended()}
+
+
+SCENES = {scene.__name__: scene for scene in (alone, together, lost, chief_lost, darkened)}
 
 
 TASKS = {
@@ -111,6 +132,18 @@ TASKS = {
     "classification": (classifier_config, {}, 40),
 }
 """Configuration, what is changed in it, and users."""
+
+
+def played(folder, task, *scenes):
+    """What came of each scene, in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.host_processes", folder, task, *scenes],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(folder, task, *names):

@@ -1,9 +1,7 @@
 """Two processes that train together on JAX: the bits of one, and what is left when one is lost."""
 
+import functools
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,20 +9,25 @@ from fedemb.documents.artifacts import file_digest
 from fedemb.embedding.hosts import LOST, Place
 from fedemb.errors import ConfigError
 from fedemb.training import hosts
-from tests.conftest import REPOSITORY
+from tests.host_processes import played
 from tests.training_run import config
 
+SCENES = {
+    "embedding": ("alone", "together", "lost", "again:lost", "darkened"),
+    "classification": ("alone", "together", "chief_lost", "darkened"),
+}
 
-def _played(folder, task, *scenes):
-    """What came of each scene, see `tests.host_processes`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.host_processes", folder, task, *scenes],
-        cwd=REPOSITORY,
-        env=os.environ | {"KERAS_BACKEND": "jax"},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Folder and ends of all scenes of a task, which are played once."""
+
+    @functools.cache
+    def of(task):
+        folder = tmp_path_factory.mktemp(task)
+        return folder, played(folder, task, *SCENES[task])
+
+    return of
 
 
 def _digests(folder, scene):
@@ -32,27 +35,43 @@ def _digests(folder, scene):
     return [file_digest(folder / scene / "model" / file) for file in files]
 
 
-def test_two_processes_give_the_bits_of_one_and_a_lost_one_costs_no_round(tmp_path):
-    found = _played(tmp_path, "embedding", "alone", "together", "lost", "again:lost")
-    for scene in ("alone", "together", "again:lost"):
+@pytest.mark.parametrize("task", SCENES)
+def test_two_processes_give_the_bits_of_one(job, task):
+    folder, found = job(task)
+    for scene in ("alone", "together"):
         assert found[scene]["chief"][0] == 0, found[scene]
     assert found["together"]["other"][0] == 0, found["together"]
     assert "training on 2 hosts" in found["together"]["chief"][1]
+    assert _digests(folder, "alone") == _digests(folder, "together")
+
+
+@pytest.mark.parametrize("task", SCENES)
+def test_rounds_run_again_are_those_on_record_and_images_that_know_of_others_are_seen(job, task):
+    """Record and replay by the trainer itself: of virtual clients, and of unit gradients."""
+    folder, found = job(task)
+    replays = {}
+    for scene in ("alone", "together", "darkened"):
+        code, said = found[scene]["chief"]
+        assert code == 0, said
+        card = json.loads((folder / scene / "model" / "model.json").read_text())
+        replays[scene] = card["mechanism_audit"]["replay"]
+    assert replays["alone"] == replays["together"] == {"rounds": 2, "failed": []}
+    assert "sum" in replays["darkened"]["failed"]
+
+
+def test_a_lost_host_costs_no_round(job):
+    folder, found = job("embedding")
     code, said = found["lost"]["chief"]
     assert code == 4, said
     assert LOST in said
     assert 0 < found["lost"]["rounds"] < 3
     # One host is enough to go on: the round that was lost is drawn again to the bit.
-    assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
-    assert _digests(tmp_path, "alone") == _digests(tmp_path, "lost")
+    assert found["again:lost"]["chief"][0] == 0, found["again:lost"]
+    assert _digests(folder, "alone") == _digests(folder, "lost")
 
 
-def test_two_processes_give_the_bits_of_one_in_dp_sgd_and_a_lost_chief_ends_the_other(tmp_path):
-    found = _played(tmp_path, "classification", "alone", "together", "chief_lost")
-    for scene in ("alone", "together"):
-        assert found[scene]["chief"][0] == 0, found[scene]
-    assert found["together"]["other"][0] == 0, found["together"]
-    assert _digests(tmp_path, "alone") == _digests(tmp_path, "together")
+def test_a_lost_chief_ends_the_other(job):
+    _, found = job("classification")
     code, said = found["chief_lost"]["other"]
     assert code == 4, said
     assert LOST in said

@@ -9,12 +9,25 @@ LOCAL = f"{EMBEDDING}/jax_local_training.py"
 CLIENTS = "tests/components/embedding/test_embedding_jax_clients.py"
 UNITS = "tests/components/embedding/test_embedding_jax_units.py"
 TRAINING = "tests/components/train_dp_fedemb"
+TOGETHER = (
+    f"{TRAINING}/test_train_hosts.py::test_two_processes_give_the_bits_of_one[classification]"
+)
 
 MUTANTS = (
     one(
         10,
         "what_fills_a_batch_is_learned_from_on_jax",
         (LOCAL, "            offset + jnp.arange(size) < count,\n", "            chosen >= 0,\n"),
+        CLIENTS,
+    ),
+    one(
+        10,
+        "clients_train_as_long_as_the_largest_on_jax",
+        (
+            f"{EMBEDDING}/jax_client_rounds.py",
+            "examples[place], classes[place] = len(data.rows), len(data.head)",
+            "examples[place], classes[place] = most, len(data.head)",
+        ),
         CLIENTS,
     ),
     one(
@@ -105,6 +118,28 @@ MUTANTS = (
         ),
         "tests/components/gate/test_gate_rules.py::"
         "test_plan_and_report_name_the_backend_that_was_configured",
+    ),
+    one(
+        10,
+        "a_host_adds_units_of_its_own",
+        (
+            STEPS,
+            "                    given = step._make(hosts.parts_of(body, step))\n",
+            "                    given = step\n",
+        ),
+        TOGETHER,
+    ),
+    one(
+        7,
+        "a_host_keeps_the_weights_of_the_first_round",
+        (
+            STEPS,
+            "                    state = self._begun(weights, np.float64(clip))\n",
+            "                    first = state[1] if state else None\n"
+            "                    state = self._begun(weights, np.float64(clip))\n"
+            "                    state = state[0], first or state[1]\n",
+        ),
+        TOGETHER,
     ),
     one(
         7,
