@@ -59,10 +59,27 @@ class Host:
             sys.stdout.flush()
             os._exit(status)
 
+    def runs(self):
+        """Whether it has not ended yet."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
     def ended(self):
         """Waits; exit code, negative if killed, and what it said."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return code, self._log.read_text()
+
+
+def embedded(ready):
+    """What the trained model makes of images, on the backend of this process."""
+    import numpy as np
+
+    from fedemb.embedding.inference import embed
+    from fedemb.embedding.loading import load_backbone
+
+    backbone = load_backbone(ready.root / "model" / "backbone.keras", ready.config.model)
+    size = ready.config.model.image_size
+    images = np.random.default_rng(0).integers(0, 256, (4, size, size, 1), np.uint8)
+    return embed(backbone, images, 4).tolist()
 
 
 def _port():
@@ -80,8 +97,32 @@ def _pair(ready):
 
 
 def alone(ready):
-    """One process."""
-    return {"chief": Host(ready.root / "alone.log", ready.train).ended()}
+    """One process, which then embeds images."""
+
+    def act():
+        ready.train()
+        (ready.root / "embedded.json").write_text(json.dumps(embedded(ready)))
+
+    return {"chief": Host(ready.root / "alone.log", act).ended()}
+
+
+def killed(ready):
+    """One process after the other, each killed when it has a round on record, the last is not."""
+
+    def act():
+        from fedemb.training.round_log import RoundLog
+
+        sound = RoundLog.commit
+
+        def commit(*given):
+            sound(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        RoundLog.commit = commit
+        ready.train()
+
+    ends = [Host(ready.root / f"killed-{number}.log", act).ended() for number in range(4)]
+    return {"chief": ends[-1], "codes": [code for code, _ in ends]}
 
 
 def together(ready):
@@ -90,13 +131,13 @@ def together(ready):
     return {"chief": chief.ended(), "other": other.ended()}
 
 
-def lost(ready, victim=1):
+def lost(ready, victim=1, word=signal.SIGKILL):
     """Two processes, of which one is killed after the first round."""
     pair = _pair(ready)
     deadline = time.monotonic() + PATIENCE
-    while not round_times(ready) and time.monotonic() < deadline:
+    while not round_times(ready) and pair[0].runs() and time.monotonic() < deadline:
         time.sleep(0.002)
-    os.killpg(pair[victim].pid, signal.SIGKILL)  # with what it has started
+    os.killpg(pair[victim].pid, word)  # with what it has started
     return {"chief": pair[0].ended(), "other": pair[1].ended()}
 
 
@@ -124,7 +165,15 @@ def darkened(ready):
     return {"chief": Host(ready.root / "alone.log", act).ended()}
 
 
-SCENES = {scene.__name__: scene for scene in (alone, together, lost, chief_lost, darkened)}
+def preempted(ready):
+    """Two processes, of which the chief is asked to stop after the first round."""
+    return lost(ready, victim=0, word=signal.SIGTERM)
+
+
+SCENES = {
+    scene.__name__: scene
+    for scene in (alone, killed, together, lost, chief_lost, preempted, darkened)
+}
 
 
 TASKS = {

@@ -15,12 +15,19 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import numpy as np
 
-from fedemb.embedding import jax_local_training
+from fedemb.embedding import jax_local_training, jax_rounds
 from fedemb.embedding.jax_client_rounds import JaxRoundFunction
 from fedemb.embedding.rounds import ClientExamples
-from fedemb.errors import Refused
+from fedemb.errors import ConfigError, Refused
 from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
-from tests.components.embedding.jax_units import mechanism, own_draws, problems, told, total
+from tests.components.embedding.jax_units import (
+    bfloat16,
+    mechanism,
+    own_draws,
+    problems,
+    told,
+    total,
+)
 from tests.components.embedding.without_tensorflow import forbid
 
 JaxRoundFunction.probed = 8
@@ -121,14 +128,17 @@ FAULTS = (StepsOfTheLongest, CountsTheFill, SeededByPlace, HeadOfTheNeighbour, R
 def main(folder):
     import jax
 
+    from fedemb.embedding.backbones import with_bfloat16
     from fedemb.embedding.loading import load_backbone
 
     backbone, units = load_backbone(folder / "backbone.keras", MODEL), clients()
     wanted, found = np.load(folder / "records.npz"), {}
 
-    def function(kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint", **changes):
+    def function(
+        kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint", net=backbone, **changes
+    ):
         return kind(
-            backbone,
+            net,
             mechanism(clip),
             LOCAL.model_copy(update=VARIANTS[variant] | changes),
             seed=SEED,
@@ -156,6 +166,7 @@ def main(folder):
     whole = total(one, units)
     found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
     found["devices"] = [np.array_equal(total(function(devices=n), units), whole) for n in (2, 8)]
+    found["bfloat16"] = bfloat16(one, function(net=with_bfloat16(backbone)), units)
     found["nobody"] = not total(one, []).any()
     sums = one(one.initial_weights(), units, 3).clients
     found["statistics"] = sums.tolist()
@@ -177,6 +188,12 @@ def main(folder):
             found["probe"][fault.__name__] = total(function(fault, devices), units).tolist()
         except Refused as error:
             found["probe"][fault.__name__] = str(error)
+
+    jax_rounds.memory_of = lambda _device: 1 << 19
+    try:
+        found["room"] = total(function(), units).tolist()
+    except ConfigError as error:
+        found["room"] = str(error)
     return found
 
 

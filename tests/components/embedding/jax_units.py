@@ -157,6 +157,12 @@ class OneDeviceOfOtherBits(JaxUnitGradientFunction):
 FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
 
 
+def bfloat16(exact, rough, units):
+    """What is wrong with rounds in bfloat16, and the cosine between their sum and the exact one."""
+    one, two = (total(function, units).astype(float) for function in (exact, rough))
+    return problems(rough, units), one @ two / np.linalg.norm(one) / np.linalg.norm(two)
+
+
 def _refused():
     try:
         return len(backend.jax_devices())
@@ -189,7 +195,7 @@ def main(folder):
     import jax
     import jax.numpy as jnp
 
-    from fedemb.embedding.backbones import build_backbone, trainable_variables
+    from fedemb.embedding.backbones import build_backbone, trainable_variables, with_bfloat16
     from fedemb.embedding.loading import load_backbone
 
     found = {}
@@ -221,6 +227,7 @@ def main(folder):
         float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
         for unit, record in enumerate(records)
     ]
+    found["bfloat16"] = bfloat16(function(), function(net=with_bfloat16(small)), units)
     automatic = function(automatic_clip=1e-3)
     found["automatic"] = [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]]
     whole = total(one, units)

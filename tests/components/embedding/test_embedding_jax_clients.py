@@ -102,6 +102,12 @@ def test_two_and_eight_devices_give_the_bits_of_one(found):
     assert found["devices"] == [True, True]
 
 
+def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(found):
+    wrong, cosine = found["bfloat16"]
+    assert wrong == []
+    assert 0.9 < cosine < 1.0
+
+
 def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
     assert found["nobody"]
     assert found["nan"]
@@ -136,3 +142,8 @@ def test_a_planted_bug_is_seen(found, fault):
 )
 def test_what_leaks_into_records_is_refused_before_any_client_is_read(found, leak):
     assert "record of 4 side by side depends on where it stands" in found["probe"][leak]
+
+
+def test_a_step_that_does_not_fit_names_the_settings_to_lower_before_any_client_is_read(found):
+    assert "4 side by side takes" in found["room"]
+    assert "training.parallel_clients or training.local.max_examples_per_client" in found["room"]

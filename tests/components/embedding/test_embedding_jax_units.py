@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from fedemb import backend
 from fedemb.backend import use_backend
 from fedemb.config import ModelConfig, RunConfig, UnitGradientConfig
 from fedemb.embedding.backbones import build_backbone, trainable_variables
@@ -115,6 +116,12 @@ def test_automatic_clip_brings_every_record_near_the_clip_and_none_beyond(found)
     assert all(0.5 < length <= 1.0 for length in found["automatic"])
 
 
+def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(found):
+    wrong, cosine = found["bfloat16"]
+    assert wrong == []
+    assert 0.9 < cosine < 1.0
+
+
 def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
     assert found["nobody"]
     assert found["nan"]
@@ -199,6 +206,13 @@ def test_one_process_runs_one_backend():
     use_backend("tensorflow")
     with pytest.raises(ConfigError, match="Keras runs on tensorflow in this process"):
         use_backend("jax")
+
+
+def test_tensorflow_where_it_is_not_installed_is_one_sentence(monkeypatch):
+    """As in the images gpu and tpu."""
+    monkeypatch.setattr(backend, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"not installed here; set training\.backend: jax"):
+        use_backend("tensorflow")
 
 
 def test_jax_is_refused_for_what_it_does_not_train():

@@ -2,19 +2,21 @@
 
 import functools
 import json
+import signal
 
+import numpy as np
 import pytest
 
 from fedemb.documents.artifacts import file_digest
 from fedemb.embedding.hosts import LOST, Place
-from fedemb.errors import ConfigError
+from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.training import hosts
-from tests.host_processes import played
-from tests.training_run import config
+from tests.host_processes import embedded, played
+from tests.training_run import ReadyRun, classifier_config, config, round_times
 
 SCENES = {
-    "embedding": ("alone", "together", "lost", "again:lost", "darkened"),
-    "classification": ("alone", "together", "chief_lost", "darkened"),
+    "embedding": ("alone", "killed", "together", "lost", "again:lost", "preempted", "darkened"),
+    "classification": ("alone", "killed", "together", "chief_lost", "darkened"),
 }
 
 
@@ -33,6 +35,14 @@ def job(tmp_path_factory):
 def _digests(folder, scene):
     files = ("backbone.keras", "rounds.jsonl")
     return [file_digest(folder / scene / "model" / file) for file in files]
+
+
+def _charges(folder, scene):
+    """Kinds of the ledger's records, of which a charge is one."""
+    files = sorted((folder / scene).glob("ledger/*/0*.json"))
+    kinds = [json.loads(file.read_text())["kind"] for file in files]
+    assert kinds.count("reserve") == kinds.count("commit") == 1
+    return kinds
 
 
 @pytest.mark.parametrize("task", SCENES)
@@ -59,6 +69,14 @@ def test_rounds_run_again_are_those_on_record_and_images_that_know_of_others_are
     assert "sum" in replays["darkened"]["failed"]
 
 
+@pytest.mark.parametrize("task", SCENES)
+def test_killed_after_every_round_and_resumed_gives_the_same_bits_at_the_same_charge(job, task):
+    folder, found = job(task)
+    assert found["killed"]["codes"] == [-signal.SIGKILL] * 3 + [0], found["killed"]
+    assert _digests(folder, "alone") == _digests(folder, "killed")
+    assert _charges(folder, "alone") == _charges(folder, "killed")
+
+
 def test_a_lost_host_costs_no_round(job):
     folder, found = job("embedding")
     code, said = found["lost"]["chief"]
@@ -68,6 +86,29 @@ def test_a_lost_host_costs_no_round(job):
     # One host is enough to go on: the round that was lost is drawn again to the bit.
     assert found["again:lost"]["chief"][0] == 0, found["again:lost"]
     assert _digests(folder, "alone") == _digests(folder, "lost")
+    assert _charges(folder, "alone") == _charges(folder, "lost")
+
+
+def test_a_chief_that_is_asked_to_stop_finishes_its_round_and_sends_the_other_home(job):
+    _, found = job("embedding")
+    code, said = found["preempted"]["chief"]
+    assert code == 5, said
+    assert found["preempted"]["other"][0] == 0, found["preempted"]
+
+
+def test_what_jax_trained_gives_tensorflow_the_same_embeddings(job):
+    folder, _ = job("embedding")
+    on_jax = json.loads((folder / "alone" / "embedded.json").read_text())
+    on_tensorflow = embedded(ReadyRun(folder / "alone", config()))
+    np.testing.assert_allclose(on_tensorflow, on_jax, atol=1e-5)
+
+
+def test_an_attempt_that_began_on_jax_does_not_go_on_with_tensorflow(job):
+    folder, found = job("classification")
+    begun = ReadyRun(folder / "chief_lost", classifier_config(**{"training.backend": "jax"}))
+    with pytest.raises(PlanMismatch, match="another configuration"):
+        begun.train(classifier_config())
+    assert len(round_times(begun)) == found["chief_lost"]["rounds"]
 
 
 def test_a_lost_chief_ends_the_other(job):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedemb.documents.artifacts import file_digest
-from tests.training_run import ReadyRun, classifier_config, config, prepare, round_times
+from tests.training_run import ReadyRun, config, prepare, round_times
 
 # Not conftest's: `random_kills.py` comes here when rooms are imported already.
 REPOSITORY = Path(__file__).parents[3]
@@ -32,9 +32,9 @@ def _train(root, kills):
     return status["statuses"]
 
 
-def kill_and_compare(tmp_path, kills, seed, settings=None):
+def kill_and_compare(tmp_path, kills, seed):
     """Returns how many kills met a living trainer."""
-    settings = settings or config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
+    settings = config(**{"mechanism.rounds": 3 * kills, "training.local.epochs": 4})
     prepare(tmp_path / "whole", settings, users=120)
     (tmp_path / "whole" / "config.json").write_text(settings.model_dump_json())
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # the same keys: the same coins, noise
@@ -52,13 +52,6 @@ def kill_and_compare(tmp_path, kills, seed, settings=None):
 
 def test_killed_twice_resumes_bit_identical(tmp_path):
     kill_and_compare(tmp_path, kills=2, seed=5)
-
-
-@pytest.mark.parametrize("settings", [config, classifier_config], ids=["fedemb", "sgd"])
-def test_killed_on_jax_resumes_bit_identical(tmp_path, settings):
-    """In processes that never load TensorFlow's Keras."""
-    settings = settings(**{"mechanism.rounds": 3, "training.backend": "jax"})
-    assert kill_and_compare(tmp_path, kills=1, seed=7, settings=settings) == 1
 
 
 @pytest.mark.slow
