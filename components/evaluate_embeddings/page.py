@@ -10,9 +10,9 @@ from fedemb.reports.utility_words import covers, utility_sentence
 
 NAMES = {
     "model": "this model",
-    "public_backbone": "public backbone",
+    "public_backbone": "public start",
     "frozen_features": "frozen features",
-    "untrained": "untrained backbone",
+    "untrained": "untrained net",
     "raw_pixels": "raw pixels",
     "centralized": "central, not private",
 }

@@ -6,9 +6,11 @@ import ast
 import hashlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import fedemb
 from fedemb.config import RunConfig
@@ -114,7 +116,11 @@ def _tree_digest(path: Path) -> str:
             block = getattr(node, field, None)
             if isinstance(block, list):
                 setattr(node, field, [item for item in block if not _is_text(item)])
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+        if not vars(node).get("type_params", True):  # a field that Python 3.11 does not know
+            del vars(node)["type_params"]
+    # Later ones leave out what is empty unless they are asked:
+    whole: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return hashlib.sha256(ast.dump(tree, **whole).encode()).hexdigest()
 
 
 def _is_text(statement: ast.AST) -> bool:

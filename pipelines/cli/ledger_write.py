@@ -54,7 +54,10 @@ def void(
 def waive(
     code: Annotated[str, typer.Argument(help="Rule of the gate, as the verdict names it.")],
     model: Annotated[
-        Path, typer.Option("--model", help="model.json of the one model this is for.")
+        Path,
+        typer.Option(
+            "--model", help="Run directory of the one model this is for, or its model.json."
+        ),
     ],
     ledger: LedgerOption,
     keys: KeysOption,
@@ -134,12 +137,16 @@ def reason_text(reason: str) -> str:
 def _weights_sha(path: Path) -> str:
     import json
 
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    if path.is_dir():
+        path = (RunDirectory.open(path).output("model") or path) / "model.json"
     try:
         sha = json.loads(path.read_bytes())["weights_sha"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path.name} is no model.json that can be read; name the one in the train step's "
-            "output `model`"
+            f"{path.name} is no model.json that can be read; name the run directory, or that "
+            "file of the train step's output `model`"
         ) from error
     if not isinstance(sha, str):
         raise InputError(f"weights_sha in {path.name} is no digest; name the model's own file")

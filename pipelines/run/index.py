@@ -47,7 +47,7 @@ def render_index(run: RunDirectory) -> str:
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
-        headline=_headline(report, config.purpose, lines.get("release", "none"), gain, over),
+        headline=_headline(report, lines.get("release", "none"), gain, over),
         gained=gain is None or gain.low > 0,
         time=report.time if report else None,
         guarantee=lines.get("guarantee", "none"),
@@ -73,9 +73,7 @@ def render_index(run: RunDirectory) -> str:
     )
 
 
-def _headline(
-    report: PrivacyReport | None, purpose: str, release: str, gain: Interval | None, over: str
-) -> str:
+def _headline(report: PrivacyReport | None, release: str, gain: Interval | None, over: str) -> str:
     """How the run ended, in one line."""
     if release.startswith("refused: "):
         return f"Refused: {release.removeprefix('refused: ')}"
@@ -84,7 +82,7 @@ def _headline(
         points = f", {100 * gain.value:+.1f} points over {over}"
         if gain.low <= 0 <= gain.high:
             points += ", which may be chance"
-    if purpose == "simulation":
+    if release == "none (simulation)":
         return f"Simulation: nothing is released{points}"
     if report is None or release.startswith("none"):
         return "Not released: the run did not come to its end"
@@ -103,7 +101,7 @@ def _step(
     seconds = state.get("seconds", {})
     status = "done" if name in seconds else "waiting"
     if state.get("failed_step") == name:
-        status = "refused" if state.get("exit_code") == 3 else "failed"
+        status = {3: "refused", 5: "stopped"}.get(state.get("exit_code") or 1, "failed")
     page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
     shown = page is not None and (run.reports / f"{page}.html").exists()
     return {

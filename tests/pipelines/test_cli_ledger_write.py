@@ -2,6 +2,7 @@
 
 import json
 
+import honest_run
 import ledger_kit
 import pytest
 
@@ -9,6 +10,7 @@ from fedemb.errors import InputError, LedgerError, Refused
 from fedemb.gate.decide import WAIVABLE
 from fedemb.keys import open_key_store
 from fedemb.pipelines.cli import main as cli
+from fedemb.pipelines.run.directory import RunDirectory
 
 REASON = ("--reason", "the node pool was gone")
 
@@ -73,7 +75,11 @@ def test_waive_signs_one_record_of_the_policy_owner_for_one_model(kit, tmp_path)
     model.write_text(json.dumps({"weights_sha": ledger_kit.sha("weights")}))
     words = ("waive", WAIVABLE[0], "--model", str(model), *REASON)
     call(kit, *words)
-    call(kit, *words)
+    run = RunDirectory.create(tmp_path, "week-1", honest_run.config())
+    output = run.public / "dp-fedemb-1" / "train-dp-fedemb" / "model"
+    output.mkdir(parents=True)
+    (output / "model.json").write_bytes(model.read_bytes())
+    call(kit, "waive", WAIVABLE[0], "--model", str(run.root), *REASON)  # known already
     ledger = kit.open()
     (record,) = ledger.state.waivers
     assert record.body == {
@@ -87,6 +93,8 @@ def test_waive_signs_one_record_of_the_policy_owner_for_one_model(kit, tmp_path)
 def test_rules_of_arithmetic_or_integrity_cannot_be_waived(kit, tmp_path):
     with pytest.raises(Refused, match="cannot be waived"):
         call(kit, "waive", "cap_exceeded", "--model", str(tmp_path / "m.json"), *REASON)
+    with pytest.raises(InputError, match="no run at"):
+        call(kit, "waive", WAIVABLE[0], "--model", str(tmp_path), *REASON)
     with pytest.raises(InputError, match=r"no model\.json"):
         call(kit, "waive", WAIVABLE[0], "--model", str(tmp_path / "m.json"), *REASON)
     assert len(kit.open().chain.records) == 1

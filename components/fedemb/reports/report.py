@@ -99,14 +99,15 @@ def with_contents(body: str) -> Markup:
 
 
 def unbroken(page: str) -> str:
-    """Keeps numbers such as 1e-05, and intervals, on one line."""
+    """Keeps numbers such as 1e-05, and intervals, on one line; `commands` look like some."""
 
     def keep(found: re.Match[str]) -> str:
         text = found[0]
         if text.startswith("<"):
             return text
-        numbers = r"\d[\d.]*e-?\d+|\d[\d.]* %|\[[-+\d.]+, [-+\d.]+\]"
-        return re.sub(numbers, r'<span class="number">\g<0></span>', text)
+        numbers = r"\d[\d.]*e-?\d+|\d[\d.]* (?:%|s\b)|\[[-+\d.]+, [-+\d.]+\]"
+        text = re.sub(numbers, r'<span class="number">\g<0></span>', text)
+        return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", text)
 
     whole = "<(svg|style|title|pre|code)\\b.*?</\\1>|<[^>]*>|[^<]+"
     return re.sub(whole, keep, page, flags=re.DOTALL)
@@ -194,8 +195,8 @@ def render_run_index(
       utility: the sentence after `utility:`.
       release: what follows `release:`; `refused: ...` and `none (simulation)` colour the page.
       steps: in the order they run, mappings with `name`, `after` (names of the steps before it),
-        `status` (`done` | `running` | `failed` | `refused` | `skipped` | `waiting`), `seconds`
-        (float or None) and optionally `href` (a report).
+        `status` (`done` | `running` | `failed` | `refused` | `stopped` | `skipped` | `waiting`),
+        `seconds` (float or None) and optionally `href` (a report).
       reports: mappings with `title`, `href` (relative to the page) and `sentence`.
       budget: mapping with `label`, `spent_before`, `spent_now`, `cap` (epsilons at one delta).
       artifacts: mappings with `name`, `kind` (`Raw` | `Noised` | `Public` | free words), `step`,
@@ -208,12 +209,11 @@ def render_run_index(
     Raises:
       ArtifactError: a step comes after one that is not listed before it.
     """
-    refused = release.startswith("refused")
-    simulation = purpose == "simulation"
+    refused, released = release.startswith("refused"), not release.startswith("none")
     listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
     return render(
         "run_index.html",
-        tone="bad" if refused else "plain" if simulation or not gained else "good",
+        tone="bad" if refused else "good" if released and gained else "plain",
         run_id=run_id,
         purpose=purpose,
         headline=headline,

@@ -169,6 +169,7 @@ def test_numbers_stay_on_one_line_and_pictures_as_they_are():
     kept = '<span class="number">1e-05</span>'
     assert report.unbroken("<p>at 1e-05 it</p>") == f"<p>at {kept} it</p>"
     assert report.unbroken("<b>[0.1, 0.2]</b>") == '<b><span class="number">[0.1, 0.2]</span></b>'
+    assert report.unbroken("<p>sign `fedemb x`</p>") == "<p>sign <code>fedemb x</code></p>"
     for untouched in ("<svg><text>1e-05</text></svg>", '<p title="1e-05">x</p>', "<p>[a, b]</p>"):
         assert report.unbroken(untouched) == untouched
 
@@ -176,6 +177,7 @@ def test_numbers_stay_on_one_line_and_pictures_as_they_are():
 def test_index_without_a_certain_gain_is_not_green():
     assert 'class="verdict good"' in index()
     assert 'class="verdict plain"' in index(gained=False)
+    assert 'class="verdict plain"' in index(release="none (train stopped: as asked)")
 
 
 def test_ticks_of_a_chart_are_those_it_is_given():
