@@ -1,6 +1,7 @@
 """The command that measures accelerators, where there is none."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,20 @@ def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
         assert row["work"] == "plain" or 0 < row["noise_share"] < 1
         assert row["work"] == "plain" or row["step_megabytes"] > 0
     assert "fastest unit gradients: training.unit_gradient.microbatch: 4" in done.stdout
+
+
+def test_an_accelerator_that_is_not_seen_is_refused_before_anything_is_measured():
+    done = subprocess.run(
+        [sys.executable, "-m", "fedemb", "bench", "--accelerator"],
+        cwd=REPOSITORY,
+        env=os.environ | {"FEDEMB_ACCELERATOR": "nvidia.com/gpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "this step is to have nvidia.com/gpu, and JAX finds none" in done.stderr
+    assert "plain" not in done.stdout
 
 
 def test_rounds_of_virtual_clients_are_those_of_the_docs():

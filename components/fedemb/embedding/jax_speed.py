@@ -80,14 +80,16 @@ class Speed(NamedTuple):
 
 
 def describe_device() -> dict[str, Any]:
-    """Device, versions and processors a measurement was taken with."""
-    import jax
+    """Device, versions and processors a measurement was taken with.
 
-    device = jax.devices()[0]
+    Raises:
+      ConfigError: JAX does not see the accelerator that there is to be.
+    """
+    devices = jax_devices()
     return {
-        "platform": device.platform,
-        "device": device.device_kind,
-        "devices": len(jax.devices()),
+        "platform": devices[0].platform,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
         "python": platform.python_version(),
         **{name: version(name) for name in ("jax", "jaxlib", "keras", "numpy")},
     }
