@@ -76,6 +76,18 @@ def test_plan_and_report_name_the_backend_that_was_configured(run):
     assert not verdict.allow
 
 
+def test_run_on_jax_is_priced_and_judged_like_one_on_tensorflow(good_run, tmp_path):
+    """What training computes is stood in for; `test_whole_on_jax.py` trains."""
+    run = honest_run.start(tmp_path / "run", **{"training.backend": "jax"}).until_gate()
+    assert run.do_gate()["allow"]
+    ours, theirs = (json.loads(one.report.read_text()) for one in (run, good_run))
+    named = [report["mechanism"].pop("backend") for report in (ours, theirs)]
+    assert named == ["jax", "tensorflow"]
+    for part in ("guarantee", "unit", "adjacency", "mechanism", "accounting", "limitations"):
+        assert ours[part] == theirs[part], part
+    assert ours["provenance"]["inputs_sha"] != theirs["provenance"]["inputs_sha"]
+
+
 def test_reasons_come_in_order_of_importance_each_with_a_remedy(run):
     run.rewrite(run.audit, bootstrap_samples=1)
     run.rewrite(run.utility, public_kind="another")
