@@ -75,8 +75,6 @@ def as_svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
 
 
 def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
-    from matplotlib.ticker import NullLocator
-
     curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for kind in dict.fromkeys(point.mechanism for point in points):
         own = [point for point in points if point.mechanism == kind]
@@ -93,9 +91,16 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
             marker="o",
             markersize=3,
         )
+    both_logarithmic(axes, sorted({getattr(point, x) for point in points}))
+
+
+def both_logarithmic(axes: Any, places: list[int]) -> None:
+    """Makes both axes logarithmic, with plain numbers at `places` and as many on the other."""
+    from matplotlib.ticker import NullLocator
+
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(sorted({getattr(point, x) for point in points}))
+    axes.set_xticks(places)
     axes.xaxis.set_major_formatter(_in_thousands)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

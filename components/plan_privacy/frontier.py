@@ -10,7 +10,7 @@ from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.frontier import FrontierPoint, frontier
-from fedemb.steps.plan_privacy.figure import as_svg
+from fedemb.steps.plan_privacy.figure import as_svg, both_logarithmic
 
 
 def draw_frontier(
@@ -65,11 +65,10 @@ def frontier_svg(points: list[FrontierPoint], target_epsilon: float) -> str:
                 marker="o",
                 markersize=3,
             )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
         axes.set_xlabel("rounds")
         axes.set_ylabel("noise on the mean / clip")
         axes.set_title(f"Settings of epsilon {target_epsilon:g}, by expected batch", loc="left")
-        axes.legend(title="batch")
+        both_logarithmic(axes, sorted({point.rounds for point in points}))
+        figure.legend(title="batch", loc="outside right upper")
 
     return as_svg(draw, (5.2, 3.8))

@@ -76,7 +76,8 @@ def render_index(run: RunDirectory) -> str:
 def _headline(report: PrivacyReport | None, release: str, gain: Interval | None, over: str) -> str:
     """How the run ended, in one line."""
     if release.startswith("refused: "):
-        return f"Refused: {release.removeprefix('refused: ')}"
+        why, _, _ = release.removeprefix("refused: ").partition("; ")  # the remedy stands below
+        return f"Refused: {why}"
     points = ""
     if gain is not None:
         points = f", {100 * gain.value:+.1f} points over {over}"

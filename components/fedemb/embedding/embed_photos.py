@@ -63,6 +63,11 @@ class PhotoSource:
     def units(self) -> Iterator[Unit]:
         """Lists what there is to read, without reading it."""
         kind = source_format(SourceConfig(uri=self.uri))
+        if kind in ("csv", "tfrecord"):
+            raise InputError(
+                f"{self.uri} is a {kind} file, and photos come from a folder or from Parquet; name "
+                "the folder they lie in"
+            )
         if kind != "parquet":
             names = [n for n in open_store(self.uri).list() if n.lower().endswith(KNOWN_ENDINGS)]
             yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))

@@ -17,7 +17,13 @@ from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.embedding import embed_photos as module
-from fedemb.embedding.embed_photos import SPACE, KeptParts, embed_photos, read_embeddings
+from fedemb.embedding.embed_photos import (
+    SPACE,
+    KeptParts,
+    PhotoSource,
+    embed_photos,
+    read_embeddings,
+)
 from fedemb.embedding.export import FORMS
 from fedemb.embedding.export import export as export_model
 from fedemb.embedding.released import ReleasedModel
@@ -224,6 +230,11 @@ def test_export_that_gives_something_else_is_not_written(model, tmp_path, monkey
 def test_what_is_no_bundle_is_a_sentence(tmp_path):
     with pytest.raises(ArtifactError, match="no release"):
         ReleasedModel(tmp_path)
+
+
+def test_list_of_photos_is_not_taken_for_a_folder(tmp_path):
+    with pytest.raises(InputError, match="name the folder they lie in"):
+        next(PhotoSource(str(tmp_path / "photos.csv")).units())
 
 
 def test_commands_embed_and_search(folder, tmp_path):
