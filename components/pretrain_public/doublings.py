@@ -44,24 +44,28 @@ def train_while_it_helps(
       seed: of the classes held out, and of each training.
 
     Returns:
-      Mean loss of the last epoch of the training that was kept, and all trainings in order.
+      Mean loss of the last epoch of the training that was kept, not finite if the first one failed,
+      and all trainings that ended, in order.
 
     Raises:
       InputError: the classes held out cannot measure a recall.
     """
     classes = np.unique(labels)
-    chosen = np.random.default_rng(seed).permutation(classes)[
-        : max(2, round(HELD_OUT * len(classes)))
-    ]
-    held_out = np.isin(labels, chosen)
-    _check(len(classes) - len(chosen), labels[held_out])
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(classes)[: max(2, round(HELD_OUT * len(classes)))]
+    trains = ~np.isin(labels, chosen)
+    # Drawn, not the first ones: images come sorted by class.
+    measures = rng.permutation(np.flatnonzero(~trains))[:MOST_IMAGES]
+    _check(len(classes) - len(chosen), labels[measures])
     start, best, loss = backbone.get_weights(), backbone.get_weights(), float("nan")
     tried: list[PublicTraining] = []
     for doubling in range(config.doublings + 1):
         backbone.set_weights(start)
         schedule = config.model_copy(update={"epochs": config.epochs * 2**doubling})
-        found = pretrain(backbone, images[~held_out], labels[~held_out], schedule, seed=seed)
-        value = _recall(backbone, images[held_out][:MOST_IMAGES], labels[held_out][:MOST_IMAGES])
+        found = pretrain(backbone, images[trains], labels[trains], schedule, seed=seed)
+        if not np.isfinite(found):
+            break
+        value = _recall(backbone, images[measures], labels[measures])
         _LOG.info(
             "%d epochs: recall %.3f on %d public classes that did not train",
             schedule.epochs,
@@ -79,11 +83,12 @@ def train_while_it_helps(
 
 def _check(training: int, held_out: np.ndarray) -> None:
     sizes = np.unique(held_out, return_counts=True)[1]
-    if training < 2 or sizes.max(initial=0) < 2:
+    if training < 2 or len(sizes) < 2 or sizes.max() < 2:
         raise InputError(
             f"pretraining.doublings holds out {len(sizes)} public classes of at most "
-            f"{sizes.max(initial=0)} images and leaves {training}, wanted two that train and one "
-            "of two images held out; name more public images, or set pretraining.doublings: 0"
+            f"{sizes.max(initial=0)} images and leaves {training}, wanted two that train and two "
+            "held out, one of them of two images; name more public images, or set "
+            "pretraining.doublings: 0"
         )
 
 

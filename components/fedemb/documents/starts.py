@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from fedemb.config import RunConfig
@@ -26,19 +27,19 @@ def starts_of(config: RunConfig) -> tuple[str, ...]:
     return ("public_backbone", *(name for name, asked in others.items() if asked))
 
 
-class OverStarts:
+class OverStarts(ABC):
     """Of both reports of utility: the gain is over the best start, and paired with that one."""
 
     starts: ClassVar[tuple[str, ...]]
     """Fields of what needs no private data; of equals the first counts."""
 
+    @abstractmethod
     def headline(self, name: str = "model") -> Interval | None:
         """The figure that is named first, of this model or one it is compared with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def difference(self, name: str) -> Interval | None:
         """That figure of this model minus another's, paired."""
-        raise NotImplementedError
 
     @property
     def measured_starts(self) -> dict[str, Interval]:

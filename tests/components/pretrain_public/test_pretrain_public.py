@@ -127,6 +127,27 @@ def test_doublings_measure_recall_and_stop(parquet, tmp_path):
     assert _doubled(parquet, tmp_path / "once")["trainings"] == []
 
 
+def test_doublings_measure_all_classes_held_out_and_keep_no_training_that_failed(
+    parquet, tmp_path, monkeypatch
+):
+    losses, measured = iter([1.0, 0.5, float("nan")]), []
+    monkeypatch.setattr(doublings, "MOST_IMAGES", 12)
+    monkeypatch.setattr(doublings, "pretrain", lambda *_, **__: next(losses))
+
+    def _recall(_, images, labels):
+        measured.append(set(labels))
+        return 0.1 * len(measured)
+
+    monkeypatch.setattr(doublings, "_recall", _recall)
+    card = _doubled(parquet, tmp_path, doublings=3)
+    assert all(len(labels) == 2 for labels in measured), "images are sorted by class"
+    assert [one["epochs"] for one in card["trainings"]] == [1, 2]
+    assert card["final_loss"] == 0.5
+    monkeypatch.setattr(doublings, "pretrain", lambda *_, **__: float("nan"))
+    with pytest.raises(InputError, match=r"loss nan; lower pretraining.learning_rate"):
+        _doubled(parquet, tmp_path / "failed", doublings=3)
+
+
 def test_doublings_need_classes_to_hold_out(parquet, tmp_path):
     with pytest.raises(ValidationError, match=r"goes by recall .*kind=simclr has none"):
         PretrainingConfig(kind="simclr", source={"uri": parquet}, doublings=1)
