@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +18,12 @@ if TYPE_CHECKING:
     from fedemb.embedding.jax_speed import Speed
 
 CLASSES = tuple("abcdefghij")
+_IN_ALL = 1.2
+"""Times `--seconds` after which the command ends in the middle of a measurement."""
+_LEGEND = """\
+plain: a step of SGD, nothing clipped; W1, W2: a round of virtual clients; units: a round of DP-SGD
+K: looks at each image; m: images of a plain step, else units or clients side by side on a device
+ratio: to the plain step of the same net above; noise: its share of a round"""
 
 
 def bench(
@@ -24,7 +34,9 @@ def bench(
         "wrn_16_4"
     ),
     image_size: Annotated[int, typer.Option(help="Height and width of images.")] = 32,
-    seconds: Annotated[float, typer.Option(help="After which nothing more is begun.")] = 240.0,
+    seconds: Annotated[
+        float, typer.Option(help="After which nothing more is begun; a fifth later it ends.")
+    ] = 240.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench.json"),
 ) -> None:
     """Measure private rounds beside a plain step of the same net; needs no TensorFlow.
@@ -46,21 +58,54 @@ def bench(
     model = ModelConfig(
         backbone=backbone, image_size=image_size, channels=3, classes=CLASSES, head_init="glorot"
     )
-    device, speeds = describe_device(), []
-    typer.echo(", ".join(f"{name} {value}" for name, value in device.items()))
+    found: dict[str, Any] = {
+        "device": describe_device(),
+        "model": model.model_dump(mode="json"),
+        "rows": [],
+    }
+    typer.echo(", ".join(f"{name} {value}" for name, value in found["device"].items()))
+    _keep(output, found)  # a place that takes no file is told at once
+    typer.echo(_LEGEND)
     typer.echo("work   net        precision   K     m   us/view  ratio  noise  compile s  step MiB")
-    for speed in measure(model, seconds):
-        speeds.append(speed)
-        typer.echo(_line(speed))
-        rows = [speed._asdict() for speed in speeds]
-        found = {"device": device, "model": model.model_dump(mode="json"), "rows": rows}
-        output.write_text(json.dumps(found, indent=1) + "\n")
+    speeds = []
+    with _ends(_IN_ALL * seconds, output):
+        for speed in measure(model, seconds):
+            speeds.append(speed)
+            typer.echo(_line(speed))
+            found["rows"].append(speed._asdict())
+            _keep(output, found)
     if best := fastest(speeds):
         typer.echo(
             f"fastest unit gradients: training.unit_gradient.microbatch: {best.microbatch}"
             + (", training.mixed_precision: true" if best.precision == "bfloat16" else "")
         )
     typer.echo(f"figures: {output}")
+
+
+@contextmanager
+def _ends(seconds: float, output: Path) -> Iterator[None]:
+    """Ends the process then: what JAX compiles or computes cannot be interrupted."""
+
+    def end() -> None:
+        typer.echo(
+            f"stopped after {seconds:.0f} s in the middle of a measurement; --seconds gives it "
+            f"more\nfigures: {output}"
+        )
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _keep(output: Path, found: dict[str, Any]) -> None:
+    from fedemb.documents.artifacts import write_bytes
+
+    write_bytes(output, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def _line(speed: Speed) -> str:

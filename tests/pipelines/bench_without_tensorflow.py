@@ -1,8 +1,10 @@
-"""`fedemb bench --accelerator` on a small net, in a process that cannot import TensorFlow."""
+"""`fedemb bench --accelerator` on a small net, in a process that cannot import TensorFlow.
+
+`python -m tests.pipelines.bench_without_tensorflow FILE [endless]`: then its first measurement is
+one that the device never ends.
+"""
 
 import sys
-
-from typer.testing import CliRunner
 
 from fedemb.embedding import jax_speed
 from fedemb.pipelines.cli.main import app
@@ -13,9 +15,17 @@ jax_speed.WORKLOADS = {
     "W": jax_speed.ClientWorkload("tiny", 12, 1, clients=2, examples=4, batch_size=2, epochs=1)
 }
 
+
+def _endless(_model):
+    import jax
+
+    yield jax.jit(lambda: jax.lax.while_loop(lambda x: x == 0, lambda x: x * 2, 0))().item()
+
+
 if __name__ == "__main__":
     forbid()
     words = ["bench", "--accelerator", "--backbone", "tanh_cnn", "--image-size", "8"]
-    done = CliRunner().invoke(app, [*words, "--output", sys.argv[1]], catch_exceptions=False)
-    sys.stdout.write(done.output)
-    sys.exit(done.exit_code)
+    seconds = "900"  # all of them, on a busy machine too
+    if "endless" in sys.argv:
+        jax_speed._measurements, seconds = _endless, "2"
+    app([*words, "--seconds", seconds, "--output", sys.argv[1]])

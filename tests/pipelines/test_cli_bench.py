@@ -46,6 +46,21 @@ def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
     assert "fastest unit gradients: training.unit_gradient.microbatch: 4" in done.stdout
 
 
+def test_it_ends_in_time_even_in_the_middle_of_a_measurement(tmp_path):
+    file = tmp_path / "bench.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.bench_without_tensorflow", file, "endless"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stopped after 2 s in the middle of a measurement" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"figures: {file}"
+    assert json.loads(file.read_text())["device"]["platform"] == "cpu"
+
+
 def test_an_accelerator_that_is_not_seen_is_refused_before_anything_is_measured():
     done = subprocess.run(
         [sys.executable, "-m", "fedemb", "bench", "--accelerator"],
