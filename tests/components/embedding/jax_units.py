@@ -163,6 +163,35 @@ def bfloat16(exact, rough, units):
     return problems(rough, units), one @ two / np.linalg.norm(one) / np.linalg.norm(two)
 
 
+def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunction):
+    """How far each clipped gradient is from that of jax-privacy, in clips; half are clipped."""
+    import jax
+    import jax.numpy as jnp
+    from jax_privacy import clipped_grad
+
+    from fedemb.embedding.preprocessing import preprocess
+
+    def loss(weights, image, label):
+        logits, _ = classifier.stateless_call(weights, [], preprocess(image))
+        return -jax.nn.log_softmax(logits)[0, label[0]]
+
+    def gradient(clip, unit):
+        found = clipped_grad(loss, l2_clip_norm=clip, batch_argnums=(1, 2), return_grad_norms=True)
+        sums, aux = found([v.value for v in variables], unit.images, jnp.asarray(unit.labels))
+        return np.concatenate([np.ravel(part) for part in sums]) / clip, aux.grad_norms[0]
+
+    units = [replace(unit, images=unit.images[:1], labels=unit.labels[:1]) for unit in units]
+    clip = float(np.median([gradient(1.0, unit)[1] for unit in units]))
+    one = UnitGradientConfig(microbatch=4)
+    function = kind(classifier, mechanism(clip), one, variables=variables)
+    function._shown = True
+    grid = 2.0**function.mechanism.plan.grid_bits
+    return [
+        float(np.linalg.norm(total(function, [unit]) / grid + gradient(clip, unit)[0]))
+        for unit in units
+    ]
+
+
 def _refused():
     try:
         return len(backend.jax_devices())
@@ -230,6 +259,9 @@ def main(folder):
     found["bfloat16"] = bfloat16(function(), function(net=with_bfloat16(small)), units)
     automatic = function(automatic_clip=1e-3)
     found["automatic"] = [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]]
+    of_small = small, trainable_variables(small, "all"), units
+    found["oracle"] = beside_jax_privacy(*of_small)
+    found["faulty oracle"] = beside_jax_privacy(*of_small, WeightedAfterTheClip)
     whole = total(one, units)
     found["devices"] = [
         np.array_equal(total(function(devices=2, net=classifier), units), whole),

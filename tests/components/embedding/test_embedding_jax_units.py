@@ -98,6 +98,11 @@ def test_records_are_those_of_tensorflow_to_a_hundred_thousandth_of_the_clip(fou
     assert apart.max() < 1e-2, apart
 
 
+def test_clipped_gradients_are_those_of_jax_privacy(found):
+    assert max(found["oracle"]) <= 1e-5, found["oracle"]
+    assert min(found["faulty oracle"]) > 0.1, "records that count threefold are seen"
+
+
 def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):
     assert found["problems"] == []
     assert found["compiled"] == 1  # rounds of every size, one compilation
