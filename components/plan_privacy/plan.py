@@ -25,7 +25,7 @@ from fedemb.promised import require_backend
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
 
-HELPFUL_NOISE = 0.003
+HELPFUL_NOISE = 0.001
 """Noise on the mean / clip up to which the study finds a certain gain over the public start; its
 next row is 0.01."""
 
@@ -97,8 +97,8 @@ def warnings(config: RunConfig) -> dict[str, str]:
         users = math.ceil(policy.users_lower_bound * noise_on_mean(plan) / HELPFUL_NOISE)
         found["noise_beyond_the_study"] = (
             f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "
-            f"(docs/results.md) private training was certainly better than its public start up to "
-            f"{HELPFUL_NOISE:g}, and nowhere at 0.01. About {users:,} users would bring this plan "
+            f"(docs/results.md) private training was certainly better than its public start at "
+            f"{HELPFUL_NOISE:g}, and not certainly at 0.01. About {users:,} users would bring this plan "
             "there; else take more virtual clients a round, fewer rounds, or a larger epsilon"
         )
     return found

@@ -22,28 +22,28 @@ def study(
     jobs: Annotated[
         int, typer.Option(min=0, help="Rows at a time, one core each; 0: one per core.")
     ] = 0,
-    selection: Annotated[
-        bool, typer.Option(help="Also run the rows that the recipes were chosen from.")
+    ablations: Annotated[
+        bool, typer.Option(help="Also change one thing of the chosen recipe at a time.")
     ] = False,
 ) -> None:
-    """Compare methods at equal noise: recall, epsilon at three populations, price."""
+    """Choose recipes on validation people, then compare methods on people nobody has read."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from fedemb.embedding.threads import available_cores
-    from studies.utility.execute import Study, execute
-    from studies.utility.grid import (
-        ablation_rows,
-        base_config,
-        final_rows,
-        rows_in_order,
-        selection_rows,
-    )
+    from studies.utility.decide import run_study
+    from studies.utility.execute import Study
+    from studies.utility.grid import base_config
     from studies.utility.protocol import OMNIGLOT
     from studies.utility.write import write_report
 
     work = Study(base_config(str(data)), OMNIGLOT, cache)
-    rows = [*(selection_rows() if selection else []), *rows_in_order()]
-    execute(work, rows, budget=3600 * budget, jobs=jobs or available_cores(), say=typer.echo)
-    for line in write_report(work, final_rows(), ablation_rows()):
+    decided = run_study(
+        work,
+        budget=3600 * budget,
+        jobs=jobs or available_cores(),
+        with_ablations=ablations,
+        say=typer.echo,
+    )
+    for line in write_report(work, decided):
         typer.echo(line)
 
 

@@ -63,6 +63,11 @@ class Study:
         path = self.path(row)
         return read_json(path, SCHEMA) if path.exists() else None
 
+    def headline(self, row: Row) -> float | None:
+        """Recall of a row at the first false accept rate, None if it has not been run."""
+        found = self.result(row)
+        return None if found is None else next(iter(found["recall"].values()))
+
     def run(self, row: Row) -> None:
         """Runs one row in this process and stores its result."""
         from studies.utility.train import run_row
@@ -101,8 +106,9 @@ def execute(
       The rows that were left out for the budget.
     """
     deadline = time.monotonic() + budget
-    todo = [row for row in rows if not study.path(row).exists()]
-    say(f"{len(rows) - len(todo)} of {len(rows)} rows are there, {len(todo)} to run")
+    distinct = {study.path(row): row for row in rows}  # two contests may share a training
+    todo = [row for path, row in distinct.items() if not path.exists()]
+    say(f"{len(distinct) - len(todo)} of {len(distinct)} rows are there, {len(todo)} to run")
     running: dict[Future[None], Row] = {}
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
@@ -136,6 +142,6 @@ def describe(row: Row, found: dict[str, Any] | None) -> str:
     seen = f" norm {last['norm']:.2f} clipped {last['clipped']:.2f}" if last else ""
     noise = f" r={row.noise:g}" if row.noise else ""
     return (
-        f"{row.stage} {row.method}{noise} seed {row.seed} {row.label or '-'}: {recall} "
+        f"{row.stage} {row.net} {row.method}{noise} seed {row.seed} {row.label or '-'}: {recall} "
         f"1-NN {found['nearest_neighbour']:.3f}{seen} {found['seconds']:.0f} s"
     )

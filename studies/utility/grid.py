@@ -1,239 +1,255 @@
-"""Which rows there are, in the order of what they teach, and the recipes that selection chose."""
+"""The contests that choose recipes, and the rows that are read once they are decided.
+
+Every net, method and noise is one contest of `TRIES` recipes on validation people. Public starts
+are chosen first; all other tries and all final rows begin from the start that won for their net.
+Private training and centralized training at equal visits look at the same number of images;
+centralized training at its best may look at more.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.pipelines.run.load_config import load_config, with_data
-from studies.utility.rows import IN_ROUNDS, NOISE, Method, Row
+from studies.utility.protocol import Stage
+from studies.utility.rows import CENTRALIZED, NETS, Method, Net, Row
 
 PRESET = "omniglot_identities"
-LOCAL: dict[str, Any] = {
-    "epochs": 2,
-    "batch_size": 32,
-    "client_learning_rate": 0.05,
-    "head_learning_rate_scale": 25.0,
-    "head_init": "prototypes",
-    "loss": {"kind": "normalized_softmax", "scale": 16.0},
-    "augmentation": {},
-}
-SERVER: dict[str, Any] = {
-    "learning_rate": 1.0,
-    "momentum": 0.9,
-    "schedule": "cosine",
-    "ema_decay": 0.9,
-}
+TRIES = 3
+"""Recipes of every contest."""
+ROUNDS = 40
+USERS = 128
+"""Who take part in a round, on average."""
+LOCAL_EPOCHS = 2
+IMAGES = 20
+"""Of every user."""
+VISITS = ROUNDS * USERS * IMAGES * LOCAL_EPOCHS
+"""Images that a private training looks at, on average."""
+SEEDS = (0, 1, 2)
+CONTESTS: tuple[tuple[Net, Method, float], ...] = (
+    ("lenet", "centralized", 0.0),
+    ("lenet", "centralized_best", 0.0),
+    ("lenet", "fedemb", 1e-3),
+    ("lenet", "fedemb", 1e-2),
+    ("lenet", "fedavg", 1e-2),
+    ("lenet", "ftrl", 1e-2),
+    ("resnet8_s2", "centralized", 0.0),
+    ("resnet8_s2", "centralized_best", 0.0),
+    ("resnet8_s2", "fedemb", 1e-3),
+    ("resnet8_s2", "fedemb", 1e-2),
+)
+"""Net, method, and standard deviation of the noise on the mean update / clip."""
+BEYOND = 3e-2
+"""Noise at which the recipe that won at `MOST` is read too."""
+MOST = ("lenet", "fedemb", 1e-2)
+COSFACE = {"kind": "cosface"}
+PASSES = "evaluation.centralized_epochs"
+CLIP = "mechanism.l2_norm_clip"
+OF_PRESET = ("lenet", "fedemb", 1e-3)
+"""The contest whose winner the preset is: the one that ablations change."""
 
 
 def base_config(data: str) -> RunConfig:
-    """Data, model and public start of the preset, and a plain recipe that rows depart from."""
+    """Data and model of the preset, and what all recipes share."""
     config = with_data(load_config(PRESET), data)
     return config.updated(
         {
-            "training": {"local": LOCAL, "server": SERVER},
-            "mechanism.rounds": 40,
-            "evaluation.centralized_epochs": 15,
-            "pretraining.epochs": 20,
+            "training": {
+                "mixed_precision": True,
+                "local": {
+                    "epochs": LOCAL_EPOCHS,
+                    "batch_size": 32,
+                    "max_examples_per_client": 4096,
+                    "client_learning_rate": 0.05,
+                    "head_learning_rate_scale": 1.0,
+                    "head_init": "prototypes",
+                    "loss": COSFACE,
+                    "augmentation": {},
+                },
+                "server": {
+                    "learning_rate": 1.0,
+                    "momentum": 0.9,
+                    "schedule": "cosine",
+                    "ema_decay": 0.9,
+                },
+            },
+            "mechanism.rounds": ROUNDS,
+            "pretraining.mixed_precision": True,
         }
     )
 
 
-ROUNDS = 90
-NOISE_OF_ABLATIONS = 3e-3
-SEEDS = (0, 1, 2)
-BFLOAT16: dict[str, Any] = {"training.mixed_precision": True}
-COSFACE: dict[str, Any] = {"training.local.loss": {"kind": "cosface"}}
-CLIP_OF_LITTLE_NOISE = 3.0
-"""Margins make updates of norm 2 to 3; up to 1e-3 the noise that a larger clip brings costs less
-than clipping them."""
+@dataclass(frozen=True)
+class Contest:
+    """Recipes of one net, method and noise; the one that reads best on validation people wins.
 
-
-def cohort_of_128(server_learning_rate: float) -> dict[str, Any]:
-    """The cohort and settings that did best."""
-    return {
-        "users_per_client": 128,
-        "clients_per_round": 1,
-        "settings": {
-            "training.local.head_learning_rate_scale": 1.0,
-            "training.local.max_examples_per_client": 4096,
-            "training.server.learning_rate": server_learning_rate,
-            "mechanism.rounds": ROUNDS,
-        },
-    }
-
-
-def _try(label: str, method: Method = "fedemb", **arguments: Any) -> Row:
-    return Row(**{"label": label, "method": method, "noise": 3e-3} | arguments)
-
-
-def _long(method: Method, noise: float, rate: float, more: dict[str, Any] | None = None) -> Row:
-    label, cohort = f"128 users, head x1, 90 rounds, server {rate}", cohort_of_128(rate)
-    settings = cohort["settings"] | (more or {})
-    return _try(label, method, **{**cohort, "noise": noise, "settings": settings})
-
-
-def selection_rows() -> list[Row]:
-    """What the recipes were chosen from, on validation people."""
-    rate, server = "training.local.client_learning_rate", "training.server.learning_rate"
-    head, rounds = "training.local.head_learning_rate_scale", "mechanism.rounds"
-    large: dict[str, Any] = {"users_per_client": 128, "clients_per_round": 1}
-    return [
-        Row(label="20 epochs", method="public_only"),
-        Row(label="15 epochs", method="centralized"),
-        _try("32 users, 4 clients"),
-        _try("128 users, 1 client", **large),
-        _try("128 users, server .1", **large, settings={server: 0.1}),
-        _try("128 users, server .3", **large, settings={server: 0.3}),
-        _try("server .1", "fedavg", noise=1e-2, settings={server: 0.1}),
-        _try("32 users, server .1", settings={server: 0.1}),
-        _try("server .3", "fedavg", noise=1e-2, settings={server: 0.3}),
-        _try("128 users", noise=1e-3, **large),
-        _try("128 users, rate .02", noise=1e-3, **large, settings={rate: 0.02}),
-        _try("128 users, head x1", noise=1e-3, **large, settings={head: 1.0}),
-        _try(
-            "128 users, head x1, server .3", noise=1e-3, **large, settings={head: 1.0, server: 0.3}
-        ),
-        _try(
-            "128 users, head x1, server .3, 80 rounds",
-            noise=1e-3,
-            **large,
-            settings={head: 1.0, server: 0.3, rounds: 80},
-        ),
-        _try("head x1, server .1", "fedavg", noise=1e-2, settings={head: 1.0, server: 0.1}),
-        _try("32 users, 90 rounds", settings={rounds: 90}),
-        _long("fedemb", 3e-3, 1.0),
-        # FedAvg with FedEmb's cohort and rounds, and the server's rate under more noise.
-        _long("fedavg", 3e-3, 1.0),
-        _long("fedemb", 1e-2, 0.3),
-        _long("fedavg", 1e-2, 0.3, BFLOAT16),
-        _long("ftrl", 1e-2, 0.3, BFLOAT16),
-        _long("fedemb", 1e-2, 0.1, BFLOAT16),
-        *_against_centralized(),
-    ]
-
-
-def _against_centralized() -> list[Row]:
-    """What could close the gap to centralized training: only a harder local task did."""
-    local, server, clip = "training.local", "training.server", "mechanism.l2_norm_clip"
-
-    def changed(
-        label: str,
-        settings: dict[str, Any],
-        method: Method = "fedemb",
-        noise: float = 1e-3,
-        rate: float = 1.0,
-    ) -> Row:
-        return replace(_long(method, noise, rate, BFLOAT16 | settings), label=label)
-
-    return [
-        changed("as before", {}),
-        changed("server without momentum", {f"{server}.momentum": 0.0}),
-        changed("clip 3", {clip: 3.0}),
-        changed("clip 3, server without momentum", {clip: 3.0, f"{server}.momentum": 0.0}),
-        changed("1 local epoch", {f"{local}.epochs": 1}),
-        replace(changed("256 users a round", {}), clients_per_round=2),
-        changed("CosFace", COSFACE),
-        changed("CosFace, clip 3", COSFACE | {clip: CLIP_OF_LITTLE_NOISE}),
-        changed("CosFace", COSFACE, noise=3e-3),
-        changed("CosFace, server .1", COSFACE, noise=1e-2, rate=0.1),
-        changed("CosFace, clip 3", COSFACE | {clip: CLIP_OF_LITTLE_NOISE}, "fedavg"),
-        changed("CosFace, server .1", COSFACE, "fedavg", noise=1e-2, rate=0.1),
-        Row(label="CosFace", method="centralized", settings=COSFACE),
-    ]
-
-
-def recipe(method: Method, noise: float) -> dict[str, Any]:
-    """What selection chose: a cohort and settings for a method at a noise.
-
-    CosFace did best everywhere, in centralized training too. FedAvg was best with FedEmb's own
-    cohort, little noise allows a larger clip, and much noise wants a slow server. Rounds are those
-    of all methods, since equal noise has an equal price only over equal rounds; local training is
-    in bfloat16, to save time.
+    Attributes:
+      net: all tries are of this net.
+      method: and of this method.
+      noise: and of this noise.
+      tries: `TRIES` rows of the selection stage.
     """
-    if method == "centralized":
-        return {"settings": COSFACE}
-    if method not in IN_ROUNDS:
-        return {}
-    much = 0.3 if method == "ftrl" else 0.1
-    chosen = cohort_of_128(much if noise > NOISE_OF_ABLATIONS else 1.0)
-    clip = CLIP_OF_LITTLE_NOISE if noise < NOISE_OF_ABLATIONS else 1.0
-    settings = chosen["settings"] | BFLOAT16 | COSFACE | {"mechanism.l2_norm_clip": clip}
-    return {**chosen, "settings": settings}
+
+    net: Net
+    method: Method
+    noise: float
+    tries: tuple[Row, ...]
+
+    def winner(self, recall: Mapping[Row, float]) -> Row | None:
+        """The try with the highest recall, the first of equal ones; None: not all are there."""
+        found = [row for row in self.tries if row in recall]
+        return max(found, key=lambda row: recall[row]) if len(found) == len(self.tries) else None
 
 
-def final_rows() -> list[Row]:
-    """The rows of the table, one seed after the other."""
-    methods: list[tuple[Method, float]] = [
-        ("untrained", 0.0),
-        ("public_only", 0.0),
-        ("centralized", 0.0),
-        ("fedemb", 0.0),
-        *((method, noise) for noise in NOISE for method in IN_ROUNDS),
-    ]
+def public_contests() -> list[Contest]:
+    """Of the public starts, one a net."""
+    return [Contest(net, "public_only", 0.0, _starts(net)) for net in NETS]
+
+
+def contests(starts: Mapping[Net, Row], people: int) -> list[Contest]:
+    """All others.
+
+    Args:
+      starts: the start that won, by net; nets without one are left out.
+      people: who train in the selection stage, for the passes of equal visits.
+    """
+    found = []
+    for net, method, noise in CONTESTS:
+        if net in starts:
+            central = method in CENTRALIZED
+            tries = _centralized(method, people) if central else _private(method, noise)
+            start = starts[net].settings
+            rows = (replace(row, net=net, settings={**start, **row.settings}) for row in tries)
+            found.append(Contest(net, method, noise, tuple(rows)))
+    return found
+
+
+def final_rows(winners: Sequence[Row], people: Mapping[Stage, int]) -> list[Row]:
+    """The rows of the table, net by net and seed by seed: what won, untrained, and more noise.
+
+    Args:
+      winners: of all contests, public ones too.
+      people: who train, by stage: centralized training keeps its visits, not its passes.
+    """
+    rows: list[Row] = []
+    for won in winners:
+        if won.method == "public_only":
+            rows.append(Row(net=won.net, method="untrained"))
+        settings = dict(won.settings)
+        if won.method in CENTRALIZED:
+            settings[PASSES] = round(settings[PASSES] * people["selection"] / people["final"])
+        rows.append(replace(won, settings=settings))
+        if (won.net, won.method, won.noise) == MOST:
+            rows.append(replace(won, noise=BEYOND))
     return [
-        Row(stage="final", method=method, noise=noise, seed=seed, **recipe(method, noise))
+        replace(row, stage="final", seed=seed, label="")
+        for net in NETS
         for seed in SEEDS
-        for method, noise in methods
+        for row in rows
+        if row.net == net
     ]
 
 
-def rows_in_order() -> list[Row]:
-    """All rows of the report in the order of what they teach, for a budget that ends early.
-
-    One seed of the table; the comparison with FedAvg on all seeds; ablations; the rest.
-    """
-
-    def order(row: Row) -> int:
-        if row.stage == "selection":
-            return 2
-        if row.seed == SEEDS[0]:
-            return 0
-        compared = row.method not in IN_ROUNDS or (row.method != "ftrl" and row.noise != NOISE[0])
-        return 1 if compared else 3
-
-    return sorted([*final_rows(), *ablation_rows()], key=order)
-
-
-def ablation_rows() -> list[Row]:
+def ablation_rows(chosen: Row) -> list[Row]:
     """One thing changed at a time, on validation people; the first row is the unchanged recipe."""
-    chosen = recipe("fedemb", NOISE_OF_ABLATIONS)
-    users, clients = chosen["users_per_client"], chosen["clients_per_round"]
     local, server = "training.local", "training.server"
 
     def changed(label: str, settings: dict[str, Any], **cohort: int) -> Row:
-        merged = {**chosen["settings"], **settings}
-        return _try(label, **{**chosen, **cohort, "settings": merged}, noise=NOISE_OF_ABLATIONS)
+        merged = {**chosen.settings, **settings}
+        return replace(chosen, label=label, settings=merged, **cohort)
 
-    def cohort(size: int) -> Row:
-        count = max(1, round(users * clients / size))
-        return changed(
-            f"{size} users per virtual client, {count} a round",
-            {},
-            users_per_client=size,
-            clients_per_round=count,
-        )
+    def cohort(users: int) -> Row:
+        label = f"{users} users per virtual client, {USERS // users} a round"
+        return changed(label, {}, users_per_client=users, clients_per_round=USERS // users)
 
     return [
         changed("unchanged", {}),
-        *(cohort(size) for size in (8, 32, 64, 128) if size != users),
+        *(cohort(users) for users in (8, 32, 64, 128) if users != chosen.users_per_client),
         changed("no public pretraining", {"pretraining.kind": "none"}),
         changed("self-supervised pretraining", {"pretraining.kind": "simclr"}),
         changed("random head", {f"{local}.head_init": "glorot"}),
         changed("head rate x25", {f"{local}.head_learning_rate_scale": 25.0}),
         changed("head rate x100", {f"{local}.head_learning_rate_scale": 100.0}),
         changed("head first, 8 steps", {f"{local}.reconstruction_steps": 8}),
-        changed("dense layer only", {"model.trainable": "dense_only"}),
         changed("convolutions frozen", {"model.trainable": "conv_frozen"}),
-        changed("cosine softmax, no margin", {f"{local}.loss": LOCAL["loss"]}),
+        changed("cosine softmax, no margin", {f"{local}.loss": {"kind": "normalized_softmax"}}),
         changed("plain softmax", {f"{local}.loss": {"kind": "softmax"}}),
         changed("ArcFace", {f"{local}.loss": {"kind": "arcface"}}),
         changed("batch-hard triplets", {f"{local}.loss": {"kind": "triplet"}}),
         changed("constant server rate", {f"{server}.schedule": "constant"}),
         changed("no averaging of weights", {f"{server}.ema_decay": 0.0}),
-        changed("clip 0.3", {"mechanism.l2_norm_clip": 0.3}),
-        changed("clip 3", {"mechanism.l2_norm_clip": 3.0}),
+        changed("clip 0.3", {CLIP: 0.3}),
+        changed("clip 3", {CLIP: 3.0}),
         changed("a new grouping each round", {"partition.groupings": ROUNDS}),
         changed("local training in float32", {"training.mixed_precision": False}),
     ]
+
+
+def equal_passes(people: int) -> int:
+    """Passes over all images of so many people that look at `VISITS` images."""
+    return round(VISITS / (people * IMAGES))
+
+
+def _starts(net: Net) -> tuple[Row, ...]:
+    def start(epochs: int, loss: str, rate: float, batch: int) -> Row:
+        return Row(
+            label=f"{epochs} epochs, {loss}, rate {rate:g}, batch {batch}",
+            net=net,
+            method="public_only",
+            settings={
+                "pretraining.epochs": epochs,
+                "pretraining.loss": {"kind": loss},
+                "pretraining.learning_rate": rate,
+                "pretraining.batch_size": batch,
+            },
+        )
+
+    return (
+        start(60, "normalized_softmax", 0.05, 32),
+        start(60, "cosface", 0.1, 64),
+        start(120, "cosface", 0.1, 64),
+    )
+
+
+def _centralized(method: Method, people: int) -> tuple[Row, ...]:
+    """At equal visits three rates; at its best the rates that are lower, and twice the visits."""
+    passes = equal_passes(people)
+
+    def central(rate: float, passes: int) -> Row:
+        return Row(
+            label=f"{passes} passes, rate {rate:g}",
+            method=method,
+            learning_rate=rate,
+            settings={PASSES: passes},
+        )
+
+    if method == "centralized":
+        return central(0.05, passes), central(0.02, passes), central(0.1, passes)
+    return central(0.05, passes), central(0.02, passes), central(0.05, 2 * passes)
+
+
+def _private(method: Method, noise: float) -> tuple[Row, ...]:
+    """Cohorts of one size cut three ways, with slower servers and smaller clips for more noise.
+
+    Correlated noise adds up to less, so its servers may be faster.
+    """
+
+    def private(users: int, server: float, clip: float = 1.0) -> Row:
+        clients = USERS // users
+        return Row(
+            label=f"{clients} x {users} users a round, server {server:g}, clip {clip:g}",
+            method=method,
+            noise=noise,
+            users_per_client=users,
+            clients_per_round=clients,
+            settings={"training.server.learning_rate": server, CLIP: clip},
+        )
+
+    if noise < 3e-3:
+        return private(128, 1.0), private(64, 0.3, 3.0), private(32, 1.0)
+    if method == "ftrl":
+        return private(128, 0.3), private(64, 0.3), private(64, 0.1)
+    return private(128, 0.1), private(64, 0.1), private(64, 0.03)

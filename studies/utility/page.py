@@ -11,13 +11,11 @@ from markupsafe import Markup
 from fedemb.documents.artifacts import write_bytes
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
 from fedemb.reports.report import write_page
-from studies.utility.rows import METHODS, Method
+from studies.utility.rows import METHODS, NETS, Method
 from studies.utility.table import Line
 
-CURVES: tuple[Method, ...] = ("fedemb", "ftrl", "fedavg")
-LEVELS: tuple[tuple[str, Any], ...] = (("centralized", "-"), ("public_only", (0, (4, 3))))
-ALT = "Recall at false accept rate 1e-3 against the noise on the mean, by method"
-_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+ALT = "Recall at false accept rate 1e-3 by method and net, with intervals"
+MARKS = ("o", "s")
 _STANDALONE = (
     "<style>svg{color:#1c2430}@media(prefers-color-scheme:dark)"
     "{svg{color:#e8e6e1;--soft:#a7adb8;--line:#3a404b;--series-1:#72c2dc;--series-2:#f0a266;"
@@ -27,36 +25,29 @@ _STANDALONE = (
 
 
 def figure(lines: Sequence[Line]) -> Markup:
-    """Recall against noise: a curve and the spread over seeds per method, levels without noise."""
-    drawing = new_figure(7.4, 4.2)
+    """Recall with its interval: a row per method and noise, a mark per net."""
+    rows: list[tuple[Method, float]] = list(
+        dict.fromkeys((line.method, line.noise) for line in lines)
+    )
+    drawing = new_figure(7.4, 0.9 + 0.42 * len(rows))
     axes = drawing.axes[0]
-    for position, method in enumerate(CURVES):
-        points = sorted(
-            (line for line in lines if line.method == method and line.noise),
-            key=lambda line: line.noise,
-        )
-        if not points:
-            continue
-        x, y = [p.noise for p in points], [_headline(p) for p in points]
-        colour = SERIES[position]
-        axes.plot(
-            x, y, color=colour, linestyle=_DASHES[position], marker="o", label=METHODS[method]
-        )
-        below = [value - (p.spread or 0) for value, p in zip(y, points, strict=True)]
-        above = [value + (p.spread or 0) for value, p in zip(y, points, strict=True)]
-        axes.fill_between(x, below, above, color=colour, alpha=0.18, linewidth=0)
-    for line in lines:
-        free = "FedEmb, not private" if line.method == "fedemb" and not line.noise else None
-        for method, dash in (*LEVELS, ("fedemb", (0, (1, 2)))):
-            if line.method == method and not line.noise:
-                name = free or METHODS[line.method]  # pyright: ignore[reportArgumentType]
-                axes.axhline(_headline(line), color=SOFT, linewidth=1.1, linestyle=dash, label=name)
-    axes.set_xscale("log")
-    shown = [_headline(line) for line in lines if line.method != "untrained"]
-    axes.set_ylim(bottom=0.85 * min(shown, default=0.0))
-    axes.set_xlabel("noise on the mean update / clip")
-    axes.set_ylabel("recall at FAR 1e-3, unseen identities")
-    axes.legend(loc="lower left", fontsize=8.5, frameon=False, ncols=2)
+    nets = [net for net in NETS if any(line.net == net for line in lines)]
+    for position, net in enumerate(nets):
+        shown = [line for line in lines if line.net == net]
+        y = [rows.index((line.method, line.noise)) + 0.24 * position - 0.12 for line in shown]
+        x = [line.recall.value for line in shown]
+        low, high = [r.recall.low for r in shown], [r.recall.high for r in shown]
+        axes.hlines(y, low, high, color=SERIES[position], linewidth=1.4)
+        mark = {"color": SERIES[position], "marker": MARKS[position], "label": net}
+        axes.plot(x, y, linestyle="none", markersize=5.5, **mark)
+    names = [f"{METHODS[m]}, noise {noise:g}" if noise else METHODS[m] for m, noise in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+    axes.axhline(0, color=SOFT, linewidth=0)
+    axes.set_xlabel("recall at FAR 1e-3, unseen identities of unseen alphabets")
+    axes.legend(loc="lower left", fontsize=8.5, frameon=False)
     return figure_svg(drawing, ALT)
 
 
@@ -66,46 +57,35 @@ def standalone(svg: str) -> bytes:
     return f"{opening}>{_STANDALONE}{rest}".encode()
 
 
-def _headline(line: Line) -> float:
-    return next(iter(line.recall.values()))
+def verdict(lines: Sequence[Line]) -> list[str]:
+    """What the study found, a plain sentence for each net and private method, whatever it found."""
+    said = [_sentence(line) for line in lines if line.noise and line.relative and line.gain]
+    return said or ["The rows that this study compares are not all there yet; run it again."]
 
 
-def verdict(lines: Sequence[Line]) -> str:
-    """What the study found, in plain sentences, whatever it found."""
-    by_key = {(line.method, line.noise): line for line in lines}
-    central = by_key.get(("centralized", 0.0))
-    noisy = [line for line in lines if line.method == "fedemb" and line.noise]
-    if central is None or not noisy:
-        return "The rows that this study compares are not all there yet; run it again to go on."
-    worst = max(noisy, key=lambda line: line.noise)
-    best = max(noisy, key=_headline)
-    said = [
-        f"DP-FedEmb reaches {_headline(best):.3f} at noise {best.noise:g} "
-        f"({100 * (best.relative or 0):+.0f} % against {_headline(central):.3f} centralized)"
-    ]
-    if best.gain is not None and best.gain_low is not None:
-        sure = "outside" if best.gain_low > 0 else "inside"
-        said.append(
-            f"its gain over public pretraining alone is {best.gain:+.3f}, {sure} the 95 % interval"
-        )
-    if other := by_key.get(("fedavg", worst.noise)):
-        difference = _headline(worst) - _headline(other)
-        said.append(
-            f"at noise {worst.noise:g} it is {difference:+.3f} against DP-FedAvg at equal noise"
-        )
-    return "; ".join(said) + "."
+def _sentence(line: Line) -> str:
+    assert line.relative is not None
+    assert line.gain is not None
+    value, low, high = (100 * part for part in line.relative)
+    sure = "above zero" if line.gain.low > 0 else "not certain"
+    return (
+        f"{line.net}, {line.name} at noise {line.noise:g}: {line.recall.value:.3f}, "
+        f"{value:+.0f} % [{low:+.0f}, {high:+.0f}] against the stronger centralized training; gain "
+        f"over the public start {line.gain.value:+.3f}, {sure}."
+    )
 
 
 def write_study(folder: Path, lines: Sequence[Line], context: dict[str, Any]) -> list[Path]:
     """Writes `study.svg` and `study.html`; `context` is what the template names besides."""
-    svg = figure(lines)
-    write_bytes(folder / "study.svg", standalone(svg))
+    svg = figure(lines) if lines else Markup()
+    if lines:
+        write_bytes(folder / "study.svg", standalone(svg))
     write_page(
         folder / "study.html",
         Path(__file__).with_name("study.html"),
         tone="plain",
         chart=svg,
-        verdict_text=verdict(lines),
+        sentences=verdict(lines),
         **context,
     )
     return [folder / "study.svg", folder / "study.html"]

@@ -15,48 +15,56 @@ from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from studies.utility.protocol import Split, Stage
 
-VERSION = 1
+VERSION = 2
 """Of what a row means; a new number recomputes all of them."""
-Method = Literal["untrained", "public_only", "centralized", "fedemb", "fedavg", "ftrl"]
+Net = Literal["lenet", "resnet8_s2"]
+NETS: tuple[Net, ...] = ("lenet", "resnet8_s2")
+Method = Literal[
+    "untrained", "public_only", "centralized", "centralized_best", "fedemb", "fedavg", "ftrl"
+]
 METHODS: dict[Method, str] = {
     "untrained": "untrained",
-    "public_only": "public only",
-    "centralized": "centralized, not private",
+    "public_only": "public start",
+    "centralized": "centralized, equal visits",
+    "centralized_best": "centralized, at its best",
     "fedemb": "DP-FedEmb",
     "fedavg": "DP-FedAvg",
     "ftrl": "DP-FTRL-FedEmb",
 }
-"""Names for people; `fedemb` without noise is the non-private FedEmb."""
-NOISE = (3e-4, 1e-3, 3e-3, 1e-2)
-"""Standard deviation of the noise on the mean update / clip."""
+"""Names for people. `centralized_best` is the same training with as many visits as help."""
+CENTRALIZED: tuple[Method, ...] = ("centralized", "centralized_best")
 IN_ROUNDS: tuple[Method, ...] = ("fedemb", "fedavg", "ftrl")
 FALSE_ACCEPT_RATES = (1e-3, 1e-2)
-MEASURED = ("false_accept_rates", "bootstrap_samples", "batch_size")
+MEASURED = ("false_accept_rates", "bootstrap_samples", "resample_subgroups", "batch_size")
 """What of the evaluation section decides a result."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One training and its evaluation.
 
     Attributes:
       label: for people; does not enter the digest.
       stage: which people it trains on and is evaluated on.
+      net: the backbone.
       method: what is trained.
       noise: standard deviation of the noise on the mean / clip; 0 without.
       seed: initial weights and shuffles. Never groups, coins or noise.
       users_per_client: users per virtual client, on average.
       clients_per_round: virtual clients per round, on average.
+      learning_rate: of centralized training, the highest.
       settings: dotted keys of `RunConfig`, on top of the base.
     """
 
     label: str = ""
     stage: Stage = "selection"
+    net: Net = "lenet"
     method: Method
     noise: float = 0.0
     seed: int = 0
     users_per_client: int = 32
     clients_per_round: int = 4
+    learning_rate: float = 0.05
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, base: RunConfig, users: int) -> RunConfig:
@@ -94,6 +102,7 @@ class Row:
         algorithm = "dp_fedavg" if self.method == "fedavg" else "dp_fedemb"
         first = {"mechanism": mechanism, "partition.virtual_clients": groups}
         fixed = {
+            "model.backbone": self.net,
             "training.algorithm": algorithm,
             "training.seed": self.seed,
             "evaluation.false_accept_rates": FALSE_ACCEPT_RATES,
@@ -111,7 +120,8 @@ class Row:
         }
         if self.method != "untrained":
             parts["pretraining"] = {**tree["pretraining"], "source": None}
-        if self.method == "centralized":
+        if self.method in CENTRALIZED:
+            parts["learning_rate"] = self.learning_rate
             parts["loss"] = tree["training"]["local"]["loss"]
             parts["augmentation"] = tree["training"]["local"]["augmentation"]
             parts["epochs"] = tree["evaluation"]["centralized_epochs"]
@@ -124,7 +134,7 @@ class Row:
         return json_digest(
             {
                 "version": VERSION,
-                "method": self.method,
+                "method": "centralized" if self.method in CENTRALIZED else self.method,
                 "settings": parts,
                 "split": split._asdict(),
                 "data": data_sha,

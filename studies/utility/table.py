@@ -1,117 +1,126 @@
-"""Rows with one seed each become lines of a table: means, spread, paired gain, price.
+"""Rows with one seed each become lines of a table: means, intervals, paired differences, price.
 
-The interval of a gain is over people: all seeds meet the same people in every bootstrap draw, so
-draws of the mean over seeds are means of the draws. The spread is over seeds.
+Intervals are over groups (alphabets), then the people inside them: what to expect of alphabets that
+are not here. All rows meet the same people in every bootstrap draw, so draws of a mean over seeds
+are means of the draws, and differences are paired. The spread is over seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from studies.utility.certify import POPULATIONS
-from studies.utility.rows import METHODS, Row
+from studies.utility.rows import CENTRALIZED, METHODS, Method, Net, Row
 
 Result = Mapping[str, Any]
 HEADER = (
+    "net",
     "method",
     "noise",
     "seeds",
-    "recall@FAR=1e-3",
+    "recall@FAR=1e-3 [95 %]",
     "@1e-2",
     "1-NN",
-    "against centralized",
-    "gain over public [95 %]",
+    "against the stronger centralized",
+    "gain over the public start",
 )
 LARGEST_STATED = 16
 """Larger epsilons are not stated: about there the noise sampler's share uses up delta."""
 PRICE_HEADER = ("method", "noise", "epsilon at 1e5 users", "at 1e6", "at 1e7")
+CONTEST_HEADER = ("net", "method", "noise", "recipe", "recall@FAR=1e-3")
 ABLATION_HEADER = ("what is changed", "recall@FAR=1e-3", "@1e-2", "1-NN", "against unchanged")
 
 
-@dataclass(frozen=True)
+class Interval(NamedTuple):
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """One method at one noise, over its seeds.
 
     Attributes:
+      net: backbone.
       method: key of `METHODS`.
       noise: standard deviation of the noise on the mean / clip; 0 without.
       seeds: seeds that are there.
-      recall: per false accept rate, mean over seeds.
-      spread: standard deviation over seeds of the first recall; None for one seed.
+      recall: at the first false accept rate, mean over seeds.
+      second: recall at the second rate, mean over seeds.
+      spread: standard deviation over seeds of `recall`; None for one seed.
       nearest_neighbour: mean over seeds.
-      relative: recall / recall of centralized - 1; None without centralized rows.
-      gain: first recall less that of public only, mean over shared seeds; None without.
-      gain_low: 2.5 % quantile of the gain over people.
-      gain_high: 97.5 % quantile.
+      relative: recall / that of the stronger centralized training of the same net, less 1; None
+        without, and for that one itself.
+      gain: recall less that of the public start of the same net; None without.
       seconds: mean over seeds.
       certificates: what this noise costs, per population.
     """
 
-    method: str
+    net: Net
+    method: Method
     noise: float
     seeds: tuple[int, ...]
-    recall: dict[str, float]
+    recall: Interval
+    second: float
     spread: float | None
     nearest_neighbour: float
-    relative: float | None
-    gain: float | None
-    gain_low: float | None
-    gain_high: float | None
+    relative: Interval | None
+    gain: Interval | None
     seconds: float
     certificates: Sequence[Mapping[str, Any]]
 
     @property
     def name(self) -> str:
         """For people."""
-        if self.method == "fedemb" and not self.noise:
-            return "FedEmb, not private"
-        return METHODS[self.method]  # pyright: ignore[reportArgumentType]
+        return METHODS[self.method]
 
     def to_json(self) -> dict[str, Any]:
         """The line as a JSON object."""
         return {**asdict(self), "name": self.name, "certificates": list(self.certificates)}
 
 
+BySeed = Mapping[int, Result]
+Key = tuple[Net, Method, float]
+
+
 def summarise(
     found: Iterable[tuple[Row, Result]],
     certificates: Mapping[tuple[str, float], Sequence[Mapping[str, Any]]],
 ) -> list[Line]:
-    """Groups results by method and noise, in the order they come.
+    """Groups results by net, method and noise, in the order they come.
 
     Args:
       found: rows of one stage with their results.
       certificates: per method and noise.
     """
-    groups: dict[tuple[str, float], dict[int, Result]] = {}
+    groups: dict[Key, dict[int, Result]] = {}
     for row, result in found:
-        groups.setdefault((row.method, row.noise), {})[row.seed] = result
-    public = groups.get(("public_only", 0.0), {})
-    central = groups.get(("centralized", 0.0), {})
-    reference = float(np.mean([_headline(r) for r in central.values()])) if central else None
+        groups.setdefault((row.net, row.method, row.noise), {})[row.seed] = result
     lines = []
-    for (method, noise), by_seed in groups.items():
+    for (net, method, noise), by_seed in groups.items():
         results = list(by_seed.values())
         headline = np.array([_headline(result) for result in results])
-        gain = _gain(by_seed, public) if method != "public_only" else (None, None, None)
+        strongest = _strongest(groups, net)
+        public = groups.get((net, "public_only", 0.0), {})
         lines.append(
             Line(
+                net=net,
                 method=method,
                 noise=noise,
                 seeds=tuple(sorted(by_seed)),
-                recall={
-                    rate: float(np.mean([r["recall"][rate] for r in results]))
-                    for rate in results[0]["recall"]
-                },
+                recall=_interval(float(headline.mean()), _draws(by_seed, sorted(by_seed))),
+                second=float(np.mean([list(r["recall"].values())[1] for r in results])),
                 spread=float(headline.std(ddof=1)) if len(results) > 1 else None,
                 nearest_neighbour=float(np.mean([r["nearest_neighbour"] for r in results])),
-                relative=None if not reference else float(headline.mean() / reference - 1),
-                gain=gain[0],
-                gain_low=gain[1],
-                gain_high=gain[2],
+                relative=None if by_seed is strongest else _relative(by_seed, strongest),
+                gain=None if method == "public_only" else _gain(by_seed, public),
                 seconds=float(np.mean([r["seconds"] for r in results])),
                 certificates=certificates.get((method, noise), ()),
             )
@@ -119,26 +128,69 @@ def summarise(
     return lines
 
 
+def _strongest(groups: Mapping[Key, BySeed], net: Net) -> BySeed:
+    """The centralized training of a net with the highest mean recall."""
+    there = [groups[net, method, 0.0] for method in CENTRALIZED if (net, method, 0.0) in groups]
+    return max(there, key=lambda seeds: np.mean([_headline(r) for r in seeds.values()]), default={})
+
+
 def _headline(result: Result) -> float:
     return next(iter(result["recall"].values()))
 
 
-def _gain(
-    by_seed: Mapping[int, Result], public: Mapping[int, Result]
-) -> tuple[float | None, float | None, float | None]:
-    """Mean paired gain over the seeds both have, with its interval over people."""
+def _draws(by_seed: BySeed, seeds: Sequence[int]) -> np.ndarray:
+    return np.mean([by_seed[seed]["draws"] for seed in seeds], axis=0)
+
+
+def _interval(value: float, draws: np.ndarray) -> Interval:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return Interval(value, float(low), float(high))
+
+
+def _gain(by_seed: BySeed, public: BySeed) -> Interval | None:
+    """Mean paired gain over the seeds both have."""
     shared = sorted(by_seed.keys() & public.keys())
     if not shared:
-        return None, None, None
+        return None
     value = float(np.mean([_headline(by_seed[s]) - _headline(public[s]) for s in shared]))
-    draws = np.mean([np.subtract(by_seed[s]["draws"], public[s]["draws"]) for s in shared], axis=0)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return value, float(low), float(high)
+    return _interval(value, _draws(by_seed, shared) - _draws(public, shared))
+
+
+def _relative(by_seed: BySeed, other: BySeed) -> Interval | None:
+    """Mean recall over the seeds both have as a share of the other's, less 1."""
+    shared = sorted(by_seed.keys() & other.keys())
+    if not shared:
+        return None
+    ours, theirs = (sum(_headline(found[s]) for s in shared) for found in (by_seed, other))
+    return _interval(ours / theirs - 1, _draws(by_seed, shared) / _draws(other, shared) - 1)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table."""
     return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def contest_cells(
+    contests: Iterable[tuple[Sequence[Row], Row | None]], recall: Mapping[Row, float]
+) -> list[tuple[str, ...]]:
+    """A row of cells per recipe that was tried, as in `CONTEST_HEADER`; the chosen one says so.
+
+    Args:
+      contests: tries, and the one that won or None.
+      recall: of the tries that have run.
+    """
+    return [
+        (
+            row.net,
+            METHODS[row.method],
+            f"{row.noise:g}" if row.noise else "-",
+            row.label,
+            f"{recall[row]:.3f}{', chosen' if row is won else ''}",
+        )
+        for tries, won in contests
+        for row in tries
+        if row in recall
+    ]
 
 
 def ablation_cells(found: Sequence[tuple[Row, Result]]) -> list[tuple[str, ...]]:
@@ -159,19 +211,23 @@ def ablation_cells(found: Sequence[tuple[Row, Result]]) -> list[tuple[str, ...]]
 
 def cells(line: Line) -> tuple[str, ...]:
     """The cells of a line, as in `HEADER`."""
-    recall = list(line.recall.values())
     spread = "" if line.spread is None else f" ± {line.spread:.3f}"
+    relative = "-"
+    if line.relative is not None:
+        value, low, high = (100 * part for part in line.relative)
+        relative = f"{value:+.0f} % [{low:+.0f}, {high:+.0f}]"
     gain = "-"
     if line.gain is not None:
-        gain = f"{line.gain:+.3f} [{line.gain_low:+.2f}, {line.gain_high:+.2f}]"
+        gain = f"{line.gain.value:+.3f} [{line.gain.low:+.3f}, {line.gain.high:+.3f}]"
     return (
+        line.net,
         line.name,
         f"{line.noise:g}" if line.noise else "-",
         str(len(line.seeds)),
-        f"{recall[0]:.3f}{spread}",
-        *(f"{value:.3f}" for value in recall[1:]),
+        f"{line.recall.value:.3f}{spread} [{line.recall.low:.2f}, {line.recall.high:.2f}]",
+        f"{line.second:.3f}",
         f"{line.nearest_neighbour:.3f}",
-        "-" if line.relative is None else f"{100 * line.relative:+.0f} %",
+        relative,
         gain,
     )
 
@@ -183,7 +239,8 @@ def price_cells(lines: Iterable[Line]) -> list[tuple[str, ...]]:
         if line.certificates:
             found = {one["population"]: one for one in line.certificates}
             prices = (f"{line.noise:g}", *(_price(found.get(people)) for people in POPULATIONS))
-            names.setdefault(prices, []).append(line.name)
+            joined = names.setdefault(prices, [])
+            joined += [] if line.name in joined else [line.name]
     return [(", ".join(name), *prices) for prices, name in names.items()]
 
 

@@ -33,7 +33,7 @@ from fedemb.provenance import code_digest
 from fedemb.simulation import Simulation
 from fedemb.steps.evaluate_embeddings.measure import measure, rate_name
 from studies.utility.protocol import Split
-from studies.utility.rows import Row
+from studies.utility.rows import CENTRALIZED, Row
 
 LIBRARIES = ("tensorflow", "keras", "numpy", "dp-accounting", "tensorflow-privacy")
 LAST_ROUNDS = 10
@@ -42,12 +42,14 @@ LAST_ROUNDS = 10
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one part, sorted by identity. Raw."""
+    """Images of one part, sorted by group and identity. Raw."""
 
     images: np.ndarray
     """uint8 `[images, size, size, channels]`."""
     labels: np.ndarray
     """int64 `[images]`, 0 .. identities - 1, ascending."""
+    groups: np.ndarray
+    """str `[images]`: value of the column that divides, an identity is in one."""
 
     @property
     def identities(self) -> int:
@@ -57,16 +59,24 @@ class Images:
 
 def load_part(source: SourceConfig, names: tuple[str, ...], column: str, size: int) -> Images:
     """Reads the images whose column has one of the names; grey."""
-    return _load(source.model_copy(update={"where": {column: names}}).model_dump_json(), size)
+    images, labels, first = [], [], 0
+    for name in names:
+        group = source.model_copy(update={"where": {column: (name,)}}).model_dump_json()
+        pixels, classes = _load(group, size)
+        images.append(pixels)
+        labels.append(classes + first)
+        first = int(labels[-1].max()) + 1
+    sizes = [len(part) for part in images]
+    return Images(np.concatenate(images), np.concatenate(labels), np.repeat(names, sizes))
 
 
-@lru_cache(maxsize=6)
-def _load(source: str, size: int) -> Images:
+@lru_cache(maxsize=64)
+def _load(source: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     images, labels = read_public_images(
         SourceConfig.model_validate_json(source), PhotoReader(size, channels=1)
     )
     order = np.argsort(labels, kind="stable")
-    return Images(images[order], labels[order])
+    return images[order], labels[order]
 
 
 def public_backbone(config: RunConfig, public: Images, cache: Path) -> Any:
@@ -163,14 +173,20 @@ def run_row(row: Row, base: RunConfig, split: Split, column: str, cache: Path) -
     else:
         public = load_part(source, split.public, column, size)
         backbone = public_backbone(config, public, cache)
-        if row.method == "centralized":
-            epochs = config.evaluation.centralized_epochs
-            train_centralized(backbone, users.images, users.labels, config.training, epochs=epochs)
+        if row.method in CENTRALIZED:
+            train_centralized(
+                backbone,
+                users.images,
+                users.labels,
+                config.training,
+                epochs=config.evaluation.centralized_epochs,
+                learning_rate=row.learning_rate,
+            )
         elif row.method != "public_only":
             backbone, seen = train_rounds(config, row.noise, backbone, users)
     held_out = load_part(source, split.evaluation, column, size)
     owners = held_out.labels.astype(np.uint64)
-    subjects = Subjects(held_out.labels, owners, np.full(len(owners), ""))
+    subjects = Subjects(held_out.labels, owners, held_out.groups)
     measured = measure(subjects, embed(backbone, held_out.images), config.evaluation)
     rates, recall = measured.verification.false_accept_rates, measured.verification.recall
     return {

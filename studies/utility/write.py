@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedemb.documents.artifacts import json_digest, read_json, write_bytes, write_json
 from studies.utility.certify import certificates
+from studies.utility.decide import Decided
 from studies.utility.execute import Study
 from studies.utility.page import verdict, write_study
 from studies.utility.rows import Row
 from studies.utility.table import (
     ABLATION_HEADER,
+    CONTEST_HEADER,
     HEADER,
     PRICE_HEADER,
     Result,
     ablation_cells,
     cells,
+    contest_cells,
     markdown,
     price_cells,
     summarise,
 )
 
-SCHEMA = "fedemb/study/1"
+SCHEMA = "fedemb/study/2"
 PRICES = "fedemb/study_prices/1"
 
 
-def write_report(study: Study, final: Sequence[Row], ablations: Sequence[Row]) -> list[str]:
+def write_report(study: Study, decided: Decided) -> list[str]:
     """Writes `study.md`, `study.json`, `study.svg` and `study.html` into the cache folder.
 
     Args:
       study: what and where.
-      final: rows of the table; those without a result are left out.
-      ablations: rows of the second table; the first is the unchanged recipe.
+      decided: contests and rows; what has no result yet is left out.
 
     Returns:
       Lines to print: the tables, what they say, where the page lies.
     """
-    found = _found(study, final)
-    prices = {
-        (row.method, row.noise): _prices(study, row)
-        for row, _ in found
-        if row.seed == final[0].seed
-    }
+    found = _found(study, decided.final)
+    prices = {(row.method, row.noise): _prices(study, row) for row, _ in _first_seed(found)}
     lines = summarise(found, prices)
-    changed = _found(study, ablations)
-    if changed and changed[0][0] != ablations[0]:
+    changed = _found(study, decided.ablations)
+    if changed and changed[0][0] != decided.ablations[0]:
         changed = []  # nothing to compare with yet
-    text = markdown(HEADER, [cells(line) for line in lines])
-    text += ["", *markdown(PRICE_HEADER, price_cells(lines))]
+    tried = _found(study, [row for contest, _ in decided.contests for row in contest.tries])
+    recall = {row: next(iter(result["recall"].values())) for row, result in tried}
+    recipes = contest_cells(((one.tries, won) for one, won in decided.contests), recall)
+    text = [*markdown(CONTEST_HEADER, recipes), ""]
+    if lines:
+        text += [*markdown(HEADER, [cells(line) for line in lines]), ""]
+        text += [*markdown(PRICE_HEADER, price_cells(lines)), ""]
     if changed:
-        text += ["", *markdown(ABLATION_HEADER, ablation_cells(changed))]
+        text += [*markdown(ABLATION_HEADER, ablation_cells(changed)), ""]
     summary = verdict(lines)
     folder = study.cache
-    write_bytes(folder / "study.md", ("\n".join([*text, "", summary]) + "\n").encode())
+    write_bytes(folder / "study.md", ("\n".join([*text, *summary]) + "\n").encode())
     body: dict[str, Any] = {
         "protocol": study.protocol.name,
         "splits": {
@@ -62,11 +66,23 @@ def write_report(study: Study, final: Sequence[Row], ablations: Sequence[Row]) -
         },
         "data_sha": study.data_sha,
         "lines": [line.to_json() for line in lines],
+        "contests": [
+            {
+                "net": contest.net,
+                "method": contest.method,
+                "noise": contest.noise,
+                "tries": [
+                    {"recipe": asdict(row), "recall": recall.get(row), "chosen": row is won}
+                    for row in contest.tries
+                ],
+            }
+            for contest, won in decided.contests
+        ],
         "ablations": [
             {"label": row.label, "recall": result["recall"], "settings": dict(row.settings)}
             for row, result in changed
         ],
-        "code_sha": sorted({result["code_sha"] for _, result in [*found, *changed]}),
+        "code_sha": sorted({result["code_sha"] for _, result in [*found, *tried, *changed]}),
         "summary": summary,
     }
     write_json(folder / "study.json", SCHEMA, body)
@@ -75,32 +91,38 @@ def write_report(study: Study, final: Sequence[Row], ablations: Sequence[Row]) -
         "rows": [cells(line) for line in lines],
         "price_header": PRICE_HEADER,
         "prices": price_cells(lines),
+        "contest_header": CONTEST_HEADER,
+        "tried": recipes,
         "ablation_header": ABLATION_HEADER,
         "ablations": ablation_cells(changed),
         "ablation_noise": f"{changed[0][0].noise:g}" if changed else "-",
-        "facts": _facts(study, found, changed),
+        "facts": _facts(study, [*found, *tried, *changed]),
     }
     write_study(folder, lines, context)
-    return [*text, "", summary, f"report: {folder / 'study.html'}"]
+    return [*text, *summary, f"report: {folder / 'study.html'}"]
 
 
 def _found(study: Study, rows: Sequence[Row]) -> list[tuple[Row, Result]]:
     return [(row, result) for row in rows if (result := study.result(row)) is not None]
 
 
-def _facts(
-    study: Study, found: Sequence[tuple[Row, Result]], changed: Sequence[tuple[Row, Result]]
-) -> list[tuple[str, Any]]:
-    final, results = study.protocol.split("final"), [r for _, r in [*found, *changed]]
-    people = results[0]["people"] if results else {"train": 0, "evaluation": 0}
-    versions = results[0]["versions"] if results else {}
+def _first_seed(found: Sequence[tuple[Row, Result]]) -> list[tuple[Row, Result]]:
+    return [(row, result) for row, result in found if row.seed == found[0][0].seed]
+
+
+def _facts(study: Study, found: Sequence[tuple[Row, Result]]) -> list[tuple[str, Any]]:
+    final = study.protocol.split("final")
+    results = {study.path(row): result for row, result in found}.values()
+    read = next((result for row, result in found if row.stage == "final"), None)
+    people = read["people"] if read else {"train": "-", "evaluation": "-"}
+    versions = next(iter(results))["versions"] if results else {}
     return [
         ("Public", ", ".join(final.public)),
         ("Recipes were chosen on", ", ".join(study.protocol.validation)),
         ("Evaluated on", ", ".join(final.evaluation)),
         ("People who train", people["train"]),
         ("People evaluated", people["evaluation"]),
-        ("Rows", len(results)),
+        ("Trainings", len(results)),
         ("Hours of one core", f"{sum(result['seconds'] for result in results) / 3600:.1f}"),
         ("Images", study.data_sha[:12]),
         ("Libraries", ", ".join(f"{name} {version}" for name, version in versions.items())),

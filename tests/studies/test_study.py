@@ -17,14 +17,16 @@ from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from studies.utility import grid
 from studies.utility.certify import LEAST_NOISE, TARGET, certify, cohorts
+from studies.utility.decide import Decided, people_who_train, run_study
 from studies.utility.execute import SCHEMA, Study, estimate, execute
 from studies.utility.page import verdict
 from studies.utility.protocol import OMNIGLOT, Protocol
-from studies.utility.rows import Row
+from studies.utility.rows import CENTRALIZED, METHODS, NETS, Row
 from studies.utility.table import (
     HEADER,
     ablation_cells,
     cells,
+    contest_cells,
     markdown,
     price_cells,
     summarise,
@@ -32,7 +34,15 @@ from studies.utility.table import (
 from studies.utility.write import write_report
 from tests.conftest import REPOSITORY
 
-TINY = Protocol("tiny/1", "alphabet", ("Latin",), ("Balinese",), ("Greek", "Early_Aramaic"), 1)
+TINY = Protocol(
+    name="tiny/1",
+    column="alphabet",
+    public=("Latin",),
+    validation=("Balinese",),
+    judged=(),
+    unread=("Greek", "Early_Aramaic"),
+    tests=1,
+)
 SMALL = {
     "pretraining.epochs": 1,
     "evaluation.centralized_epochs": 1,
@@ -75,7 +85,7 @@ def put(study, row, **arguments):
 
 
 def test_no_alphabet_plays_two_parts():
-    every = [*OMNIGLOT.public, *OMNIGLOT.validation, *OMNIGLOT.private]
+    every = [*OMNIGLOT.public, *OMNIGLOT.validation, *OMNIGLOT.judged, *OMNIGLOT.unread]
     assert len(set(every)) == len(every) == 30
     for stage in ("selection", "final"):
         parts = [set(part) for part in OMNIGLOT.split(stage)]
@@ -84,36 +94,162 @@ def test_no_alphabet_plays_two_parts():
 
 def test_selection_never_sees_the_test_alphabets():
     selection, final = OMNIGLOT.split("selection"), OMNIGLOT.split("final")
-    assert set(final.evaluation) == set(OMNIGLOT.test) <= set(OMNIGLOT.private)
+    assert set(final.evaluation) == set(OMNIGLOT.test) <= set(OMNIGLOT.unread)
     assert not set(OMNIGLOT.test) & {name for part in selection for name in part}
     assert set(final.train) == set(selection.train) | set(OMNIGLOT.validation)
-    assert all(row.stage == "selection" for row in grid.selection_rows() + grid.ablation_rows())
+    tried = [row for contest in every_contest() for row in contest.tries]
+    assert all(row.stage == "selection" for row in [*tried, *grid.ablation_rows(tried[-1])])
 
 
 def test_the_draw_of_the_test_alphabets_is_fixed():
-    assert len(OMNIGLOT.test) == 8
-    assert OMNIGLOT.test[0] == "Bengali"
-    assert OMNIGLOT.test[-1] == "Tagalog"
+    assert OMNIGLOT.test == (
+        "Armenian",
+        "Asomtavruli_(Georgian)",
+        "Braille",
+        "Japanese_(katakana)",
+        "Malay_(Jawi_-_Arabic)",
+        "Tifinagh",
+    )
 
 
-def test_the_preset_is_the_final_recipe_of_the_study():
-    preset = load_config("omniglot_identities")
-    final = OMNIGLOT.split("final")
-    assert set(preset.partition.evaluation.values) == set(final.evaluation)
+@pytest.fixture(scope="module")
+def recorded():
+    """What the last study found, as its command wrote it."""
+    return json.loads((REPOSITORY / "studies/utility/results/study.json").read_text())
+
+
+def test_the_record_is_of_this_protocol_and_its_winners_read_best(recorded):
+    assert recorded["protocol"] == OMNIGLOT.name
+    for stage, split in recorded["splits"].items():
+        assert {name: tuple(part) for name, part in split.items()} == (
+            OMNIGLOT.split(stage)._asdict()
+        )
+    assert len(recorded["contests"]) == len(every_contest())
+    for contest in recorded["contests"]:
+        best = max(contest["tries"], key=lambda one: one["recall"])
+        assert [one["chosen"] for one in contest["tries"]] == [
+            one is best for one in contest["tries"]
+        ]
+    assert all(line["seeds"] == list(grid.SEEDS) for line in recorded["lines"])
+
+
+def test_the_preset_is_the_recipe_that_won(recorded):
+    preset, final = load_config("omniglot_identities"), OMNIGLOT.split("final")
+    assert preset.partition.evaluation.values == final.evaluation
     assert set(preset.data.source.where["alphabet"]) == {*final.train, *final.evaluation}
     assert preset.pretraining.source.where["alphabet"] == final.public
-    noise = preset.mechanism.noise_multiplier / (
-        preset.mechanism.sampling_probability * preset.partition.virtual_clients
+    contest = next(
+        one
+        for one in recorded["contests"]
+        if (one["net"], one["method"], one["noise"]) == grid.OF_PRESET
     )
-    row = next(r for r in grid.final_rows() if r.method == "fedemb" and r.noise == 3e-3)
-    assert noise == pytest.approx(row.noise, rel=0.01)
-    config = row.config(grid.base_config(preset.data.source.uri), 619)
-    assert config.training.local == preset.training.local
-    assert config.training.server == preset.training.server
-    assert config.mechanism.rounds == preset.mechanism.rounds
-    assert config.mechanism.l2_norm_clip == preset.mechanism.l2_norm_clip
+    row = Row(**next(one["recipe"] for one in contest["tries"] if one["chosen"]))
+    config = row.config(grid.base_config(preset.data.source.uri), PEOPLE["final"])
+    assert config.training == preset.training
+    assert config.mechanism == preset.mechanism
     assert config.partition.virtual_clients == preset.partition.virtual_clients
-    assert config.pretraining.epochs == preset.pretraining.epochs
+    assert config.pretraining == preset.pretraining
+
+
+# ---- contests -----------------------------------------------------------------------------------
+
+PEOPLE = {"selection": 399, "final": 566}
+
+
+def every_contest():
+    public = grid.public_contests()
+    starts = {contest.net: contest.tries[0] for contest in public}
+    return [*public, *grid.contests(starts, PEOPLE["selection"])]
+
+
+def visits(row, people):
+    """Images that a row looks at, on average."""
+    if row.method in CENTRALIZED:
+        return row.settings[grid.PASSES] * people * grid.IMAGES
+    rounds = row.settings.get("mechanism.rounds", grid.ROUNDS)
+    cohort = row.users_per_client * row.clients_per_round
+    return rounds * cohort * grid.IMAGES * row.settings.get("training.local.epochs", 2)
+
+
+def test_every_contest_tries_as_many_different_recipes(study):
+    for contest in every_contest():
+        assert len({study.path(row) for row in contest.tries}) == grid.TRIES
+        assert len({row.label for row in contest.tries}) == grid.TRIES
+        assert {(r.net, r.method, r.noise) for r in contest.tries} == {
+            (contest.net, contest.method, contest.noise)
+        }
+    told = {(contest.net, contest.method) for contest in every_contest()}
+    assert told >= {(net, m) for net in NETS for m in ("public_only", *CENTRALIZED, "fedemb")}
+
+
+def test_all_but_centralized_at_its_best_look_at_as_many_images():
+    for contest in every_contest():
+        for row in contest.tries:
+            if contest.method not in ("public_only", "centralized_best"):
+                assert visits(row, PEOPLE["selection"]) == pytest.approx(grid.VISITS, rel=0.03)
+    won = [contest.tries[0] for contest in every_contest()]
+    for row in grid.final_rows(won, PEOPLE):
+        if row.method == "centralized":
+            assert visits(row, PEOPLE["final"]) == pytest.approx(grid.VISITS, rel=0.04)
+
+
+def test_the_best_try_wins_when_all_are_there():
+    contest = every_contest()[0]
+    first, second, third = contest.tries
+    assert contest.winner({first: 0.3, second: 0.4}) is None
+    assert contest.winner({first: 0.3, second: 0.4, third: 0.4}) is second
+
+
+def test_all_begin_from_the_start_that_won_for_their_net():
+    public = grid.public_contests()
+    starts = {contest.net: contest.tries[-1] for contest in public}
+    for contest in grid.contests(starts, PEOPLE["selection"]):
+        for row in contest.tries:
+            assert starts[contest.net].settings.items() <= row.settings.items()
+    assert {one.net for one in grid.contests({"lenet": starts["lenet"]}, 399)} == {"lenet"}
+
+
+def test_final_rows_are_the_winners_for_three_seeds(study):
+    won = [contest.tries[1] for contest in every_contest()]
+    final = grid.final_rows(won, PEOPLE)
+    assert len(final) == len(grid.SEEDS) * (len(won) + len(NETS) + 1)
+    assert {row.noise for row in final} == {0.0, 1e-3, 1e-2, grid.BEYOND}
+    assert {row.seed for row in final} == set(grid.SEEDS)
+    assert {row.stage for row in final} == {"final"}
+    assert {row.method for row in final} == set(METHODS)
+
+
+def test_test_people_are_read_only_when_every_contest_is_decided(study, monkeypatch):
+    monkeypatch.setattr("studies.utility.decide.execute", fill(ran := []))
+    decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
+    assert decided.final
+    stages = [row.stage for row in ran]
+    assert stages == sorted(stages, reverse=True), "selection first"
+    assert stages.count("final") == len(decided.final)
+    for path in (study.cache / "rows").iterdir():
+        path.unlink()
+    monkeypatch.setattr("studies.utility.decide.execute", fill(ran := [], most=9))
+    decided = run_study(study, budget=10.0, jobs=1, say=lambda _: None)
+    assert decided.final == ()
+    assert {row.stage for row in ran} == {"selection"}
+
+
+def fill(ran, most=10**6):
+    """Hours of training, skipped: rows get a result, until the budget of so many ends."""
+
+    def execute(study, rows, **_):
+        for row in rows:
+            if len(ran) < most:
+                ran.append(row)
+                put(study, row, recall=0.3 + len(ran) / 1000)
+        return [row for row in rows if not study.path(row).exists()]
+
+    return execute
+
+
+def test_people_who_train_are_counted_in_the_data(study):
+    assert people_who_train(study, "selection") == 22
+    assert people_who_train(study, "final") == 46
 
 
 # ---- cache --------------------------------------------------------------------------------------
@@ -130,9 +266,10 @@ def test_a_row_is_found_again_by_what_decides_it_and_by_nothing_else(study):
         replace(row, method="ftrl", noise=3e-3),
         replace(row, clients_per_round=2),
         replace(row, users_per_client=8),
+        replace(row, net="resnet8_s2"),
         replace(row, settings={"mechanism.l2_norm_clip": 2.0}),
         replace(row, settings={"pretraining.epochs": 2}),
-        replace(row, settings={"training.mixed_precision": True}),
+        replace(row, settings={"training.mixed_precision": False}),
         replace(row, settings={"partition.groupings": 2}),
         replace(row, settings={"model.trainable": "projection"}),
     ]
@@ -145,6 +282,10 @@ def test_baselines_do_not_depend_on_settings_of_rounds(study):
         assert study.path(replace(row, settings={"mechanism.rounds": 7})) == study.path(row)
     more = replace(Row(method="centralized"), settings={"evaluation.centralized_epochs": 2})
     assert study.path(more) != study.path(Row(method="centralized"))
+    best = replace(Row(method="centralized"), method="centralized_best")
+    assert study.path(best) == study.path(Row(method="centralized")), "one training, two contests"
+    slow = replace(best, learning_rate=0.01)
+    assert study.path(slow) != study.path(best)
 
 
 def test_another_file_of_images_is_another_study(base, study, tmp_path):
@@ -198,38 +339,65 @@ def test_a_row_that_would_pass_the_budget_is_not_started(study):
 
 
 def test_table_arithmetic():
-    def row(method, noise=0.0, seed=0):
-        return Row(stage="final", method=method, noise=noise, seed=seed)
+    def row(method, noise=0.0, seed=0, net="lenet"):
+        return Row(stage="final", net=net, method=method, noise=noise, seed=seed)
 
     found = [
         (row("public_only"), result(0.30, (0.2, 0.4))),
         (row("public_only", seed=1), result(0.32, (0.2, 0.4))),
-        (row("centralized"), result(0.50)),
+        (row("centralized"), result(0.40, (0.4, 0.4))),
+        (row("centralized_best"), result(0.50, (0.5, 0.5))),
         (row("fedemb", 1e-2), result(0.40, (0.3, 0.4))),
         (row("fedemb", 1e-2, 1), result(0.44, (0.3, 0.5))),
         (row("fedavg", 1e-2, 7), result(0.20)),
+        (row("fedemb", 1e-2, net="resnet8_s2"), result(0.9)),
     ]
     price = {"epsilon": 1.5, "examples": 3e8, "population": 10**5}
     lines = summarise(found, {("fedemb", 1e-2): [price, price, price]})
-    by_method = {line.method: line for line in lines}
+    by_method = {line.method: line for line in lines if line.net == "lenet"}
     ours = by_method["fedemb"]
-    assert ours.recall["0.001"] == pytest.approx(0.42)
+    assert ours.recall.value == pytest.approx(0.42)
+    # Draws of the mean over seeds are (0.3, 0.45).
+    assert ours.recall[1:] == pytest.approx((0.3 + 0.025 * 0.15, 0.3 + 0.975 * 0.15))
+    assert ours.second == pytest.approx(0.52)
     assert ours.spread == pytest.approx(np.std([0.40, 0.44], ddof=1))
-    assert ours.relative == pytest.approx(0.42 / 0.50 - 1)
-    assert ours.gain == pytest.approx(0.11)  # (0.40 - 0.30 + 0.44 - 0.32) / 2
-    # Draws are paired by person and averaged over seeds: (0.1 + 0.1) / 2 and (0.0 + 0.1) / 2.
-    assert ours.gain_low == pytest.approx(0.05 + 0.025 * 0.05)
-    assert ours.gain_high == pytest.approx(0.05 + 0.975 * 0.05)
+    # Against the stronger centralized one, on the seed that both have: draws 0.3 / 0.5, 0.4 / 0.5.
+    assert ours.relative.value == pytest.approx(0.40 / 0.50 - 1)
+    assert ours.relative[1:] == pytest.approx((-0.4 + 0.025 * 0.2, -0.4 + 0.975 * 0.2))
+    assert by_method["centralized_best"].relative is None
+    assert by_method["centralized"].relative.value == pytest.approx(-0.2)
+    assert ours.gain.value == pytest.approx(0.11)  # (0.40 - 0.30 + 0.44 - 0.32) / 2
+    # Draws are paired and averaged over seeds: (0.1 + 0.1) / 2 and (0.0 + 0.1) / 2.
+    assert ours.gain[1:] == pytest.approx((0.05 + 0.025 * 0.05, 0.05 + 0.975 * 0.05))
     assert by_method["public_only"].gain is None
     assert by_method["centralized"].spread is None
     assert by_method["fedavg"].gain is None, "no public row of that seed"
+    other = lines[-1]
+    assert other.net == "resnet8_s2"
+    assert other.relative is other.gain is None, "another net's baselines"
     text = markdown(HEADER, [cells(line) for line in lines])
     assert len({line.count("|") for line in text}) == 1
-    assert "| DP-FedEmb | 0.01 | 2 | 0.420 ± 0.028 | 0.520 | 0.900 | -16 % | +0.110 [" in text[4]
+    ours_told = next(line for line in text if "lenet | DP-FedEmb" in line)
+    assert "| lenet | DP-FedEmb | 0.01 | 2 | 0.420 ± 0.028 [0.30, 0.45] | 0.520 |" in ours_told
+    assert "| -20 % [-40, -20] | +0.110 [+0.051, +0.099] |" in ours_told
     again = [*lines, replace(ours, method="fedavg")]
     assert price_cells(again) == [("DP-FedEmb, DP-FedAvg", "0.01", "1.5 (3e8)", "-", "-")]
-    assert "outside the 95 % interval" in verdict(lines)
-    assert "+0.220 against DP-FedAvg" in verdict(lines)
+    assert verdict(lines) == [
+        "lenet, DP-FedEmb at noise 0.01: 0.420, -20 % [-40, -20] against the stronger centralized "
+        "training; gain over the public start +0.110, above zero."
+    ]
+    assert "not all there yet" in verdict([])[0]
+
+
+def test_every_recipe_is_listed_with_the_one_that_was_chosen():
+    contest = every_contest()[2]
+    first, second, third = contest.tries
+    cells = contest_cells([(contest.tries, None)], {first: 0.3, second: 0.4})
+    assert [row[-1] for row in cells] == ["0.300", "0.400"]
+    recall = {first: 0.3, second: 0.4, third: 0.2}
+    cells = contest_cells([(contest.tries, contest.winner(recall))], recall)
+    assert [row[-1] for row in cells] == ["0.300", "0.400, chosen", "0.200"]
+    assert cells[0][:4] == ("lenet", "centralized, equal visits", "-", first.label)
 
 
 def test_ablations_are_compared_with_the_first_row():
@@ -318,14 +486,20 @@ def test_a_tiny_study_runs_resumes_and_reports(study):
 
     for row in rows[1:]:  # prices are tested above, and take a minute each
         write_prices(study, row)
-    printed = write_report(study, rows, [])
+    tried = every_contest()[1]
+    put(study, tried.tries[0])
+    printed = write_report(study, Decided([(tried, None)], rows, ()))
     assert sum("DP-" in line for line in printed) >= 3
-    assert (study.cache / "study.md").read_text().startswith("| method |")
+    assert (study.cache / "study.md").read_text().startswith("| net |")
     page = (study.cache / "study.html").read_text()
     assert "://" not in page.replace("http://www.w3.org", "")
+    assert tried.tries[0].label in page
     drawing = ET.fromstring((study.cache / "study.svg").read_bytes())
     assert "prefers-color-scheme" in drawing[0].text
-    assert json.loads((study.cache / "study.json").read_text())["lines"][1]["noise"] == 1e-2
+    written = json.loads((study.cache / "study.json").read_text())
+    assert written["lines"][1]["noise"] == 1e-2
+    assert written["contests"][0]["tries"][0]["recall"] == 0.5
+    assert written["contests"][0]["tries"][1]["recall"] is None
 
 
 def write_prices(study, row):

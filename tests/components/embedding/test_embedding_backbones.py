@@ -34,6 +34,7 @@ def _count(variables):
         ("resnet8_ws", 32, 3, 85_712),
         ("resnet14", 32, 3, 182_928),
         ("resnet14_ws", 32, 3, 182_928),
+        ("resnet8_s2", 28, 1, 163_680),
     ],
 )
 def test_backbone_has_the_published_number_of_parameters(name, size, channels, parameters):

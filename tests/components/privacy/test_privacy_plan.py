@@ -327,9 +327,9 @@ def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
         return warnings(run_config({**GROUP, **changes}))
 
     clients = plan_mechanism(run_config(GROUP)).normaliser
-    assert "noise_beyond_the_study" not in found(noise_multiplier=0.0029 * clients)
+    assert "noise_beyond_the_study" not in found(noise_multiplier=0.00099 * clients)
     assert (
-        "0.0031 of the clip" in found(noise_multiplier=0.0031 * clients)["noise_beyond_the_study"]
+        "0.0011 of the clip" in found(noise_multiplier=0.0011 * clients)["noise_beyond_the_study"]
     )
     assert "rounds_mostly_empty" not in found()
     empty = found(sampling_probability=GROUP["sampling_probability"] * 0.9 / clients)

@@ -59,6 +59,15 @@ def resnet8(x: Any, model: ModelConfig) -> Any:
     return _pooled(_small_resnet(x, model, 1), model)
 
 
+@backbone("resnet8_s2")
+def resnet8_s2(x: Any, model: ModelConfig) -> Any:
+    """ResNet-8 of 32, 64 and 64 channels behind a 5x5 stem of stride 2: as fast as LeNet at 28x28.
+
+    163,680 parameters with one channel and 128 dimensions.
+    """
+    return _pooled(_small_resnet(x, model, 1, widths=(32, 64, 64), stem=(5, 2)), model)
+
+
 @backbone("resnet8_wide")
 def resnet8_wide(x: Any, model: ModelConfig) -> Any:
     """ResNet-8 of 64, 160 and 320 channels, for public starts: means of the four quarters.
