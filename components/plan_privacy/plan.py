@@ -98,8 +98,8 @@ def warnings(config: RunConfig) -> dict[str, str]:
         found["noise_beyond_the_study"] = (
             f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "
             f"(docs/results.md) private training was certainly better than its public start at "
-            f"{HELPFUL_NOISE:g}, and not certainly at 0.01. About {users:,} users would bring this plan "
-            "there; else take more virtual clients a round, fewer rounds, or a larger epsilon"
+            f"{HELPFUL_NOISE:g}, and not certainly at 0.01. About {users:,} users would bring this "
+            "plan there; else take more virtual clients a round, fewer rounds, or a larger epsilon"
         )
     return found
 

@@ -47,7 +47,7 @@ def figure(lines: Sequence[Line]) -> Markup:
     axes.grid(visible=False, axis="y")
     axes.axhline(0, color=SOFT, linewidth=0)
     axes.set_xlabel("recall at FAR 1e-3, unseen identities of unseen alphabets")
-    axes.legend(loc="lower left", fontsize=8.5, frameon=False)
+    axes.legend(loc="upper right", fontsize=8.5, frameon=False)
     return figure_svg(drawing, ALT)
 
 

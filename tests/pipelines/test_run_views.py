@@ -99,6 +99,6 @@ def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):
     artifacts = RunArtifacts(privacy_plan=folder / "privacy_plan")
     plan = plan_privacy(StepContext(artifacts, config=config, keys=str(tmp_path / "keys")))
     assert [item["epsilon"] is None for item in plan["projections"]] == [True, False, False]
-    assert "projected epsilon: infinite at 100,000 users, 3.79 at" in _guarantee(run)
+    assert "projected epsilon: infinite at 100,000 users, 8.65 at" in _guarantee(run)
     nobody = {"projections": plan["projections"][:1]}
     assert price("simulation", nobody) == ("100,000 (projected)", "infinite")
