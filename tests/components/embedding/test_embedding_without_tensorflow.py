@@ -51,3 +51,16 @@ def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
     found = {name: float(far[0]) for kind, name, *far in lines if kind == "loaded"}
     assert found.keys() == set(SMALL)
     assert max(found.values()) < 1e-5, found
+
+
+def test_who_starts_such_processes_stays_on_tensorflow():
+    """A worker's environment goes to whatever its tests start."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, tests.host_processes as h; print(dict(os.environ))"],
+        cwd=REPOSITORY,
+        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "KERAS_BACKEND" not in done.stdout

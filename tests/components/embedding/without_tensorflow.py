@@ -9,8 +9,6 @@ import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-os.environ["KERAS_BACKEND"] = "jax"
-
 
 class NoTensorFlow(MetaPathFinder):
     """Refuses to find TensorFlow and all that stands on it."""
@@ -21,7 +19,8 @@ class NoTensorFlow(MetaPathFinder):
 
 
 def forbid():
-    """From here on nothing imports TensorFlow."""
+    """From here on nothing imports TensorFlow, and Keras, not loaded yet, runs on JAX."""
+    os.environ["KERAS_BACKEND"] = "jax"
     sys.meta_path.insert(0, NoTensorFlow())
 
 
