@@ -46,10 +46,8 @@ def led(config: RunConfig, backbone: Any, function: Any) -> Iterator[None]:
         if isinstance(function, JaxRounds):  # a head alone is no work for several
             tell(Message.JOB, np.frombuffer(_described(config, backbone, function), np.uint8))
         yield
-    except BaseException:
-        tell(Message.END)
-        raise
-    part()
+    finally:  # whoever is asked to stop lets the others hear it too
+        part()
 
 
 def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
