@@ -49,9 +49,9 @@ def run_study(
     """
     deadline = time.monotonic() + budget
 
-    def run(rows: Sequence[Row]) -> bool:
+    def run(rows: Sequence[Row]) -> None:
         left = max(0.0, deadline - time.monotonic())
-        return not execute(study, rows, budget=left, jobs=jobs, say=say)
+        execute(study, rows, budget=left, jobs=jobs, say=say)
 
     def winner(contest: Contest) -> Row | None:
         found = {row: study.headline(row) for row in contest.tries}
@@ -71,7 +71,7 @@ def run_study(
     starts: dict[Net, Row] = {contest.net: won for contest, won in public if won is not None}
     decided = [*public, *decide(contests(starts, people["selection"]))]
     winners = [won for _, won in decided if won is not None]
-    if len(winners) < len(decided) or len(starts) < len(public):
+    if len(winners) < len(decided):
         return Decided(decided, (), ())
     final = final_rows(winners, people)
     run(final)

@@ -24,10 +24,6 @@ ROUNDS = 40
 USERS = 128
 """Who take part in a round, on average."""
 LOCAL_EPOCHS = 2
-IMAGES = 20
-"""Of every user."""
-VISITS = ROUNDS * USERS * IMAGES * LOCAL_EPOCHS
-"""Images that a private training looks at, on average."""
 SEEDS = (0, 1, 2)
 CONTESTS: tuple[tuple[Net, Method, float], ...] = (
     ("lenet", "centralized", 0.0),
@@ -132,7 +128,7 @@ def final_rows(winners: Sequence[Row], people: Mapping[Stage, int]) -> list[Row]
 
     Args:
       winners: of all contests, public ones too.
-      people: who train, by stage: centralized training keeps its visits, not its passes.
+      people: who train, by stage: centralized training keeps its visits per private visit.
     """
     rows: list[Row] = []
     for won in winners:
@@ -140,7 +136,8 @@ def final_rows(winners: Sequence[Row], people: Mapping[Stage, int]) -> list[Row]
             rows.append(Row(net=won.net, method="untrained"))
         settings = dict(won.settings)
         if won.method in CENTRALIZED:
-            settings[PASSES] = round(settings[PASSES] * people["selection"] / people["final"])
+            equal = {stage: equal_passes(count) for stage, count in people.items()}
+            settings[PASSES] = round(settings[PASSES] * equal["final"] / equal["selection"])
         rows.append(replace(won, settings=settings))
         if (won.net, won.method, won.noise) == MOST:
             rows.append(replace(won, noise=BEYOND))
@@ -189,8 +186,11 @@ def ablation_rows(chosen: Row) -> list[Row]:
 
 
 def equal_passes(people: int) -> int:
-    """Passes over all images of so many people that look at `VISITS` images."""
-    return round(VISITS / (people * IMAGES))
+    """Passes over all images that look at as many as private training does on average.
+
+    So many people are whole groups of about `USERS`, of which one takes part in a round.
+    """
+    return ROUNDS * LOCAL_EPOCHS // max(1, round(people / USERS))
 
 
 def _starts(net: Net) -> tuple[Row, ...]:

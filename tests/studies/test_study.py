@@ -167,13 +167,13 @@ def every_contest():
     return [*public, *grid.contests(starts, PEOPLE["selection"])]
 
 
-def visits(row, people):
-    """Images that a row looks at, on average."""
+def passes(row, base, people):
+    """How often a row looks at every image, on average: by groups, as partition makes them."""
     if row.method in CENTRALIZED:
-        return row.settings[grid.PASSES] * people * grid.IMAGES
-    rounds = row.settings.get("mechanism.rounds", grid.ROUNDS)
-    cohort = row.users_per_client * row.clients_per_round
-    return rounds * cohort * grid.IMAGES * row.settings.get("training.local.epochs", 2)
+        return row.settings[grid.PASSES]
+    config = row.config(base, people)
+    share = row.clients_per_round / config.partition.virtual_clients
+    return config.mechanism.rounds * share * config.training.local.epochs
 
 
 def test_every_contest_tries_as_many_different_recipes(study):
@@ -187,15 +187,24 @@ def test_every_contest_tries_as_many_different_recipes(study):
     assert told >= {(net, m) for net in NETS for m in ("public_only", *CENTRALIZED, "fedemb")}
 
 
-def test_all_but_centralized_at_its_best_look_at_as_many_images():
+def test_all_but_centralized_at_its_best_look_at_as_many_images(data_dir):
+    base = grid.base_config(str(data_dir / "omniglot_small.parquet"))
     for contest in every_contest():
         for row in contest.tries:
             if contest.method not in ("public_only", "centralized_best"):
-                assert visits(row, PEOPLE["selection"]) == pytest.approx(grid.VISITS, rel=0.03)
+                found = passes(row, base, PEOPLE["selection"])
+                assert found == pytest.approx(80 / 3, rel=0.03)
     won = [contest.tries[0] for contest in every_contest()]
     for row in grid.final_rows(won, PEOPLE):
-        if row.method == "centralized":
-            assert visits(row, PEOPLE["final"]) == pytest.approx(grid.VISITS, rel=0.04)
+        if row.method not in ("untrained", "public_only", "centralized_best"):
+            assert passes(row, base, PEOPLE["final"]) == 20
+
+
+def test_centralized_at_its_best_keeps_its_multiple_of_visits():
+    twice = next(one for one in every_contest() if one.method == "centralized_best").tries[-1]
+    assert twice.settings[grid.PASSES] == 2 * grid.equal_passes(PEOPLE["selection"])
+    seeds = grid.final_rows([twice], PEOPLE)
+    assert {row.settings[grid.PASSES] for row in seeds} == {40}
 
 
 def test_the_best_try_wins_when_all_are_there():
