@@ -188,7 +188,13 @@ def played(folder, task, *scenes):
     done = subprocess.run(
         [sys.executable, "-m", "tests.host_processes", folder, task, *scenes],
         cwd=Path(__file__).parents[1],
-        env=os.environ | {"KERAS_BACKEND": "jax"},
+        env=os.environ
+        | {
+            "KERAS_BACKEND": "jax",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # once for all processes
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        },
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import numpy as np
 
@@ -198,5 +197,5 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    forbid()
+    forbid(devices=8)
     sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import numpy as np
 
@@ -320,5 +319,5 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    forbid()
+    forbid(devices=8)
     sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")

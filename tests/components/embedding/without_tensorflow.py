@@ -18,9 +18,16 @@ class NoTensorFlow(MetaPathFinder):
             raise ImportError(f"{name} is not installed here")
 
 
-def forbid():
-    """From here on nothing imports TensorFlow, and Keras, not loaded yet, runs on JAX."""
+def forbid(devices=1):
+    """From here on nothing imports TensorFlow, and Keras, not loaded yet, runs on JAX.
+
+    A processor is made into so many devices. Programs are compiled as they are, not fast: each runs
+    a few times here, and compiling them is most of what these tests take.
+    """
     os.environ["KERAS_BACKEND"] = "jax"
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    )
     sys.meta_path.insert(0, NoTensorFlow())
 
 
