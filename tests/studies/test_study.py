@@ -151,6 +151,7 @@ def test_the_preset_is_the_recipe_that_won(recorded):
     assert config.training == preset.training
     assert config.mechanism == preset.mechanism
     assert config.partition.virtual_clients == preset.partition.virtual_clients
+    assert preset.evaluation.centralized_epochs == grid.equal_passes(PEOPLE["final"])
     source = preset.pretraining.source
     assert config.pretraining.model_copy(update={"source": source}) == preset.pretraining
 
