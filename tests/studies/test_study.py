@@ -469,6 +469,20 @@ def test_correlated_noise_of_a_row_is_as_strong_in_running_sums(base):
     assert strength["ftrl"] == pytest.approx(expected, rel=0.05)
 
 
+def test_a_row_trains_at_its_noise(study, monkeypatch):
+    from studies.utility import train
+
+    plans, of = [], train.Simulation.of
+    monkeypatch.setattr(
+        train.Simulation, "of", lambda config: (plans.append(plan_mechanism(config)), of(config))[1]
+    )
+    row = Row(method="fedemb", noise=0.2, users_per_client=8, clients_per_round=2)
+    split, column = study.protocol.split(row.stage), study.protocol.column
+    train.run_row(row, study.base, split, column, study.cache)
+    (plan,) = plans
+    assert plan.noise_multiplier / plan.normaliser == pytest.approx(row.noise)
+
+
 # ---- the whole of it ----------------------------------------------------------------------------
 
 
