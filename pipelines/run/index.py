@@ -80,7 +80,8 @@ def _headline(report: PrivacyReport | None, release: str, gain: Interval | None,
         return f"Refused: {why}"
     points = ""
     if gain is not None:
-        points = f", {100 * gain.value:+.1f} points over {over}"
+        side = "over" if gain.value >= 0 else "below"
+        points = f", {100 * abs(gain.value):.1f} points {side} {over}"
         if gain.low <= 0 <= gain.high:
             points += ", which may be chance"
     if release == "none (simulation)":
