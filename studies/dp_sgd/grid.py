@@ -68,7 +68,7 @@ def _squares() -> Iterator[Row]:
 def _noise() -> Iterator[Row]:
     """A linear head on scattering features; fewer rounds mean less noise for each."""
     for batch in (256, 1024, 4096, TRAIN):
-        for rounds in (5, 20, 80, 320):
+        for rounds in (5, 20, 80, 320, *([1280] if batch <= 1024 else [])):
             head = {"features": "scatter", "batch": batch, "rounds": rounds, "rates": [4.0, 12.0]}
             yield Row("noise", f"batch {batch}", rounds, {**head, "epsilon": 3.0})
 

@@ -54,7 +54,10 @@ def write_page(folder: Path, results: Results, missing: int) -> None:
         f"`make study-dp-sgd`, on {TRAIN:,} training and {HELD_OUT:,} held-out images of the "
         "training half of CIFAR-10 (JPEG); small nets, so levels are below published ones and "
         "orders are what to look at. The standard error of an accuracy is 0.8 points. Settings "
-        "were fixed beforehand, but for the choices named below.",
+        "were fixed beforehand, but for the choices named below. The rows lie in "
+        "`studies/dp_sgd/results/rows`; `python -m studies.dp_sgd --data $FEDEMB_DATA --cache "
+        "studies/dp_sgd/results --page docs` makes this page from them, and runs what is not "
+        "there.",
         "",
     ]
     if missing:
