@@ -179,6 +179,7 @@ def line_chart(
             axes.set_ylim(*y_limits)
         if x_ticks:
             axes.set_xticks([x for x, _ in x_ticks], [text for _, text in x_ticks])
+            axes.set_xticks([], minor=True)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         if len(lines) + diagonal > 1:
