@@ -120,8 +120,13 @@ def _curves(part: Part, results: Results) -> list[Line]:
 
 def _picture(part: Part, title: str, curves: Sequence[Line]) -> str:
     x, y = AXES[part]
-    ticks = [
-        (place, f"{place:g}") for place in sorted({place for line in curves for place in line.x})
-    ]
-    logarithmic = {"x_log": True, "y_log": part == "samplers"}
-    return line_chart(curves, x_label=x, y_label=y, alt=title, x_ticks=ticks, **logarithmic)
+    places = sorted({place for line in curves for place in line.x})
+    return line_chart(
+        curves,
+        x_label=x,
+        y_label=y,
+        alt=title,
+        x_log=True,
+        y_log=part == "samplers",
+        x_ticks=[(place, f"{place:g}") for place in places],
+    )
