@@ -46,7 +46,7 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/lint-imports
 
 test: check planted-bugs ## Everything CI runs (15 minutes at most)
-	$(BIN)/python -m pytest -m "not slow and not planted_bug" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not planted_bug" -n 3 --dist loadfile # two cores: tests wait, too
 
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest
