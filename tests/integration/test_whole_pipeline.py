@@ -48,7 +48,8 @@ def test_first_line_of_the_run_page_says_how_it_ended_and_reports_lead_back(rele
     headline = re.search(r'<p class="headline">(.*?)</p>', (run / "index.html").read_text())[1]
     epsilon = re.match(r"\(([\d.]+), ", closing_line(output, "guarantee"))[1]
     assert headline.startswith(f"Released: epsilon {float(epsilon):.3g} for one user")
-    assert "points over the best of the public start, an untrained net and raw pixels" in headline
+    assert "the best of the public start, an untrained net and raw pixels" in headline
+    assert (" points over " in headline) != (" points below " in headline)
     for page in (run / "reports").glob("*.html"):
         assert 'href="../index.html"' in page.read_text()
 
