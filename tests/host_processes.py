@@ -110,8 +110,11 @@ def killed(ready):
     """One process after the other, each killed when it has a round on record, the last is not."""
 
     def act():
+        import jax
+
         from fedemb.training.round_log import RoundLog
 
+        jax.config.update("jax_enable_compilation_cache", False)  # a resumed run compiles anew
         sound = RoundLog.commit
 
         def commit(*given):

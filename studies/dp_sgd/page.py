@@ -30,7 +30,8 @@ SAID: dict[Part, str] = {
     "squares": "The same features of a ResNet-8 of 78,000 weights that trained for four passes on "
     "20,000 images of Tiny-ImageNet.",
     "noise": "A linear head on scattering features without public data; the better of two learning "
-    "rates. Each point costs epsilon 3: fewer rounds leave less noise in each.",
+    "rates. Each point costs epsilon 3: fewer rounds leave less noise in each. The rows of 1,280 "
+    "rounds were added when the others had been read.",
     "layers": "From the public start above; all layers: batch 1,024, 60 rounds.",
     "units": "3,000 writers of glyphs, four images each; the same expected number of images a "
     "round.",
