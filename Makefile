@@ -33,7 +33,7 @@ run: setup attested ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARG
 
 FEDEMB_DATA ?= ../shared/data
 RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
-results: setup attested ## Run the three presets of README's table (25 minutes) and print it; FEDEMB_DATA=folder
+results: setup attested ## Run the three presets of docs/results.md and print their table; FEDEMB_DATA=folder
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
 	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
@@ -45,7 +45,7 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-test: check planted-bugs ## Everything CI runs (15 minutes at most)
+test: check planted-bugs ## Format, lint, types, layers, tests; CI runs this and make docs
 	$(BIN)/python -m pytest -m "not slow and not planted_bug" -n 3 --dist loadfile # two cores: tests wait, too
 
 test-full: check planted-bugs ## The long tests too
