@@ -155,6 +155,7 @@ S3_HARMS = {
 """Whose policy was changed -> what is found, and what it was given; None: all was taken away."""
 
 
+@pytest.mark.slow
 def test_each_wrong_right_on_s3_is_found(moto):
     secrets = moto.set_up()
     _inputs(moto)

@@ -97,6 +97,7 @@ def untrained_classifier(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("untrained") / "run", classifier_config()).root
 
 
+@pytest.mark.slow
 def test_two_trainers_of_one_classifier(untrained_classifier, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(untrained_classifier, folder)
@@ -168,6 +169,7 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
     assert len(ledger.state.looks) == 2, "each start counts"
 
 
+@pytest.mark.slow
 def test_two_evaluations_of_one_classifier(untrained_classifier, tmp_path):
     from tests.training_run import ReadyRun, classifier_config, finished_classifier
 

@@ -12,6 +12,7 @@ from fedemb.pipelines.cli.bench import bench
 from tests.conftest import REPOSITORY
 
 
+@pytest.mark.slow
 def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
     file = tmp_path / "bench.json"
     done = subprocess.run(

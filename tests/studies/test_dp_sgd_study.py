@@ -14,6 +14,7 @@ from studies.dp_sgd import train
 from studies.dp_sgd.grid import TITLES, rows
 from studies.dp_sgd.page import write_page
 
+LONG = [pytest.param(part, marks=pytest.mark.slow) for part in ("squares", "layers", "units")]
 FEW = {"batch": 20, "rounds": 2, "rate": 1.0}
 
 
@@ -63,7 +64,7 @@ def test_a_shuffled_run_may_claim_less_than_the_two_secret_orders():
     assert found["allocation"] <= 1.01 * found["poisson"] < found["shuffled"]
 
 
-@pytest.mark.parametrize("part", ["squares", "layers", "units", "ladder"])
+@pytest.mark.parametrize("part", ["ladder", *LONG])
 def test_one_row_of_each_part_trains(data, part):
     of_part = [row for row in rows() if row.part == part]
     for row in (of_part[0], of_part[1]):

@@ -486,6 +486,7 @@ def test_a_row_trains_at_its_noise(study, monkeypatch):
 # ---- the whole of it ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tiny_study_runs_resumes_and_reports(study):
     small = {
         "stage": "final",

@@ -1,13 +1,13 @@
 """Rounds of virtual clients on JAX, on eight devices of one processor and without TensorFlow.
 
-`python -m tests.components.embedding.jax_clients FOLDER` reads a backbone and records that the test
-wrote, and prints one JSON object of what it found. Faults are planted here, each in a round of its
-own; `problems` must see them.
+`python -m tests.components.embedding.jax_clients WHAT FOLDER` reads a backbone and records that the
+test wrote, and prints one JSON object of what it found: of `sound` rounds, or of `faulty` ones, in
+which a fault is planted each; `problems` must see it.
 """
 
-import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -17,14 +17,14 @@ import numpy as np
 from fedemb.embedding import jax_local_training, jax_rounds
 from fedemb.embedding.jax_client_rounds import JaxRoundFunction
 from fedemb.embedding.rounds import ClientExamples
-from fedemb.errors import ConfigError, Refused
 from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
 from tests.components.embedding.jax_units import (
     bfloat16,
     mechanism,
     own_draws,
+    print_found,
     problems,
-    told,
+    refusal,
     total,
 )
 from tests.components.embedding.without_tensorflow import forbid
@@ -124,40 +124,61 @@ class UpdatesOfAllDevices(JaxRoundFunction):
 FAULTS = (StepsOfTheLongest, CountsTheFill, SeededByPlace, HeadOfTheNeighbour, RowsOfOthers)
 
 
-def main(folder):
+def round_function(net, kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint"):
     import jax
 
-    from fedemb.embedding.backbones import with_bfloat16
+    return kind(
+        net,
+        mechanism(clip),
+        LOCAL.model_copy(update=VARIANTS[variant]),
+        seed=SEED,
+        parallel_clients=4,
+        devices=jax.devices()[:devices],
+        shared_head_rows=3 if variant == "shared" else 0,
+    )
+
+
+def backbone_of(folder):
     from fedemb.embedding.loading import load_backbone
 
-    backbone, units = load_backbone(folder / "backbone.keras", MODEL), clients()
-    wanted, found = np.load(folder / "records.npz"), {}
+    return load_backbone(folder / "backbone.keras", MODEL)
 
-    def function(
-        kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint", net=backbone, **changes
+
+def apart(folder, backbone, kind, variant):
+    """Of each client: how far its record is from TensorFlow's, in clips."""
+    wanted = np.load(folder / "records.npz")
+    clip = float(wanted[f"clip_{variant}"])
+    one = round_function(backbone, kind, clip=clip, variant=variant)
+    grid = 2.0**one.mechanism.plan.grid_bits
+    records = zip(clients(), wanted[f"records_{variant}"], strict=True)
+    return [float(np.linalg.norm((total(one, [c]) - record) / grid)) for c, record in records]
+
+
+def faulty(folder):
+    """What is seen of each planted fault, and what is said before the first client of leaks."""
+    backbone, units = backbone_of(folder), clients()
+    found = {"faults": {}, "probe": {}}
+    found["learns_from_the_fill"] = apart(folder, backbone, LearnsFromTheFill, "joint")
+    for fault, devices in (*((fault, 1) for fault in FAULTS), (UpdatesOfAllDevices, 2)):
+        function = round_function(backbone, fault, devices)
+        function._shown = True
+        found["faults"][fault.__name__] = problems(function, units)
+    for fault, devices in (
+        (StepsOfTheLongest, 1),
+        (HeadOfTheNeighbour, 1),
+        (RowsOfOthers, 1),
+        (UpdatesOfAllDevices, 2),
     ):
-        return kind(
-            net,
-            mechanism(clip),
-            LOCAL.model_copy(update=VARIANTS[variant] | changes),
-            seed=SEED,
-            parallel_clients=4,
-            devices=jax.devices()[:devices],
-            shared_head_rows=3 if variant == "shared" else 0,
-        )
+        found["probe"][fault.__name__] = refusal(round_function(backbone, fault, devices), units)
+    return found
 
-    def apart(kind, variant):
-        """Of each client: how far its record is from TensorFlow's, in clips."""
-        one = function(kind, clip=float(wanted[f"clip_{variant}"]), variant=variant)
-        grid = 2.0**one.mechanism.plan.grid_bits
-        records = enumerate(wanted[f"records_{variant}"])
-        return [
-            float(np.linalg.norm((total(one, [units[unit]]) - record) / grid))
-            for unit, record in records
-        ]
 
-    found["apart"] = {variant: apart(JaxRoundFunction, variant) for variant in VARIANTS}
-    found["learns_from_the_fill"] = apart(LearnsFromTheFill, "joint")
+def sound(folder):
+    from fedemb.embedding.backbones import with_bfloat16
+
+    backbone, units, found = backbone_of(folder), clients(), {}
+    function = partial(round_function, backbone)
+    found["apart"] = {v: apart(folder, backbone, JaxRoundFunction, v) for v in VARIANTS}
     one = function()
     found["problems"] = problems(one, units)
     found["own draws"] = own_draws(one, units[3])
@@ -165,37 +186,18 @@ def main(folder):
     whole = total(one, units)
     found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
     found["devices"] = [np.array_equal(total(function(devices=n), units), whole) for n in (2, 8)]
-    found["bfloat16"] = bfloat16(one, function(net=with_bfloat16(backbone)), units)
+    found["bfloat16"] = bfloat16(one, round_function(with_bfloat16(backbone)), units)
     found["nobody"] = not total(one, []).any()
     sums = one(one.initial_weights(), units, 3).clients
     found["statistics"] = sums.tolist()
     nothing = one.initial_weights() * np.float32(np.nan)
     found["nan"] = not np.asarray(one(nothing, units, 3).sample_state[0]).any()
 
-    found["faults"], found["probe"] = {}, {}
-    for fault, devices in (*((fault, 1) for fault in FAULTS), (UpdatesOfAllDevices, 2)):
-        faulty = function(fault, devices)
-        faulty._shown = True
-        found["faults"][fault.__name__] = problems(faulty, units)
-    for fault, devices in (
-        (StepsOfTheLongest, 1),
-        (HeadOfTheNeighbour, 1),
-        (RowsOfOthers, 1),
-        (UpdatesOfAllDevices, 2),
-    ):
-        try:
-            found["probe"][fault.__name__] = total(function(fault, devices), units).tolist()
-        except Refused as error:
-            found["probe"][fault.__name__] = str(error)
-
     jax_rounds.memory_of = lambda _device: 1 << 19
-    try:
-        found["room"] = total(function(), units).tolist()
-    except ConfigError as error:
-        found["room"] = str(error)
+    found["room"] = refusal(function(), units)
     return found
 
 
 if __name__ == "__main__":
     forbid(devices=8)
-    sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")
+    print_found({"sound": sound, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

@@ -1,8 +1,8 @@
 """Rounds of DP-SGD on JAX, on eight devices made of one processor and without TensorFlow.
 
-`python -m tests.components.embedding.jax_units FOLDER` reads a classifier and units that the test
-wrote, and prints one JSON object of what it found. Faults are planted here, each in a round of its
-own; `problems` must see them.
+`python -m tests.components.embedding.jax_units WHAT FOLDER` reads a classifier and units that the
+test wrote, and prints one JSON object of what it found: of `sound` rounds, or of `faulty` ones, in
+which a fault is planted each; `problems` must see it.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -56,12 +57,21 @@ def total(function, units):
     return np.asarray(sums.sample_state[0])
 
 
-def told(main, folder):
+def print_found(look, folder):
     """What is found, or why the product refuses to compute."""
     try:
-        return main(folder)
+        found = look(folder)
     except (ConfigError, Refused) as error:
-        return {"refused": str(error)}
+        found = {"refused": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def refusal(function, units):
+    """Why it does not compute a round, or the sum where it does."""
+    try:
+        return total(function, units).tolist()
+    except (ConfigError, Refused) as error:
+        return str(error)
 
 
 def own_draws(function, unit):
@@ -219,33 +229,67 @@ def _refusals(folder):
     return found
 
 
-def main(folder):
+def model_of(folder):
+    return ModelConfig.model_validate_json((folder / "model.json").read_text())
+
+
+def small_net(folder):
+    """For all but the comparison: each round of its own is compiled."""
+    from fedemb.embedding.backbones import build_backbone
+
+    return build_backbone(model_of(folder).model_copy(update={"backbone": "tanh_cnn"}), 1)
+
+
+def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **changes):
+    """By default every unit is clipped."""
+    import jax
+
+    from fedemb.embedding.backbones import trainable_variables
+
+    return kind(
+        net,
+        mechanism(clip),
+        CONFIG.model_copy(update=changes),
+        variables=trainable_variables(net, "all"),
+        seed=SEED,
+        devices=jax.devices()[:devices],
+    )
+
+
+def faulty(folder):
+    """What is seen of each planted fault, and what is said before the first unit of leaks."""
+    from fedemb.embedding.backbones import trainable_variables
+
+    small, units = small_net(folder), units_of(folder)
+    found = {"faults": {}, "probe": {}}
+    planted = (*((fault, 1) for fault in FAULTS), (GradientsOfAllDevices, 2))
+    for fault, devices in planted:
+        function = round_function(small, fault, devices)
+        function._shown = True
+        found["faults"][fault.__name__] = problems(function, units)
+    leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
+    for fault, devices in leaks:
+        found["probe"][fault.__name__] = refusal(round_function(small, fault, devices), units)
+    variables = trainable_variables(small, "all")
+    found["oracle"] = beside_jax_privacy(small, variables, units, WeightedAfterTheClip)
+    return found
+
+
+def sound(folder):
     import jax
     import jax.numpy as jnp
 
-    from fedemb.embedding.backbones import build_backbone, trainable_variables, with_bfloat16
+    from fedemb.embedding.backbones import trainable_variables, with_bfloat16
     from fedemb.embedding.loading import load_backbone
 
     found = {}
-    model = ModelConfig.model_validate_json((folder / "model.json").read_text())
-    classifier, units = load_backbone(folder / "classifier.keras", model), units_of(folder)
+    classifier = load_backbone(folder / "classifier.keras", model_of(folder))
+    small, units = small_net(folder), units_of(folder)
     wanted = np.load(folder / "records.npz")
+    function = partial(round_function, small)
+    whole_net = partial(round_function, classifier, clip=float(wanted["clip"]))
 
-    # A small net for all but the comparison: each round of its own is compiled.
-    small = build_backbone(model.model_copy(update={"backbone": "tanh_cnn"}), 1)
-    clip = float(wanted["clip"])
-
-    def function(kind=JaxUnitGradientFunction, devices=1, net=small, **changes):
-        return kind(
-            net,
-            mechanism(clip if net is classifier else 1e-3),  # all are clipped
-            CONFIG.model_copy(update=changes),
-            variables=trainable_variables(net, "all"),
-            seed=SEED,
-            devices=jax.devices()[:devices],
-        )
-
-    one = function(net=classifier)
+    one = whole_net()
     grid = 2.0**one.mechanism.plan.grid_bits
     found["problems"] = problems(one, units)
     found["own draws"] = own_draws(one, units[1])
@@ -255,15 +299,13 @@ def main(folder):
         float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
         for unit, record in enumerate(records)
     ]
-    found["bfloat16"] = bfloat16(function(), function(net=with_bfloat16(small)), units)
+    found["bfloat16"] = bfloat16(function(), round_function(with_bfloat16(small)), units)
     automatic = function(automatic_clip=1e-3)
     found["automatic"] = [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]]
-    of_small = small, trainable_variables(small, "all"), units
-    found["oracle"] = beside_jax_privacy(*of_small)
-    found["faulty oracle"] = beside_jax_privacy(*of_small, WeightedAfterTheClip)
+    found["oracle"] = beside_jax_privacy(small, trainable_variables(small, "all"), units)
     whole = total(one, units)
     found["devices"] = [
-        np.array_equal(total(function(devices=2, net=classifier), units), whole),
+        np.array_equal(total(whole_net(devices=2), units), whole),
         np.array_equal(total(function(devices=8), units), total(function(), units)),
     ]
     found["device_count"] = len(jax.devices())
@@ -274,27 +316,8 @@ def main(folder):
     nothing = broken.initial_weights() * np.float32(np.nan)
     found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
 
-    found["faults"] = {}
-    for fault in FAULTS:
-        faulty = function(fault)
-        faulty._shown = True
-        found["faults"][fault.__name__] = problems(faulty, units)
-    devices = function(GradientsOfAllDevices, 2)
-    devices._shown = True
-    found["faults"][GradientsOfAllDevices.__name__] = problems(devices, units)
-    found["probe"] = {}
-    leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
-    for fault, devices in leaks:
-        try:
-            found["probe"][fault.__name__] = total(function(fault, devices), units).tolist()
-        except Refused as error:
-            found["probe"][fault.__name__] = str(error)
-
     whole, jax_rounds.memory_of = jax_rounds.memory_of, lambda _device: 1 << 19
-    try:
-        found["room"] = total(function(), units).tolist()
-    except ConfigError as error:
-        found["room"] = str(error)
+    found["room"] = refusal(function(), units)
     jax_rounds.memory_of = lambda _device: function().step_bytes()
     found["just enough"] = bool(len(total(function(), units)))
     jax_rounds.memory_of = whole
@@ -302,22 +325,16 @@ def main(folder):
     slow = function()
     slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
     slow._shown = True
-    try:
-        found["memory"] = total(slow, units).tolist()
-    except ConfigError as error:
-        found["memory"] = str(error)
+    found["memory"] = refusal(slow, units)
 
     found["refusals"] = _refusals(folder)
 
-    sound, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
-    try:
-        found["narrow"] = total(function(), units).tolist()
-    except ConfigError as error:
-        found["narrow"] = str(error)
-    jax_rounds.exact_numbers = sound
+    exact, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
+    found["narrow"] = refusal(function(), units)
+    jax_rounds.exact_numbers = exact
     return found
 
 
 if __name__ == "__main__":
     forbid(devices=8)
-    sys.stdout.write(json.dumps(told(main, Path(sys.argv[1]))) + "\n")
+    print_found({"sound": sound, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

@@ -1,10 +1,5 @@
 """DP-FedEmb on JAX: the records of TensorFlow, and bits that depend on nobody else."""
 
-import json
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -14,7 +9,7 @@ from fedemb.embedding.rounds import RoundFunction
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
-from tests.conftest import REPOSITORY
+from tests.components.embedding.without_tensorflow import said_on_jax
 
 ROUND = 3
 """Of `jax_units.total`."""
@@ -55,21 +50,23 @@ def records():
 
 
 @pytest.fixture(scope="module")
-def found(records, tmp_path_factory):
-    """What the process on JAX says of the same clients."""
+def folder(records, tmp_path_factory):
     folder, (backbone, arrays) = tmp_path_factory.mktemp("clients"), records
     np.savez(folder / "records.npz", **arrays)
     save_backbone(backbone, folder / "backbone.keras")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.components.embedding.jax_clients", folder],
-        cwd=REPOSITORY,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """What a process on JAX says of the same clients."""
+    return said_on_jax("jax_clients", "sound", folder)
+
+
+@pytest.fixture(scope="module")
+def faulty(folder):
+    """What another says where a fault is planted."""
+    return said_on_jax("jax_clients", "faulty", folder)
 
 
 def test_sound_rounds_are_not_refused(found):
@@ -113,15 +110,17 @@ def test_nobody_and_values_that_are_no_numbers_add_nothing(found):
     assert found["nan"]
 
 
-def test_learning_from_what_fills_a_batch_is_seen(found):
+@pytest.mark.slow
+def test_learning_from_what_fills_a_batch_is_seen(faulty):
     """Clients of whole batches have nothing to fill, and one image is its own mean."""
     whole = np.array([len(client.labels) % LOCAL.batch_size == 0 for client in clients()])
     whole[[0, -1]] = True  # one example; sixteen, after the cap
-    apart = np.array(found["learns_from_the_fill"])
+    apart = np.array(faulty["learns_from_the_fill"])
     assert (apart[~whole] > 1e-3).all(), apart
     assert (apart[whole] <= 1e-5).all(), apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -133,15 +132,16 @@ def test_learning_from_what_fills_a_batch_is_seen(found):
         "UpdatesOfAllDevices",
     ],
 )
-def test_a_planted_bug_is_seen(found, fault):
-    assert found["faults"][fault]
+def test_a_planted_bug_is_seen(faulty, fault):
+    assert faulty["faults"][fault]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "leak", ["StepsOfTheLongest", "HeadOfTheNeighbour", "RowsOfOthers", "UpdatesOfAllDevices"]
 )
-def test_what_leaks_into_records_is_refused_before_any_client_is_read(found, leak):
-    assert "record of 4 side by side depends on where it stands" in found["probe"][leak]
+def test_what_leaks_into_records_is_refused_before_any_client_is_read(faulty, leak):
+    assert "record of 4 side by side depends on where it stands" in faulty["probe"][leak]
 
 
 def test_a_step_that_does_not_fit_names_the_settings_to_lower_before_any_client_is_read(found):

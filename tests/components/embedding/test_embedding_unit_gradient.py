@@ -107,7 +107,7 @@ def test_clipped_sum_equals_a_straightforward_reference(config, model):
 @pytest.mark.parametrize(
     ("backbone", "size", "features", "microbatch"),
     [
-        ("wrn_16_4", 8, 256, 2),
+        pytest.param("wrn_16_4", 8, 256, 2, marks=pytest.mark.slow),
         pytest.param("wrn_40_4", 8, 256, 2, marks=pytest.mark.slow),
         pytest.param("resnet18_gn", 32, 512, 2, marks=pytest.mark.slow),
         pytest.param("nf_resnet50", 32, 2048, 2, marks=pytest.mark.slow),

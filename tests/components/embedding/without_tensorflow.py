@@ -4,7 +4,9 @@
 core, builds each backbone, and loads what TensorFlow saved in the folder.
 """
 
+import json
 import os
+import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -29,6 +31,19 @@ def forbid(devices=1):
         f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
     )
     sys.meta_path.insert(0, NoTensorFlow())
+
+
+def said_on_jax(module, *arguments):
+    """The JSON that a module beside this one prints last, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.components.embedding.{module}", *arguments],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(folder):

@@ -12,8 +12,9 @@ from training_run import classifier_config, prepare
 
 from fedemb.errors import UnsupportedAccounting
 from fedemb.privacy.accounting.accounting import price
+from fedemb.privacy.accounting.allocation import LossAccountant
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.loss_grid import pld_of
+from fedemb.privacy.accounting.loss_grid import DISCRETISATION
 from fedemb.privacy.mechanisms.capped_image_poisson import binomial_mixture
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -68,11 +69,18 @@ def _own_coins(random, samples):
     return random.random((samples, MOST)) < Q
 
 
+def _of_one_round(event):
+    """On a grid of losses ten times as coarse as a guarantee's, in a tenth of the time."""
+    accountant = LossAccountant(ADD, 10 * DISCRETISATION)
+    accountant.compose(event)
+    return accountant._pld
+
+
 def _problems(losses, event):
     """Where sampled losses show a larger delta than is priced; one false alarm in 10^5."""
-    exact = pld_of(event, ADD)._pld
+    one = _of_one_round(event)
     found = []
-    for values, priced in zip(losses, (exact._pmf_remove, exact._pmf_add), strict=True):
+    for values, priced in zip(losses, (one._pmf_remove, one._pmf_add), strict=True):
         for epsilon in (0.1, 0.5, 1.0, 1.5):
             terms = np.maximum(0.0, -np.expm1(epsilon - values))
             error = 5 * terms.std() / np.sqrt(len(terms)) + 1e-6
@@ -94,7 +102,7 @@ def test_no_directions_of_a_users_images_cost_more_than_is_priced(vectors):
 
 @pytest.mark.statistical
 def test_price_is_tight_where_all_images_say_the_same():
-    priced = pld_of(binomial_mixture(MOST, Q, NOISE), ADD)._pld._pmf_remove
+    priced = _of_one_round(binomial_mixture(MOST, Q, NOISE))._pmf_remove
     terms = np.maximum(0.0, -np.expm1(0.5 - _losses(SAME, _own_coins)[0]))
     assert priced.get_delta_for_epsilon(0.5) <= 1.02 * terms.mean()
 

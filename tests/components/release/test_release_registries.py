@@ -113,6 +113,7 @@ def wait_for(url, server, log, seconds=240):
     pytest.fail(f"no answer from {url}: {Path(log).read_text()}")
 
 
+@pytest.mark.slow
 def test_mlflow_knows_the_release_once_with_its_price_and_its_gain(release, mlflow_server):
     from mlflow import MlflowClient
 
@@ -132,6 +133,7 @@ def test_mlflow_knows_the_release_once_with_its_price_and_its_gain(release, mlfl
     assert tracked.info.run_id == version.run_id
 
 
+@pytest.mark.slow
 def test_another_bundle_of_the_name_is_another_version_at_mlflow(release, mlflow_server):
     from dataclasses import replace
 

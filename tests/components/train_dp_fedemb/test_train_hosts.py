@@ -12,22 +12,21 @@ from fedemb.embedding.hosts import LOST, Place
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.training import hosts
 from tests.host_processes import embedded, played
-from tests.training_run import ReadyRun, classifier_config, config, round_times
+from tests.training_run import ReadyRun, config, round_times
 
-SCENES = {
-    "embedding": ("alone", "killed", "together", "lost", "again:lost", "preempted", "darkened"),
-    "classification": ("alone", "killed", "together", "chief_lost", "darkened"),
-}
+SOUND = ("alone", "killed", "together")
+FAULTS = ("alone", "lost", "again:lost", "chief_lost", "preempted", "darkened")
+TASKS = ("embedding", pytest.param("classification", marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Folder and ends of all scenes of a task, which are played once."""
+    """Folder and ends of scenes of a task, which are played once."""
 
     @functools.cache
-    def of(task):
+    def of(task, scenes=SOUND):
         folder = tmp_path_factory.mktemp(task)
-        return folder, played(folder, task, *SCENES[task])
+        return folder, played(folder, task, *scenes)
 
     return of
 
@@ -45,7 +44,7 @@ def _charges(folder, scene):
     return kinds
 
 
-@pytest.mark.parametrize("task", SCENES)
+@pytest.mark.parametrize("task", TASKS)
 def test_two_processes_give_the_bits_of_one(job, task):
     folder, found = job(task)
     for scene in ("alone", "together"):
@@ -55,21 +54,27 @@ def test_two_processes_give_the_bits_of_one(job, task):
     assert _digests(folder, "alone") == _digests(folder, "together")
 
 
-@pytest.mark.parametrize("task", SCENES)
-def test_rounds_run_again_are_those_on_record_and_images_that_know_of_others_are_seen(job, task):
-    """Record and replay by the trainer itself: of virtual clients, and of unit gradients."""
-    folder, found = job(task)
-    replays = {}
-    for scene in ("alone", "together", "darkened"):
-        code, said = found[scene]["chief"]
-        assert code == 0, said
-        card = json.loads((folder / scene / "model" / "model.json").read_text())
-        replays[scene] = card["mechanism_audit"]["replay"]
-    assert replays["alone"] == replays["together"] == {"rounds": 2, "failed": []}
-    assert "sum" in replays["darkened"]["failed"]
+def _replay(folder, found, scene):
+    """Record and replay by the trainer itself: of virtual clients, or of unit gradients."""
+    code, said = found[scene]["chief"]
+    assert code == 0, said
+    card = json.loads((folder / scene / "model" / "model.json").read_text())
+    return card["mechanism_audit"]["replay"]
 
 
-@pytest.mark.parametrize("task", SCENES)
+@pytest.mark.parametrize("task", TASKS)
+def test_rounds_run_again_are_those_on_record(job, task):
+    replays = [_replay(*job(task), scene) for scene in ("alone", "together")]
+    assert replays == 2 * [{"rounds": 2, "failed": []}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_images_that_know_of_others_are_seen(job, task):
+    assert "sum" in _replay(*job(task, FAULTS), "darkened")["failed"]
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_killed_after_every_round_and_resumed_gives_the_same_bits_at_the_same_charge(job, task):
     folder, found = job(task)
     assert found["killed"]["codes"] == [-signal.SIGKILL] * 3 + [0], found["killed"]
@@ -77,8 +82,9 @@ def test_killed_after_every_round_and_resumed_gives_the_same_bits_at_the_same_ch
     assert _charges(folder, "alone") == _charges(folder, "killed")
 
 
+@pytest.mark.slow
 def test_a_lost_host_costs_no_round(job):
-    folder, found = job("embedding")
+    folder, found = job("embedding", FAULTS)
     code, said = found["lost"]["chief"]
     assert code == 4, said
     assert LOST in said
@@ -89,8 +95,9 @@ def test_a_lost_host_costs_no_round(job):
     assert _charges(folder, "alone") == _charges(folder, "lost")
 
 
+@pytest.mark.slow
 def test_a_chief_that_is_asked_to_stop_finishes_its_round_and_sends_the_other_home(job):
-    _, found = job("embedding")
+    _, found = job("embedding", FAULTS)
     code, said = found["preempted"]["chief"]
     assert code == 5, said
     assert found["preempted"]["other"][0] == 0, found["preempted"]
@@ -103,16 +110,18 @@ def test_what_jax_trained_gives_tensorflow_the_same_embeddings(job):
     np.testing.assert_allclose(on_tensorflow, on_jax, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_began_on_jax_does_not_go_on_with_tensorflow(job):
-    folder, found = job("classification")
-    begun = ReadyRun(folder / "chief_lost", classifier_config(**{"training.backend": "jax"}))
+    folder, found = job("embedding", FAULTS)
+    begun = ReadyRun(folder / "chief_lost", config())
     with pytest.raises(PlanMismatch, match="another configuration"):
-        begun.train(classifier_config())
+        begun.train(config(**{"mechanism.rounds": 3}))
     assert len(round_times(begun)) == found["chief_lost"]["rounds"]
 
 
+@pytest.mark.slow
 def test_a_lost_chief_ends_the_other(job):
-    _, found = job("classification")
+    _, found = job("embedding", FAULTS)
     code, said = found["chief_lost"]["other"]
     assert code == 4, said
     assert LOST in said

@@ -50,10 +50,6 @@ def kill_and_compare(tmp_path, kills, seed):
     return statuses.count(-signal.SIGKILL)
 
 
-def test_killed_twice_resumes_bit_identical(tmp_path):
-    kill_and_compare(tmp_path, kills=2, seed=5)
-
-
 @pytest.mark.slow
 def test_killed_twenty_times_resumes_bit_identical(tmp_path):
     kill_and_compare(tmp_path, kills=20, seed=6)
