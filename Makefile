@@ -45,8 +45,9 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
 test: check planted-bugs ## Format, lint, types, layers, tests; CI runs this and make docs
-	$(BIN)/python -m pytest -m "not slow and not planted_bug" -n 3 --dist loadfile # two cores: tests wait, too
+	$(BIN)/python -m pytest -m "not slow and not planted_bug" $(SIDE_BY_SIDE)
 
 test-full: check planted-bugs ## The long tests too
 	$(BIN)/python -m pytest

@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(config, items):
         whole = [names for names in marks if "planted_bug" in names and "slow" not in names]
         quick = [names for names in whole if "mutation" not in names]
         config.stash[_PLANTED] = {len(whole), len(quick)}
+    # The longest first: no worker is left alone with a whole pipeline at the end.
+    items.sort(key=lambda item: "integration" not in item.path.parts)
 
 
 @pytest.fixture(scope="session")

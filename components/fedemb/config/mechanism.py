@@ -77,7 +77,7 @@ class AdaptiveClipConfig(Section):
 
     target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of virtual clients whose update should lie below the clip."""
-    learning_rate: PositiveFloat = 0.2
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     """Geometric step of the estimate."""
     count_noise_multiplier: PositiveFloat = 20.0
     """Standard deviation of the noise on the number of unclipped clients, in clients."""

@@ -23,6 +23,7 @@ from fedemb.privacy.queries.product_sum import (
     WholeWeights,
     clipped_product_sum,
     exact_logits,
+    most_units,
     whole_weights,
 )
 
@@ -41,7 +42,8 @@ class HeadGradientFunction:
       config: images of a unit, automatic clip.
 
     Raises:
-      ConfigError: the mechanism moves its clip, or views are asked for.
+      ConfigError: the mechanism moves its clip, views are asked for, or a unit has too many images
+        for an exact sum.
     """
 
     def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
@@ -61,8 +63,9 @@ class HeadGradientFunction:
         self._rows, self._classes = head.kernel.shape[0] + 1, head.kernel.shape[1]
         self.dim = self._rows * self._classes
         self.seconds_waited = 0.0
-        per_unit = 8 * self._rows * config.images_per_unit
-        self._chunk = max(1, _CHUNK_BYTES // per_unit)
+        images = config.images_per_unit
+        held = max(1, _CHUNK_BYTES // (8 * self._rows * images))
+        self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
 
     def initial_weights(self) -> np.ndarray:
         """Kernel, then bias, float32 `[dim]`."""

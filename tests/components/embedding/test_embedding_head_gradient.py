@@ -6,7 +6,7 @@ import pytest
 from fedemb.config import ModelConfig, UnitGradientConfig
 from fedemb.embedding import ClientExamples, build_backbone, trainable_variables
 from fedemb.embedding.classifier import without_head
-from fedemb.embedding.feature_cache import FeatureCache
+from fedemb.embedding.feature_cache import FeatureCache, rows_of
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
@@ -136,6 +136,35 @@ def test_an_error_that_is_no_number_adds_nothing():
         grid_bits=32,
     )
     np.testing.assert_array_equal(summed, alone)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("automatic", [None, 1e-3])
+def test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other(value, automatic):
+    """As from a backbone that divides by the length of a black image."""
+    config = CONFIG.model_copy(update={"automatic_clip": automatic})
+    classifier, function = _function(0.5, config)
+    units, weights = _features(classifier, _units()), function.initial_weights()
+    features = np.ones((2, 16), np.float32)
+    features[1, 7] = value
+    broken = rows_of(features, np.zeros(2, np.int64))
+
+    def total(units):
+        return np.asarray(function(weights, units, 0).sample_state[0])
+
+    np.testing.assert_array_equal(total([*units[:2], broken, *units[2:]]), total(units))
+    assert not total([broken]).any()
+
+
+def test_units_of_any_number_of_images_are_summed_exactly_however_many_are_sampled():
+    """At 512 images a unit four of them fill an exact sum; more are added one sum after another."""
+    config = CONFIG.model_copy(update={"images_per_unit": 512})
+    classifier, function = _function(0.5, config)
+    units = 5 * _features(classifier, _units())
+    weights = function.initial_weights()
+    found = function(weights, units, 0).sample_state[0]
+    alone = [function(weights, [unit], 0).sample_state[0] for unit in units]
+    np.testing.assert_array_equal(found, np.sum(alone, axis=0))
 
 
 def test_logits_have_the_same_bits_alone_and_in_a_batch():

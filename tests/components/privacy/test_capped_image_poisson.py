@@ -194,7 +194,7 @@ def test_others_move_no_image():
 MECHANISM = {
     "kind": "capped_image_poisson",
     "rounds": 2,
-    "noise_multiplier": 3.0,
+    "noise_multiplier": 12.0,
     "sampling_probability": 0.3,
     "images_per_round": 90,
 }

@@ -12,10 +12,11 @@ from scipy import stats
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.ledger.terms import terms_of
+from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.planning.frontier import frontier, simulation_at
-from fedemb.privacy.planning.prices import epsilon_of, epsilon_rdp, figures, guarantee_of
+from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.steps.plan_privacy.explain import explain
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
@@ -81,7 +82,9 @@ def test_full_batch_is_exact_gaussian_composition():
     assert plan.round_event == dpe.GaussianDpEvent(20.0)
     one = dpe.GaussianDpEvent(20.0 / math.sqrt(100))
     added = plan.relation
-    assert guarantee_of(plan, 1e-5).epsilon == pytest.approx(epsilon_of(one, added, 1e-5), rel=2e-3)
+    assert guarantee_of(plan, 1e-5).epsilon == pytest.approx(
+        price(one, added, 1e-5).epsilon, rel=2e-3
+    )
     assert "full batch" in plan.participants
     assert [c.group for c in plan.sampler(ROOT).sample(0, World(range(9), 50_000))] == [*range(9)]
 

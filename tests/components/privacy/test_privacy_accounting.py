@@ -27,6 +27,7 @@ from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.accounting.renyi import group_pair_rdp
 from fedemb.privacy.accounting.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
 from fedemb.privacy.mechanisms import noise
+from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:
@@ -383,6 +384,7 @@ QUICK = [
     (group_event(0.02, 0.5, 200), Relation.ADD_OR_REMOVE_ONE),
     (dpe.GaussianDpEvent(0.4), Relation.ADD_OR_REMOVE_ONE),
     (dpe.ComposedDpEvent([group_event(0.05, 3.0, 40), POISSON]), Relation.REPLACE_ONE),
+    (dpe.SelfComposedDpEvent(binomial_mixture(8, 0.05, 16.0), 300), Relation.ADD_OR_REMOVE_ONE),
 ]
 
 

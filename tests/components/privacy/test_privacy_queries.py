@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -182,11 +183,27 @@ def test_an_empty_round_is_noised_all_the_same():
     assert 0.8 < np.std(out.mean) * m.plan.normaliser < 1.2
 
 
-def test_smallest_uniform_is_finite_and_far_out(monkeypatch):
-    monkeypatch.setattr(noise, "_keystream", lambda *_: bytes(24))
-    assert noise.gaussian(ROOT, 1)[0] == pytest.approx(math.sqrt(2 * 128 * math.log(2)), rel=1e-12)
-    monkeypatch.setattr(noise, "_keystream", lambda *_: b"\xff" * 24)
-    assert abs(noise.gaussian(ROOT, 1)[0]) < 1e-6
+@pytest.mark.parametrize(
+    ("above", "distance"),
+    [
+        (above, distance)
+        for above in (False, True)
+        for distance in (1, 2, 3 << 62, (1 << 64) + 5, 5 << 72, 7 << 100, (1 << 127) - 9, 1 << 127)
+    ],
+)
+def test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform(
+    monkeypatch, above, distance
+):
+    """An end is a distance of 2^-128 away at least; 1 - 2^-60 is not a number of float64."""
+    word = 2**128 - distance if above else distance - 1
+    words = [word >> 64, word & (2**64 - 1), 0]
+    monkeypatch.setattr(
+        noise, "_keystream", lambda *_: b"".join(w.to_bytes(8, "little") for w in words)
+    )
+    with localcontext(prec=60):
+        uniform = Decimal(2**128 - distance if above else distance) / 2**128
+        radius = (-2 * uniform.ln()).sqrt()
+    assert noise.gaussian(ROOT, 1)[0] == pytest.approx(float(radius), rel=4e-16, abs=0.0)
 
 
 # ---- correlated noise ---------------------------------------------------------------------------

@@ -94,6 +94,16 @@ MUTANTS = (
     ),
     # 4-7, 12: noise
     one(
+        6,
+        "small_radii_on_few_circles",
+        (
+            NOISE,
+            "    radius[above] = np.log1p(-distance[above])\n",
+            "    radius[above] = np.log(1.0 - distance[above])\n",
+        ),
+        f"{QUERIES}::test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform",
+    ),
+    one(
         4,
         "noise_scaled_as_for_the_mean",
         (

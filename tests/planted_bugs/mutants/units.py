@@ -187,6 +187,17 @@ MUTANTS = (
         BALL,
     ),
     one(
+        13,
+        "a_feature_that_is_no_number_reaches_the_sum",
+        (
+            PRODUCT,
+            "    finite = np.all(np.isfinite(real), axis",
+            "    finite = np.all(np.isfinite(errors) | True, axis",
+        ),
+        "tests/components/embedding/test_embedding_head_gradient.py::"
+        "test_a_feature_that_is_no_number_takes_out_its_unit_and_moves_no_other",
+    ),
+    one(
         1,
         "no_room_for_several_images",
         (

@@ -102,6 +102,8 @@ def _reaches(event: dpe.DpEvent, times: int) -> Iterator[tuple[float, int]]:
         case dpe.GaussianDpEvent():
             if event.noise_multiplier > 0:
                 yield 2 / event.noise_multiplier**2 + 16 / event.noise_multiplier, times
+        case dpe.MixtureOfGaussiansDpEvent():
+            yield 0.0, times  # all images at once reach far, with a chance that no grid shows
         case dpe.SelfComposedDpEvent():
             yield from _reaches(event.event, times * event.count)
         case dpe.PoissonSampledDpEvent() | RandomAllocationDpEvent():

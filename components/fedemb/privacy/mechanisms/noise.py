@@ -5,11 +5,12 @@ for the angle. The size is cut into blocks of fixed length, each with a nonce of
 the result depends on key and size alone and not on how many threads computed it.
 
 Why 128 bits: 53-bit uniforms end at 8.57 standard deviations, a total variation of 1.1e-6 over 24 M
-parameters and 800 rounds (docs/privacy/noise.md#normals). Here the tail ends at 13.3, and
-the uniform is coarser than the integer grid only below 2^-92, which bounds the distance from true
-normals rounded to the grid by `TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation:
-the last-bit rounding of float64 log, sqrt, sin and cos, some 2^-50 relative, against a grid of
-2^-32 clips.
+parameters and 800 rounds, and float64 just below 1 has steps of 2^-53, which puts small radii on
+circles farther apart than the grid (docs/privacy/noise.md#normals). Here the tail ends at 13.3, a
+uniform is known by its distance from the nearer end, and it is coarser than the integer grid only
+below 2^-92, which bounds the distance from true normals rounded to the grid by
+`TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation: the last-bit rounding of
+float64 log, sqrt, sin and cos, some 2^-50 of the radius, against a grid of 2^-32 clips.
 """
 
 from __future__ import annotations
@@ -147,13 +148,16 @@ def _box_muller(key: bytes, block: int, out: Floats) -> None:
     pairs = (out.size + 1) // 2
     words = np.frombuffer(_keystream(key, _NORMAL, block, 24 * pairs), dtype="<u8")
     high, low, angle = words.reshape(3, pairs)
-    # uniform in (0, 1]: (high + (low + 1) / 2^64) / 2^64, never zero.
-    uniform = (low.astype(np.float64) + 1.0) * 2.0**-64
-    uniform += high
-    uniform *= 2.0**-64
-    radius = np.log(uniform, out=uniform)
+    # Of the uniform its distance from the nearer end of (0, 1): all 128 bits count at either, while
+    # a float64 just below 1 has no digits past 2^-53.
+    mirrored = np.negative(high >> np.uint64(63))
+    distance = ((low ^ mirrored).astype(np.float64) + 1.0) * 2.0**-64
+    distance += high ^ mirrored
+    distance *= 2.0**-64
+    radius = np.log(distance)
+    above = np.flatnonzero(mirrored)
+    radius[above] = np.log1p(-distance[above])
     radius *= -2.0
-    np.maximum(radius, 0.0, out=radius)
     np.sqrt(radius, out=radius)
     turn = angle.astype(np.float64)
     turn *= 2.0 * np.pi * 2.0**-64

@@ -16,7 +16,6 @@ import math
 from typing import Any
 
 from dp_accounting import NeighboringRelation
-from dp_accounting.dp_event import DpEvent
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.privacy.accounting import accounting
@@ -42,8 +41,9 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
     """Epsilon by the other readings; null where there is none.
 
     Returns:
-      `epsilon_conservative_2c` (at most 0.1 % too large), `epsilon_rdp`, `zcdp_rho`, and
-      `comparisons`: the same noise under another sampler, as name, relation and epsilon.
+      `epsilon_conservative_2c`, `epsilon_rdp`, `zcdp_rho`, and `comparisons`: the same noise under
+      another sampler, as name, relation and epsilon. The first and the last are at most 0.1 % too
+      large.
     """
     if not plan.private:
         names = ("epsilon_conservative_2c", "epsilon_rdp", "zcdp_rho")
@@ -62,7 +62,7 @@ def figures(plan: MechanismPlan, delta: float) -> dict[str, Any]:
             {
                 "name": other.name,
                 "relation": other.relation.name,
-                "epsilon": finite(epsilon_of(other.event, other.relation, delta)),
+                "epsilon": finite(upper_bound(other.event, other.relation, delta)),
             }
             for other in plan.comparisons()
         ],
@@ -81,11 +81,6 @@ def privacy_curve(plan: MechanismPlan, delta: float) -> list[list[float]]:
     if not plan.private:
         return []
     return _curve(canonical_json(event_to_json(plan.event())), plan.relation, delta)
-
-
-def epsilon_of(event: DpEvent, relation: NeighboringRelation, delta: float) -> float:
-    """Epsilon of any event, remembered."""
-    return _priced(canonical_json(event_to_json(event)), relation, delta, "auto").epsilon
 
 
 def finite(value: float) -> float | None:

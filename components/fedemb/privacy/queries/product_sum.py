@@ -30,20 +30,24 @@ class Features(NamedTuple):
     mantissas: npt.NDArray[np.int16] | Doubles
     """`[..., features + 1]`: int16 where they are kept, float64 where products are formed."""
     scales: Doubles
-    """`[...]`, a power of two for each image: features are mantissas / scale."""
+    """`[...]`, a power of two for each image: features are mantissas / scale. NaN where a feature
+    is not finite; the mantissas are zero there."""
 
 
 def whole_features(features: npt.NDArray[np.float32]) -> Features:
     """Rounds features to 15 bits below the largest of each image.
 
     Args:
-      features: float32 `[images, features]`, finite.
+      features: float32 `[images, features]`.
     """
-    ones = np.ones((len(features), 1))
-    values = np.concatenate([features.astype(np.float64), ones], axis=1)
+    finite = np.all(np.isfinite(features), axis=1)
+    values = np.ones((len(features), features.shape[1] + 1))
+    values[:, :-1] = np.where(finite[:, None], features, 0.0)
     top = np.abs(values).max(axis=1)
     scales = 2.0 ** np.floor(np.log2((2**_FEATURE_BITS - 1) / top))
-    return Features(np.rint(values * scales[:, None]).astype(np.int16), scales)
+    mantissas = np.rint(values * scales[:, None]).astype(np.int16)
+    mantissas[~finite] = 0
+    return Features(mantissas, np.where(finite, scales, np.nan))
 
 
 class WholeWeights(NamedTuple):
@@ -83,6 +87,21 @@ def exact_logits(features: Features, weights: WholeWeights) -> Doubles:
     return sums / (features.scales[:, None] * weights.grid)
 
 
+def most_units(images: int, grid_bits: int) -> int:
+    """How many units of so many images one exact sum has room for.
+
+    Raises:
+      ConfigError: for not even one.
+    """
+    most = 2 ** max(0, _EXACT_BITS - 1 - grid_bits) // (images * images)
+    if not most:
+        raise ConfigError(
+            f"a unit of {images} images is too large for an exact sum on a grid of {grid_bits} "
+            "bits; lower training.unit_gradient.images_per_unit"
+        )
+    return most
+
+
 def clipped_product_sum(
     features: Features,
     errors: Doubles,
@@ -93,8 +112,8 @@ def clipped_product_sum(
 ) -> tuple[npt.NDArray[np.int64], Doubles]:
     """Sums `sum over images of features x error` of units, each clipped, on the mechanism's grid.
 
-    Formal guarantee: the integer matrix of any unit has norm at most 2^grid_bits; a unit with an
-    error that is not finite contributes zero.
+    Formal guarantee: the integer matrix of any unit has norm at most 2^grid_bits; a unit with a
+    feature or an error that is not finite contributes zero.
 
     Args:
       features: `[units, images, features + 1]`.
@@ -107,20 +126,16 @@ def clipped_product_sum(
       int64 `[(features + 1) * classes]`, and the norms before the clip, float64 `[units]`.
 
     Raises:
-      ConfigError: too many images at once for an exact sum.
+      ValueError: more than `most_units` at once.
     """
     units, images, rows = features.mantissas.shape
     classes = errors.shape[-1]
-    room = _EXACT_BITS - 1 - grid_bits - math.ceil(math.log2(max(1, units * images * images)))
-    if room < 0:
-        raise ConfigError(
-            f"{units} units of {images} images are too many for one exact sum on a grid of "
-            f"{grid_bits} bits; lower training.unit_gradient.microbatch or images_per_unit"
-        )
+    if units > most_units(images, grid_bits):
+        raise ValueError(f"{units} units of {images} images are too many for one exact sum")
     whole = features.mantissas.astype(np.float64, copy=False)
-    finite = np.all(np.isfinite(errors), axis=(1, 2), keepdims=True)
-    errors = np.where(finite, errors, 0.0)
     real = errors / features.scales[..., None]  # so that `whole x real` is the record
+    finite = np.all(np.isfinite(real), axis=(1, 2), keepdims=True)
+    real = np.where(finite, real, 0.0)
     lengths = np.sqrt(np.einsum("uif,uif->ui", whole, whole))  # the sums are exact
     norms = apart = (lengths * np.sqrt(np.square(real).sum(-1))).sum(1) / images
     if images > 1:
