@@ -46,7 +46,7 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/lint-imports
 
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
-test: check planted-bugs ## Format, lint, types, layers, tests; CI runs this and make docs
+test: check attested ## Format, lint, types, layers, tests; CI runs this and make docs
 	$(BIN)/python -m pytest -m "not slow and not planted_bug" $(SIDE_BY_SIDE)
 
 test-full: check planted-bugs ## The long tests too

@@ -22,12 +22,7 @@ from tests.forked import Forked
 from tests.partition_run import reserve_for, reserved_config
 
 LEDGER_ACTS = ("reserve", "bind", "commit", "account", "release")
-QUICK = {
-    ("reserve", "before record"),
-    ("commit", "before record"),
-    ("account", "before signature"),
-    ("release", "before marker"),
-}
+QUICK = {("commit", "before record"), ("release", "before marker")}
 
 
 def _contents(*kept: Path) -> dict[str, bytes]:

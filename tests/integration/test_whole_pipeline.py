@@ -73,6 +73,7 @@ def test_bundle_verifies_offline(released):
     assert "verified" in done.output
 
 
+@pytest.mark.slow
 def test_second_run_of_a_planned_series_of_one_is_refused_before_it_reads_data(released):
     folder, _ = released
     done = finish(

@@ -174,7 +174,7 @@ def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path):
     """Batch x rounds / units a second, in the table and in the JSON."""
     arguments = ["--mechanism", "poisson_gaussian", "--population", "2000"]
     arguments += ["--users-per-client", "1", "--clients-per-round", "200", "--rounds", "20"]
-    arguments += ["--target-epsilon", "3", "--delta", "1e-4", "--frontier"]
+    arguments += ["--target-epsilon", "0.5", "--delta", "1e-4", "--frontier"]
     arguments += ["--figure", str(tmp_path / "f.svg"), "--output", str(tmp_path / "plan.json")]
     timed = [*arguments, "--units-per-second", "50"]
     result = CliRunner().invoke(app, [*timed, "--json"])

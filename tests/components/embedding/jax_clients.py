@@ -1,8 +1,8 @@
 """Rounds of virtual clients on JAX, on eight devices of one processor and without TensorFlow.
 
 `python -m tests.components.embedding.jax_clients WHAT FOLDER` reads a backbone and records that the
-test wrote, and prints one JSON object of what it found: of `sound` rounds, or of `faulty` ones, in
-which a fault is planted each; `problems` must see it.
+test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices and
+precisions, or of `faulty` rounds, in which a fault is planted each; `problems` must see it.
 """
 
 import os
@@ -173,9 +173,23 @@ def faulty(folder):
     return found
 
 
-def sound(folder):
+def other(folder):
+    """Rounds on several devices, and in bfloat16."""
     from fedemb.embedding.backbones import with_bfloat16
 
+    backbone, units = backbone_of(folder), clients()
+    one = round_function(backbone)
+    whole = total(one, units)
+    return {
+        "devices": [
+            np.array_equal(total(round_function(backbone, devices=count), units), whole)
+            for count in (2, 8)
+        ],
+        "bfloat16": bfloat16(one, round_function(with_bfloat16(backbone)), units),
+    }
+
+
+def sound(folder):
     backbone, units, found = backbone_of(folder), clients(), {}
     function = partial(round_function, backbone)
     found["apart"] = {v: apart(folder, backbone, JaxRoundFunction, v) for v in VARIANTS}
@@ -185,8 +199,6 @@ def sound(folder):
     found["compiled"] = one._add._cache_size()
     whole = total(one, units)
     found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
-    found["devices"] = [np.array_equal(total(function(devices=n), units), whole) for n in (2, 8)]
-    found["bfloat16"] = bfloat16(one, round_function(with_bfloat16(backbone)), units)
     found["nobody"] = not total(one, []).any()
     sums = one(one.initial_weights(), units, 3).clients
     found["statistics"] = sums.tolist()
@@ -200,4 +212,4 @@ def sound(folder):
 
 if __name__ == "__main__":
     forbid(devices=8)
-    print_found({"sound": sound, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))
+    print_found({"sound": sound, "other": other, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

@@ -1,8 +1,9 @@
 """Rounds of DP-SGD on JAX, on eight devices made of one processor and without TensorFlow.
 
 `python -m tests.components.embedding.jax_units WHAT FOLDER` reads a classifier and units that the
-test wrote, and prints one JSON object of what it found: of `sound` rounds, or of `faulty` ones, in
-which a fault is planted each; `problems` must see it.
+test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices,
+precisions and clips, or of `faulty` rounds, in which a fault is planted each; `problems` must see
+it.
 """
 
 import json
@@ -275,11 +276,31 @@ def faulty(folder):
     return found
 
 
-def sound(folder):
+def other(folder):
+    """Rounds on several devices, in bfloat16, with an automatic clip, and beside jax-privacy."""
     import jax
-    import jax.numpy as jnp
 
     from fedemb.embedding.backbones import trainable_variables, with_bfloat16
+
+    small, units = small_net(folder), units_of(folder)
+    one = round_function(small)
+    grid, whole = 2.0**one.mechanism.plan.grid_bits, total(one, units)
+    automatic = round_function(small, automatic_clip=1e-3)
+    return {
+        "device_count": len(jax.devices()),
+        "devices": [
+            np.array_equal(total(round_function(small, devices=count), units), whole)
+            for count in (2, 8)
+        ],
+        "bfloat16": bfloat16(one, round_function(with_bfloat16(small)), units),
+        "automatic": [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]],
+        "oracle": beside_jax_privacy(small, trainable_variables(small, "all"), units),
+    }
+
+
+def sound(folder):
+    import jax.numpy as jnp
+
     from fedemb.embedding.loading import load_backbone
 
     found = {}
@@ -287,9 +308,8 @@ def sound(folder):
     small, units = small_net(folder), units_of(folder)
     wanted = np.load(folder / "records.npz")
     function = partial(round_function, small)
-    whole_net = partial(round_function, classifier, clip=float(wanted["clip"]))
 
-    one = whole_net()
+    one = round_function(classifier, clip=float(wanted["clip"]))
     grid = 2.0**one.mechanism.plan.grid_bits
     found["problems"] = problems(one, units)
     found["own draws"] = own_draws(one, units[1])
@@ -299,16 +319,6 @@ def sound(folder):
         float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
         for unit, record in enumerate(records)
     ]
-    found["bfloat16"] = bfloat16(function(), round_function(with_bfloat16(small)), units)
-    automatic = function(automatic_clip=1e-3)
-    found["automatic"] = [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]]
-    found["oracle"] = beside_jax_privacy(small, trainable_variables(small, "all"), units)
-    whole = total(one, units)
-    found["devices"] = [
-        np.array_equal(total(whole_net(devices=2), units), whole),
-        np.array_equal(total(function(devices=8), units), total(function(), units)),
-    ]
-    found["device_count"] = len(jax.devices())
     found["nobody"] = not total(one, []).any()
 
     broken = function()
@@ -337,4 +347,4 @@ def sound(folder):
 
 if __name__ == "__main__":
     forbid(devices=8)
-    print_found({"sound": sound, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))
+    print_found({"sound": sound, "other": other, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

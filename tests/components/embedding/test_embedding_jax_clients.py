@@ -64,6 +64,12 @@ def found(folder):
 
 
 @pytest.fixture(scope="module")
+def other(folder):
+    """What another says of other devices, precisions and clips."""
+    return said_on_jax("jax_clients", "other", folder)
+
+
+@pytest.fixture(scope="module")
 def faulty(folder):
     """What another says where a fault is planted."""
     return said_on_jax("jax_clients", "faulty", folder)
@@ -95,12 +101,14 @@ def test_draws_are_those_of_the_group_and_the_round(found):
     assert found["own draws"] == [True, True]
 
 
-def test_two_and_eight_devices_give_the_bits_of_one(found):
-    assert found["devices"] == [True, True]
+@pytest.mark.slow
+def test_two_and_eight_devices_give_the_bits_of_one(other):
+    assert other["devices"] == [True, True]
 
 
-def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(found):
-    wrong, cosine = found["bfloat16"]
+@pytest.mark.slow
+def test_in_bfloat16_records_keep_the_clip_and_stand_for_themselves(other):
+    wrong, cosine = other["bfloat16"]
     assert wrong == []
     assert 0.9 < cosine < 1.0
 

@@ -41,12 +41,14 @@ def lines(tmp_path_factory):
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_core_is_imported_and_each_backbone_built_where_tensorflow_is_not(lines):
     assert [name for kind, name, *_ in lines if kind == "built"] == [
         *{build: name for name, build in backbones().items()}.values()
     ]
 
 
+@pytest.mark.slow
 def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
     found = {name: float(far[0]) for kind, name, *far in lines if kind == "loaded"}
     assert found.keys() == set(SMALL)

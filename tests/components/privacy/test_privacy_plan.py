@@ -163,7 +163,7 @@ def test_events_follow_the_rule_table():
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if MECHANISMS[kind].private])
 def test_a_shorter_run_costs_no_more_and_no_run_costs_nothing(kind):
-    plan = make_plan(kind, noise_multiplier=3.0)
+    plan = make_plan(kind, noise_multiplier=12.0)
     assert plan.event(0) == dpe.NoOpDpEvent()
     assert plan.event(plan.rounds) == plan.event()
     quickest = "rdp" if supports(plan.event(), plan.relation, "rdp") else "auto"

@@ -349,12 +349,16 @@ def test_progress_line_is_public(ready, caplog):
         {"mechanism": {"kind": "tree_aggregation", "rounds": 6, "noise_multiplier": 1.0,
                        "clients_per_round": 4, "min_separation": 3, "max_participations": 2}},
         {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
-        {"partition.groupings": 3, "training.mixed_precision": True},
+        pytest.param(
+            {"partition.groupings": 3, "training.mixed_precision": True}, marks=pytest.mark.slow
+        ),
         {"mechanism": {"kind": "not_private", "rounds": 6, "sampling_probability": 0.5}},
         pytest.param(
             {"model.backbone": "resnet8_ws", "partition.virtual_clients": 4}, marks=pytest.mark.slow
         ),
-        {"model.trainable": "projection", "partition.groupings": 3},
+        pytest.param(
+            {"model.trainable": "projection", "partition.groupings": 3}, marks=pytest.mark.slow
+        ),
     ],
     ids=["tree", "fedavg", "groupings-bfloat16", "fedemb", "standardised", "projection"],
 )  # fmt: skip
