@@ -27,7 +27,7 @@ from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
 from fedemb.documents.artifacts import config_digest, file_digest, tree_digest, write_json
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import UsersManifest
-from fedemb.keys import commit_to, commitment_key, open_key_store
+from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.step_context import StepContext
 from tests.partition_run import write_index_files
@@ -214,7 +214,10 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         "blocks": ["all/0"],
         "image_size": settings.model.image_size,
         "channels": settings.model.channels,
-        "commitments": {"users": commit_to(key, digest.encode()), "evaluation": "0" * 64},
+        "commitments": {
+            "users": commit_to_people(key, RUN_ID, 1, digest),
+            "evaluation": "0" * 64,
+        },
     }
     signer = Signer.newest(keys, "partition")
     write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)

@@ -30,7 +30,7 @@ from fedemb.documents.artifacts import config_digest, tree_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
-from fedemb.keys import commit_to, commitment_key
+from fedemb.keys import commit_to_people, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
@@ -94,8 +94,11 @@ def run(context: StepContext) -> dict[str, Any]:
         )
         _check_input(config, reservation, commitment)  # nothing changed while it was read
         commitments = {
-            "users": commit_to(commitment, partitioned.users.digest.encode()),
-            "evaluation": commit_to(commitment, partitioned.evaluation.digest.encode()),
+            kind: commit_to_people(commitment, run_id, reservation.attempt, published.digest)
+            for kind, published in (
+                ("users", partitioned.users),
+                ("evaluation", partitioned.evaluation),
+            )
         }
     fields = {
         **mine,
@@ -129,7 +132,8 @@ def _begun_with(
         if not open_store(context.private(kind)).exists("manifest.json"):
             return None
         with local_tree(context.private(kind)) as folder:
-            found[kind] = commit_to(key, tree_digest(folder).encode())
+            digest = tree_digest(folder)
+        found[kind] = commit_to_people(key, context.run_id, reservation.attempt, digest)
     if found != bind.body["commitments"]:
         return None
     _log.info(

@@ -44,7 +44,7 @@ def void(
             f"the ledger of policy {opened.policy_id!r} has no run {run_id!r}; `fedemb ledger show`"
             " lists them"
         )
-    record = opened.void(Reservation.of(found.reserve), reason_text(reason))
+    record = opened.void(Reservation.of(found.reserve), reason_text(reason), key_store)
     typer.echo(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"

@@ -10,6 +10,9 @@ import struct
 
 import google_crc32c
 import honest_run
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +20,7 @@ from fedemb.config import SourceConfig, StorageConfig
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_files import ImageFiles, iter_tfrecord
-from fedemb.data.sources import find_parts, read_part, split_part
+from fedemb.data.sources import find_parts, image_files, read_part, split_part
 from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
 from fedemb.keys import open_key_store, partition_key
@@ -371,7 +374,7 @@ def _read_all(root):
     source = SourceConfig.model_validate(
         {"uri": str(root), "format": "image_folder", "columns": columns}
     )
-    files, found = ImageFiles(str(root)), {}
+    files, found = image_files(source), {}
 
     def waited(*_):
         raise TimeoutError("a reader waits for ever")
@@ -431,6 +434,10 @@ def _link_out_relative(root):
     (root / "ada" / "link.png").symlink_to("../../outside/secret.png")
 
 
+def _link_to_another_person(root):
+    (root / "bob" / "link.png").symlink_to("../ada/one.png")
+
+
 def _link_to_itself(root):
     (root / "ada" / "link.png").symlink_to("link.png")
 
@@ -462,6 +469,7 @@ def _link_to_fifo(root):
 
 ODD_FILES = (
     *(_fifo, _socket, _device, _link_to_device, _link_out, _link_out_relative, _link_to_itself),
+    _link_to_another_person,
     *(_link_to_nothing, _person_twice, _person_from_outside, _whole_disk, _link_to_fifo),
     _folder_inside_from_outside,
 )
@@ -473,6 +481,23 @@ def test_what_is_no_image_file_of_a_person_is_left_out(album, odd):
     found = _read_all(album)
     assert {key: data for key, data in found.items() if data is not None} == HONEST
     assert {user for user, _ in found} == {"ada", "bob"}
+
+
+def test_a_value_that_python_cannot_hold_is_one_bad_record_and_the_rest_is_read(tmp_path):
+    ends = pa.py_buffer(np.array([0, 3, 5], np.int32))
+    users = pa.StringArray.from_buffers(2, ends, pa.py_buffer(b"ada\xff\xfe"))
+    days = pa.array([10**9, 20_000], pa.int32()).cast(pa.date32())
+    table = pa.table({"image": [b"1", b"2"], "user": users, "day": days})
+    pq.write_table(table, tmp_path / "photos.parquet")
+    source = SourceConfig.model_validate(
+        {"uri": str(tmp_path / "photos.parquet"), "columns": {"user_id": "user", "label": None}}
+    )
+    columns = ["user", "day"]
+    (batch,) = (
+        batch for part in find_parts(source, columns) for batch in read_part(source, part, columns)
+    )
+    assert batch.columns["user"] == ["ada", None]
+    assert [day is None for day in batch.columns["day"]] == [True, False]
 
 
 @pytest.mark.parametrize(

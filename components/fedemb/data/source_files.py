@@ -87,7 +87,7 @@ def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator
         try:
             reader = csv.open_csv(
                 path,
-                read_options=csv.ReadOptions(block_size=1 << 20),
+                read_options=csv.ReadOptions(block_size=1 << 24),
                 parse_options=csv.ParseOptions(
                     newlines_in_values=True, invalid_row_handler=lambda _row: "skip"
                 ),
@@ -170,13 +170,16 @@ def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None
     return values
 
 
-def _read_inside(root: Path, name: str) -> bytes | None:
+def _read_inside(root: Path, name: str, *, own_folder: bool) -> bytes | None:
     """Bytes of a regular file below a folder; None for a pipe, a device, or a link that leads out.
+
+    With `own_folder`, also for a link out of the first folder of its name, which is a person's.
 
     Opened without waiting: a pipe that nobody writes to would hold a worker for ever.
     """
     path = (root / name).resolve()
-    if not path.is_relative_to(root.resolve()):
+    inside = root / name.split("/", maxsplit=1)[0] if own_folder else root
+    if not path.is_relative_to(inside.resolve()):
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -184,10 +187,16 @@ def _read_inside(root: Path, name: str) -> bytes | None:
 
 
 class ImageFiles:
-    """Reads image files by name below a root; what is not there is a bad record, not a failure."""
+    """Reads image files by name below a root; what is not there is a bad record, not a failure.
 
-    def __init__(self, uri: str):
-        self._store = open_store(uri)
+    Args:
+      uri: the root.
+      of_users: folders directly below it are users; no link leads from one to another, which would
+        make one person's photo two users' records.
+    """
+
+    def __init__(self, uri: str, *, of_users: bool = False):
+        self._store, self._of_users = open_store(uri), of_users
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of `name`, or of it with an ending for images.
@@ -214,8 +223,12 @@ class ImageFiles:
     def _try(self, name: str) -> bytes | None:
         root = self._store.local_root
         try:
-            return _read_inside(root, name) if root else self._store.read(name)
+            if root is None:
+                return self._store.read(name)
+            return _read_inside(root, name, own_folder=self._of_users)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
+            return None
+        except RuntimeError:  # a loop of links, until Python 3.13
             return None
         except PermissionError as error:
             raise StorageError(

@@ -109,10 +109,25 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
                     images = batch.column(image)
                     if pa.types.is_struct(images.type):
                         images = images.field("bytes")
-                    others = {name: batch.column(name).to_pylist() for name in columns}
+                    others = {name: _values(batch.column(name)) for name in columns}
                     yield Batch(images.to_pylist(), others)
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{part.name} is damaged in the middle; copy it again") from error
+
+
+def _values(column: Any) -> list[Any]:
+    """A column's values; None for one that Python cannot hold, as text that is not UTF-8."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        return [_value(item) for item in column]
+
+
+def _value(item: Any) -> Any:
+    try:
+        return item.as_py()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
@@ -180,7 +195,7 @@ def image_files(source: SourceConfig) -> ImageFiles | None:
     kind = source_format(source)
     if kind == "csv":
         return ImageFiles(source.image_root or "")
-    return ImageFiles(source.uri) if kind == "image_folder" else None
+    return ImageFiles(source.uri, of_users=True) if kind == "image_folder" else None
 
 
 def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.ndarray, np.ndarray]:

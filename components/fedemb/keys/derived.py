@@ -30,6 +30,20 @@ def commitment_key(store: KeyStore, policy_id: str) -> bytes:
     return derive(store.load_or_create(f"policy/{policy_id}"), "commitment")
 
 
+def commit_to_people(key: bytes, run_id: str, attempt: int, digest: str) -> str:
+    """Commitment to the users of one attempt of a run.
+
+    Equal commitments of two attempts would tell that nobody trained who was forgotten between.
+
+    Args:
+      key: of commitments, see `commitment_key`.
+      run_id: name of the run.
+      attempt: its number.
+      digest: of the folder the users lie in.
+    """
+    return derive(key, "people/1", run_id, str(attempt), digest).hex()
+
+
 def commit_to(key: bytes, data: bytes) -> str:
     """Keyed commitment to private data, 64 hexadecimal digits.
 

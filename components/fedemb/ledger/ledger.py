@@ -251,7 +251,7 @@ class Ledger:
                     "only a committed run with purpose release can be approved"
                 )
             for record in self.state.approvals_of(model_sha, report_sha):
-                if record.signature["key_id"] == signer.key_id:
+                if record.signature["key_id"] == signer.key_id or record.actor == name:
                     return record
             return body
 
@@ -431,17 +431,29 @@ class Ledger:
             keys.destroy(reservation_key_name(reservation.run_id, reservation.attempt))
         return record
 
-    def void(self, reservation: Reservation, reason: str) -> Record:
-        """Gives a reservation back that was never bound.
+    def void(self, reservation: Reservation, reason: str, keys: KeyStore | None = None) -> Record:
+        """Gives a reservation back that was never bound, and destroys its root key.
+
+        Args:
+          reservation: the attempt.
+          reason: why, for the record.
+          keys: where the root key lies. One that is destroyed was committed, whatever a ledger says
+            whose later records were cut off.
 
         Raises:
-          Refused: it was bound, so its rounds may have started.
+          Refused: it was bound or committed, so its rounds may have started.
         """
+        root = reservation_key_name(reservation.run_id, reservation.attempt)
 
         def decide() -> dict[str, Any] | Record:
             attempt = self.attempt(reservation)
             if attempt.void is not None:
                 return attempt.void
+            if keys is not None and keys.used(root) and not keys.exists(root):
+                raise Refused(
+                    f"the root key of run {reservation.run_id!r} was destroyed, as at a commit: it "
+                    "trained, and this ledger is older than its runs; restore the newest backup"
+                )
             if attempt.bind is not None:
                 raise Refused(
                     f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
@@ -449,7 +461,10 @@ class Ledger:
                 )
             return {"reservation": reservation.sequence, "reason": reason}
 
-        return self._append("void", decide, reservation=reservation)
+        record = self._append("void", decide, reservation=reservation)
+        if keys is not None and keys.used(root):
+            keys.destroy(root)
+        return record
 
     def release(self, reservation: Reservation, **body: str) -> Record:
         """Writes down that a bundle was published; the bundle anchors the head before it.

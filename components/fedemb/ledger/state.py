@@ -150,14 +150,20 @@ class LedgerState:
         }
 
     def approvals_of(self, model_sha: str, report_sha: str) -> list[Record]:
-        """The approvals of one model with one report: one of each person, their first."""
-        given = [
-            record
-            for record in self.approvals
-            if (record.body["model_sha"], record.body["report_sha"]) == (model_sha, report_sha)
-        ]
-        first = {record.signature["key_id"]: record for record in reversed(given)}
-        return sorted(first.values(), key=lambda record: record.sequence)
+        """The approvals of one model with one report: one of each person, their first.
+
+        A person with a new key is the same person, and so is a key under a new name.
+        """
+        found: list[Record] = []
+        seen: set[str] = set()
+        for record in self.approvals:
+            who = {record.actor, record.signature["key_id"]}
+            asked = (record.body["model_sha"], record.body["report_sha"])
+            if asked == (model_sha, report_sha):
+                if not who & seen:
+                    found.append(record)
+                seen |= who
+        return found
 
     def charges(self, block: str) -> list[Charge]:
         """What weighs on a block, in order."""

@@ -42,7 +42,7 @@ from fedemb.embedding.server import ServerState, released_weights
 from fedemb.embedding.standardized import plain_form
 from fedemb.embedding.threads import accelerators, configure_threads
 from fedemb.errors import ConfigError, PlanMismatch
-from fedemb.keys import commit_to, commitment_key, reservation_key_name
+from fedemb.keys import commit_to_people, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -141,7 +141,7 @@ def run_attempt(
                 store.write(_INJECTED, b"")  # before its first round, and for good
             attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
             with local_tree(context.private("users")) as folder:
-                _check_data(folder, commitments, users)
+                _check_data(folder, commitments, users, reservation.attempt)
                 attempt = Attempt(
                     config=config,
                     backbone=backbone,
@@ -225,9 +225,10 @@ def _check_key(config: RunConfig, root_key: bytes | None) -> None:
         )
 
 
-def _check_data(folder: Path, key: bytes, users: UsersManifest) -> None:
+def _check_data(folder: Path, key: bytes, users: UsersManifest, attempt: int) -> None:
     """Reads all of the users once: what trains is what the ledger was told."""
-    if commit_to(key, tree_digest(folder).encode()) != users.commitments.users:
+    found = commit_to_people(key, users.run_id, attempt, tree_digest(folder))
+    if found != users.commitments.users:
         raise PlanMismatch(
             "the users are not those partition_users committed to; run partition_users again, or "
             "start a run with a new id"

@@ -130,6 +130,15 @@ def test_one_person_counts_once_however_often_they_approve(run, ada, bob):
     assert codes(run) == ["not_approved"]
 
 
+def test_one_person_with_a_new_key_counts_once(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    first, laptop = approve(run, ada), person()
+    name(run, "a new laptop", ada=laptop, bob=bob)
+    assert approve(run, laptop) == first
+    put(run, laptop, "ada", body_of(run))
+    assert codes(run) == ["not_approved"]
+
+
 def test_one_key_under_two_names_is_refused(run, ada):
     with pytest.raises(LedgerError, match="stands there twice"):
         name(run, ada=ada, bob=ada)

@@ -15,7 +15,7 @@ from fedemb.errors import (
     SignatureInvalid,
     StorageError,
 )
-from fedemb.keys import commit_to, derive, open_key_store, partition_key
+from fedemb.keys import commit_to, commit_to_people, derive, open_key_store, partition_key
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.signatures import Signer, sign_document, trust_of
 from fedemb.keys.trust import TrustStore, verify_document
@@ -212,6 +212,14 @@ def test_commitment_needs_the_key(tmp_path):
     assert partition_key(keys, "a") != partition_key(keys, "b")
     assert partition_key(keys, "a") == partition_key(keys, "a")
     assert commit_to(b"1" * 32, b"data") != commit_to(b"2" * 32, b"data")
+
+
+def test_equal_users_of_two_attempts_or_runs_have_commitments_of_their_own():
+    """Else two attempts would tell whether somebody trained who was forgotten between them."""
+    key, digest = b"1" * 32, "a" * 64
+    found = {commit_to_people(key, *of, digest) for of in (("r", 1), ("r", 2), ("r1", 1))}
+    assert len(found) == 3
+    assert commit_to_people(key, "r", 1, digest) in found
 
 
 # ---- signatures -------------------------------------------------------------------------------

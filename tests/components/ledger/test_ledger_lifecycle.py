@@ -241,6 +241,27 @@ def test_void_is_refused_once_anything_was_bound(kit):
         ledger.void(reservation, "changed our mind")
 
 
+def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit):
+    """The ledger's later records were cut off, and nobody touched the keys."""
+    ledger, root = kit.open(), reservation_key_name("monday", 1)
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit.keys.create(root)
+    kit.keys.destroy(root)
+    with pytest.raises(Refused, match="older than its runs"):
+        ledger.void(reservation, "the wrong week", kit.keys)
+    assert ledger.spent("all/0").epsilon > 0
+
+
+def test_a_voided_reservation_has_no_root_key_to_train_with(kit):
+    ledger, root = kit.open(), reservation_key_name("monday", 1)
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit.keys.create(root)
+    for _ in range(2):  # again, as after a kill between record and key
+        ledger.void(reservation, "the wrong week", kit.keys)
+    assert not kit.keys.exists(root)
+    assert ledger.spent("all/0").epsilon == 0
+
+
 def test_run_that_was_voided_may_reserve_again_as_next_attempt(kit):
     ledger = kit.open()
     reservation = ledger.reserve(run_id="monday", content=kit_.content())

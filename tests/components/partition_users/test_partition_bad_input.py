@@ -307,7 +307,7 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
     from fedemb.documents.artifacts import tree_digest
-    from fedemb.keys import commit_to, commitment_key, open_key_store
+    from fedemb.keys import commit_to_people, commitment_key, open_key_store
     from fedemb.steps.partition_users.partition import run
 
     config = reserved_config(tmp_path)
@@ -321,7 +321,7 @@ def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path:
     }
     for kind in ("users", "evaluation"):
         digest = tree_digest(tmp_path / "private" / "run-1" / kind)
-        assert manifest["commitments"][kind] == commit_to(key, digest.encode())
+        assert manifest["commitments"][kind] == commit_to_people(key, "run-1", 1, digest)
 
 
 def test_reservation_of_another_run_or_configuration_is_refused(tmp_path: Path) -> None:
