@@ -70,8 +70,8 @@ def run(
       PlanMismatch: the run exists with another content, or is off a planned series; or the public
         start was made of another configuration.
       Refused: the policy has other terms, or promises what epsilon does not hold for; the
-        planted-bug suite did not pass on this code; or private runs were looked at that the ledger
-        does not hold.
+        planted-bug suite did not pass on this code; private runs were looked at that the ledger
+        does not hold; or the run's name has a root key already.
       ArtifactError: the public start is missing, or not the one its step signed.
       SignatureInvalid: the plan is not signed by plan_privacy, or the start not by pretrain_public.
       LedgerError: the ledger is older than the marks of its charges, or broken.
@@ -85,6 +85,11 @@ def run(
     check_high_water(ledger, keys, config.storage.witness)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
+    if found is None and keys.used(reservation_key_name(run_id, 1)):
+        raise Refused(
+            f"run id {run_id!r} has a root key in this key store already, of another policy or of "
+            "a ledger that is gone, and no name gets a second one; choose another run id"
+        )
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)
     check_start(context, ledger.chain.trust, at=reserved_at)

@@ -100,6 +100,16 @@ def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
     assert not ledger.exists() or [p.name for p in ledger.glob("*.json")] == ["00000000.json"]
 
 
+def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tmp_path):
+    """Else it would be charged, and could never fetch a root of its own."""
+    _reserve(tmp_path, _config(tmp_path), "monday")
+    other = _config(tmp_path, **{"policy.policy_id": "monthly"})
+    with pytest.raises(Refused, match="choose another run id"):
+        _reserve(tmp_path, other, "monday")
+    ledger = tmp_path / "ledger" / "monthly"
+    assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
+
+
 def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):
     release = _config(tmp_path, purpose="release", **{"policy.delta": 1e-5})
     first = _reserve(tmp_path, release, "monday")
