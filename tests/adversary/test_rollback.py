@@ -7,8 +7,10 @@ import honest_run
 import pytest
 from typer.testing import CliRunner
 
-from fedemb.errors import FedEmbError, LedgerError
-from fedemb.keys import open_key_store
+from fedemb.errors import FedEmbError, LedgerError, Refused
+from fedemb.keys import LocalKeyStore, open_key_store
+from fedemb.keys.signatures import Signer
+from fedemb.keys.trust import TrustStore
 from fedemb.ledger import check_high_water, connect, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
 
@@ -16,9 +18,14 @@ from fedemb.pipelines.cli.main import app
 class Team:
     """Weekly runs that share a policy; ledger, keys and witness may be put back to a backup."""
 
-    def __init__(self, root: Path, *, witness: bool = False):
+    def __init__(self, root: Path, witness: Path | None = None):
+        """A witness is a link, which has one address for the team and for its copies."""
         self.root, self.policy = root, root / "policy"
-        self.changes = {"storage.witness": str(self.policy / "witness")} if witness else {}
+        self.changes = {"storage.witness": str(witness)} if witness else {}
+        if witness:
+            (self.policy / "witness").mkdir(parents=True, exist_ok=True)
+            witness.unlink(missing_ok=True)
+            witness.symlink_to(self.policy / "witness")
 
     @property
     def witness(self):
@@ -55,7 +62,8 @@ class Team:
 @pytest.fixture(scope="module", params=[False, True], ids=["no witness", "witness"])
 def month(request, tmp_path_factory):
     """Four weeks; a backup after each: `after-1`, ..."""
-    team = Team(tmp_path_factory.mktemp("month"), witness=request.param)
+    root = tmp_path_factory.mktemp("month")
+    team = Team(root, root.with_name(f"{root.name}-witness") if request.param else None)
     for week in range(1, 5):
         team.reserve(f"week-{week}")
         team.backup(f"after-{week}")
@@ -66,7 +74,7 @@ def month(request, tmp_path_factory):
 def team(month, tmp_path):
     """A copy, to attack."""
     shutil.copytree(month.root, tmp_path / "month")
-    return Team(tmp_path / "month", witness=month.witness is not None)
+    return Team(tmp_path / "month", Path(month.witness) if month.witness else None)
 
 
 def _old_backup(weeks):
@@ -193,6 +201,39 @@ def test_ledger_and_keys_put_back_together_are_noticed_by_a_witness_alone(team, 
         return
     with pytest.raises(LedgerError, match=r"the witness .* says there were more"):
         ACTS[act](team)
+
+
+@pytest.mark.parametrize("other", [None, "elsewhere"])
+def test_a_run_without_the_policys_witness_is_refused(team, tmp_path, other):
+    """Else whoever puts ledger and keys back names none, or an empty one."""
+    team.restore("ledger", "keys", backup="after-1")
+    had = team.witness
+    team.changes = {"storage.witness": str(tmp_path / other)} if other else {}
+    if had is None:
+        team.reserve("week-5")  # a policy may be given its first witness
+        return
+    with pytest.raises(Refused, match=r"storage\.witness .* for life"):
+        team.reserve("week-5")
+
+
+def _added_key(trust, stranger):
+    return [*trust.keys, stranger]
+
+
+def _exchanged_key(trust, stranger):
+    return [stranger, *(key for key in trust.keys if key.role != stranger.role)]
+
+
+@pytest.mark.parametrize("changed", [_added_key, _exchanged_key])
+def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, changed):
+    """Whoever may replace files beside the ledger, and has no key, signs as any step."""
+    file = team.policy / "ledger" / "trust.json"
+    stranger = Signer.load_or_create(LocalKeyStore(tmp_path / "stranger"), "evaluate")
+    trust = TrustStore.load(file)
+    TrustStore(changed(trust, stranger.trusted())).save(file)
+    for act in ("reserve", "show"):
+        with pytest.raises(LedgerError, match=r"begun under another trust\.json"):
+            ACTS[act](team)
 
 
 def test_all_three_put_back_together_are_not_noticed(team):

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedemb.documents.artifacts import canonical_json, parse_json, write_json
+from fedemb.documents.artifacts import canonical_json, json_digest, parse_json, write_json
 from fedemb.documents.document import Document, Written
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
 
@@ -125,6 +125,11 @@ class TrustStore:
     def to_json(self) -> dict[str, Any]:
         """The content of a trust file, without its schema."""
         return {"keys": [vars(key) for key in self.keys]}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the keys, in whatever order a file had them."""
+        return json_digest(self.to_json())
 
     def save(self, path: Path) -> None:
         """Writes a trust file."""

@@ -51,6 +51,7 @@ class Ledger:
     def __init__(self, chain: Chain, signer: Signer | None = None):
         """Takes the chain; without a signer the ledger can only be read."""
         self.chain = chain
+        self._trust_sha = chain.trust.digest  # of the file, before any record added a key
         self._signer = signer
         self._state = LedgerState()
         self._signatures = True
@@ -92,9 +93,20 @@ class Ledger:
 
         Args:
           signatures: False leaves all but the last signature to the hash chain; for display only.
+
+        Raises:
+          LedgerError: the ledger is broken, or was begun under other trusted keys.
+          SignatureInvalid: a record was changed or is signed by an unknown key.
         """
         self._signatures = signatures
         self.chain.refresh(signatures=signatures)
+        for policy in self.chain.records[:1]:
+            terms = policy.body.get("terms")
+            if isinstance(terms, dict) and terms.get("trust_sha", "") not in ("", self._trust_sha):
+                raise LedgerError(
+                    f"policy {self.policy_id!r} was begun under another trust.json than the one at "
+                    "hand, so a key was put into it or taken out; restore the one its owner gave"
+                )
 
     def spent(self, block: str) -> Spent:
         """The cumulative price of a block."""

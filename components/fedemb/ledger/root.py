@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
@@ -31,7 +32,8 @@ def open_ledger(
       trust: keys trusted.
 
     Raises:
-      LedgerError: the ledger is broken. An empty one is no error here, but `terms` is.
+      LedgerError: the ledger is broken, or was begun under other trusted keys. An empty one is no
+        error here, but `terms` is.
       SignatureInvalid: a record was changed, or signed by an unknown key.
     """
     ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
@@ -101,6 +103,7 @@ def begin_policy(
                 f"of {ledger.chain.store.uri} would trust the retired ones in a new policy; "
                 "give the new policy a ledger root of its own"
             )
+    terms = replace(terms, trust_sha=trust.digest)
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
     mark_high_water(ledger, keys, witness_uri)
 

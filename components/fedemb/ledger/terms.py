@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, cast
@@ -20,8 +21,14 @@ _SETTINGS = {
     "shared_label_column": "the shared classes (data.source.label_scope with columns.label)",
     "evaluation": "partition.evaluation",
     "series": "policy.planned_runs and the plan they repeat",
+    "witness_sha": "the digest of storage.witness",
 }
 """Where a configuration says it; everything else is `policy.<name>`."""
+
+
+_LATER = {"covers_change_own_data": False, "witness_sha": "", "trust_sha": ""}
+"""What policies from before these terms were known had."""
+_SHA = re.compile(r"([0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,10 @@ class PolicyTerms:
     series: PlannedSeries | None = None
     identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
     """Version of id canonicalisation, user hash and block rule: another one is another policy."""
+    witness_sha: str = ""
+    """Digest of the address of the witness, see `witness_sha`; empty: none was named."""
+    trust_sha: str = ""
+    """Digest of the trust file beside the ledger, `TrustStore.digest`; empty in old policies."""
 
     def to_json(self) -> dict[str, Any]:
         """The terms as they stand in the policy record."""
@@ -104,8 +115,7 @@ class PolicyTerms:
           LedgerError: a field is unknown, missing, of another type or out of bounds.
         """
         try:
-            # Policies from before that promise was known made none.
-            values = _typed(cls, {"covers_change_own_data": False, **body})
+            values = _typed(cls, {**_LATER, **body})
             plan = cast("dict[str, Any]", values.pop("series"))
             users = UserTerms(**_typed(UserTerms, values.pop("users")))
             series = PlannedSeries(**_typed(PlannedSeries, plan)) if plan else None
@@ -125,6 +135,7 @@ class PolicyTerms:
             and terms.approvals >= 0
             and (terms.composition == "planned") == (terms.series is not None)
             and terms.users.blocks_per_cohort >= 1
+            and all(_SHA.fullmatch(sha) for sha in (terms.witness_sha, terms.trust_sha))
         )
         if not holds:
             raise LedgerError("the policy record has terms out of bounds; restore the ledger")
@@ -133,11 +144,12 @@ class PolicyTerms:
     def differences(self, asked: Self) -> list[str]:
         """What somebody asks for otherwise, by the names of the configuration."""
         ours, theirs = _flat(self), _flat(asked)
+        free = {"trust_sha"} if self.witness_sha else {"trust_sha", "witness_sha"}
         return [
             f"{_SETTINGS.get(name, f'policy.{name}')} is {theirs[name]!r} where the policy has "
             f"{ours[name]!r} for life"
             for name in ours
-            if ours[name] != theirs[name]
+            if ours[name] != theirs[name] and name not in free
         ]
 
 
@@ -209,7 +221,13 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
         unplanned_runs=policy.unplanned_runs,
         approvals=policy.approvals,
         series=series,
+        witness_sha=witness_sha(policy.policy_id, config.storage.witness),
     )
+
+
+def witness_sha(policy_id: str, witness_uri: str | None) -> str:
+    """Names the witness of a policy in its terms, which every bundle carries to anybody."""
+    return json_digest(["witness/1", policy_id, witness_uri]) if witness_uri else ""
 
 
 def _held_out(partition: PartitionConfig) -> dict[str, Any]:
