@@ -85,7 +85,7 @@ def run(
     check_high_water(ledger, keys, config.storage.witness)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
-    if found is None and keys.used(reservation_key_name(run_id, 1)):
+    if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
         raise Refused(
             f"run id {run_id!r} has a root key in this key store already, of another policy or of "
             "a ledger that is gone, and no name gets a second one; choose another run id"

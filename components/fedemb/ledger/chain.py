@@ -54,6 +54,8 @@ class Chain:
         self.policy_id = policy_id
         self.trust = trust
         """Keys trusted; with every record that names further keys, those as well."""
+        self.trust_sha = trust.digest
+        """Of the trust file alone."""
         self.records: list[Record] = []
 
     @property

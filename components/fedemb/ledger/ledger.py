@@ -51,7 +51,6 @@ class Ledger:
     def __init__(self, chain: Chain, signer: Signer | None = None):
         """Takes the chain; without a signer the ledger can only be read."""
         self.chain = chain
-        self._trust_sha = chain.trust.digest  # of the file, before any record added a key
         self._signer = signer
         self._state = LedgerState()
         self._signatures = True
@@ -102,7 +101,8 @@ class Ledger:
         self.chain.refresh(signatures=signatures)
         for policy in self.chain.records[:1]:
             terms = policy.body.get("terms")
-            if isinstance(terms, dict) and terms.get("trust_sha", "") not in ("", self._trust_sha):
+            begun_with = terms.get("trust_sha", "") if isinstance(terms, dict) else ""
+            if begun_with not in ("", self.chain.trust_sha):
                 raise LedgerError(
                     f"policy {self.policy_id!r} was begun under another trust.json than the one at "
                     "hand, so a key was put into it or taken out; restore the one its owner gave"
