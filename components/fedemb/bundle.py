@@ -19,6 +19,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -340,14 +341,40 @@ def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:
         return None
 
 
-def bundle_address(uri: str) -> tuple[str, str | None]:
+@dataclass(frozen=True)
+class Located:
+    """Where a bundle lies, and what said so."""
+
+    address: str
+    """Of its tree."""
+    marker: Written[ReleaseMarker] | None
+    """That of its version in a bucket; None where the tree itself was named."""
+
+
+def check_marker(found: Located, manifest: Written[BundleManifest], trust: TrustStore) -> None:
+    """The marker that led to a bundle, if one did, was signed for it and stands under its name.
+
+    Raises:
+      SignatureInvalid: it was not: an old release could pose as a newer one.
+    """
+    if found.marker is None:
+        return
+    trust.check(found.marker)
+    body, named = found.marker.body, (manifest.body.name, manifest.body.version)
+    if not found.address.endswith(f"/{body.tree}") or (body.name, body.version) != named:
+        raise SignatureInvalid(
+            f"the release marker is that of {body.name} {body.version}, and stands under another "
+            "name; find out who may write to the store of releases"
+        )
+    if body.bundle_sha != manifest.sha:
+        raise SignatureInvalid("the release marker names another bundle than lies there")
+
+
+def locate(uri: str) -> Located:
     """Finds the tree of a release.
 
     Args:
       uri: a bundle; or, in a bucket, `<releases>/<name>/<version>`, which its marker resolves.
-
-    Returns:
-      Address of the tree, and the digest of its manifest that the marker names, if there is one.
 
     Raises:
       InputError: there is no release at the address.
@@ -356,16 +383,16 @@ def bundle_address(uri: str) -> tuple[str, str | None]:
     if store.local_root is not None:
         if not store.local_root.is_dir():
             raise InputError(f"there is no release folder {uri}; check the address")
-        return uri, None
+        return Located(uri, None)
     parent, _, version = uri.rstrip("/").rpartition("/")
     if parent.endswith(":/"):
         raise InputError(f"{uri} is a whole bucket; name a release in it")
     marker = read_marker(open_store(parent), f"{version}.json")
     if marker is not None:
-        return join(uri, marker.body.tree.rpartition("/")[2]), marker.body.bundle_sha
+        return Located(join(uri, marker.body.tree.rpartition("/")[2]), marker)
     if not store.exists(MANIFEST):
         raise InputError(
             f"nothing was released at {uri}: there is neither a marker nor a bundle; check the "
             "address, or release again if the process was killed"
         )
-    return uri, None
+    return Located(uri, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedemb.bundle import bundle_address, check_pinned
+from fedemb.bundle import check_marker, check_pinned, locate
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.step_context import StepContext
 from fedemb.storage import local_tree
@@ -18,24 +18,21 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
 
     Args:
       context: of the step; its ledger's trust file pins the keys.
-      uri: the bundle, see `bundle_address`.
+      uri: the bundle, see `locate`.
 
     Raises:
       ArtifactError: there is none, or it cannot be read.
       SignatureInvalid: a file was changed, or nobody trusted signed it.
       StorageError: the store cannot be reached.
     """
-    address, marked = bundle_address(uri)
-    with local_tree(address) as bundle:
+    found = locate(uri)
+    with local_tree(found.address) as bundle:
         try:
-            manifest, _ = check_pinned(bundle, context.trust)
+            manifest, copy = check_pinned(bundle, context.trust)
+            check_marker(found, manifest, copy.chain.trust)
         except (ArtifactError, SignatureInvalid) as error:
             raise SignatureInvalid(
                 f"evaluation.previous_release {uri} is no release under the keys of this ledger: "
                 f"{error}; name one that release_model published, or leave it out"
             ) from error
-        if marked not in (None, manifest.sha):
-            raise SignatureInvalid(
-                f"the release marker of {uri} names another bundle than lies there"
-            )
         yield bundle / "backbone.keras"

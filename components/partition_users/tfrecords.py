@@ -29,7 +29,7 @@ class _Records(beam.DoFn):
         self._image, self._columns = image, columns
 
     def process(self, part: Part) -> Iterator[bytes]:
-        for record in iter_tfrecord(part.root, part.name):
+        for record in iter_tfrecord(part):
             values = example_values(record, [self._image, *self._columns]) or {}
             features = {
                 name: [text.encode()]

@@ -25,7 +25,7 @@ from fedemb.reports.privacy_report_words import (
     limitations,
     report_sentence,
 )
-from fedemb.reports.utility_words import best_start, utility_sentence
+from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
 
 HUB_LICENCES = frozenset(
     (
@@ -132,6 +132,8 @@ def model_card(
         "## Utility",
         "",
         utility_sentence(evidence.utility.body),
+        "",
+        floors_sentence(config.release.min_gain_over_public, config.release.no_worse_than),
         "",
         _of_outputs(config, report),
         "",

@@ -21,6 +21,7 @@ from fedemb.documents.artifacts import (
     Public,
     canonical_json,
     file_digest,
+    tree_digests,
     write_bytes,
 )
 from fedemb.documents.document import Written, read, write
@@ -86,10 +87,11 @@ def run(context: StepContext) -> dict[str, Any]:
             tree = Path(folder, "bundle")
             for file, artifact in copies.items():
                 parts.place(artifact, tree, file)
+            _require_judged(tree, evidence, report, verdict)
             _complete(tree, evidence, report, ledger, start=start)
             signer = Signer.current(context.keys, "release", ledger.chain.trust)
             parts.write_manifest(tree, name, version, signer)
-            parts.write_attestation(tree, f"{name}/{version}", verdict, signer)
+            parts.write_attestation(tree, f"{name}/{version}", verdict.json, signer)
             parts.sign_bundle(tree, current_bundle_key(context.keys, ledger.chain.trust))
             _require_seal(tree, ledger)
             published = marker.publish(tree, identity, signer)
@@ -139,7 +141,7 @@ def _tell(uri: str, registries: Sequence[str]) -> None:
 
 def _allowed(
     evidence: Evidence, ledger: Ledger, verdict_path: Path, report: Written[PrivacyReport]
-) -> dict[str, Any]:
+) -> Written[VerdictDocument]:
     """The gate's verdict, which must allow this model, and the rules asked again."""
     verdict = read(verdict_path, VerdictDocument)
     ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
@@ -152,7 +154,24 @@ def _allowed(
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
-    return verdict.json
+    return verdict
+
+
+def _require_judged(
+    tree: Path,
+    evidence: Evidence,
+    report: Written[PrivacyReport],
+    verdict: Written[VerdictDocument],
+) -> None:
+    """Refuses copies of other files than those that were judged: the stores were read twice."""
+    documents = (*evidence.signed, evidence.reservation, report, verdict)
+    judged = {document.sha for document in documents} | set(evidence.model_files.values())
+    for name, digest in tree_digests(tree).items():
+        if digest not in judged:
+            raise Refused(
+                f"{name} changed after the gate's rules were asked; nothing is published, find out "
+                "who writes to the artifacts of this run, then release again"
+            )
 
 
 def _require_seal(tree: Path, ledger: Ledger) -> None:

@@ -65,20 +65,20 @@ def verify_release(
       InputError: there is no release at the address.
       StorageError: the store cannot be reached.
     """
-    address, marked = parts.bundle_address(bundle_uri)
+    found = parts.locate(bundle_uri)
     trust = TrustStore.load(trust_path)
     problems: list[str] = []
     facts: dict[str, str] = {}
     try:
-        with local_tree(address) as bundle:
-            problems, facts = _problems(bundle, trust, ledger_uri, marked)
+        with local_tree(found.address) as bundle:
+            problems, facts = _problems(bundle, found, trust, ledger_uri)
     except ArtifactError as error:  # found on the way here
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
 
 
 def _problems(
-    bundle: Path, pinned: TrustStore, ledger_uri: str | None, marked: str | None
+    bundle: Path, found: parts.Located, pinned: TrustStore, ledger_uri: str | None
 ) -> tuple[list[str], dict[str, str]]:
     """What is wrong with a bundle, and its facts. Nothing unsigned is looked into."""
     try:
@@ -92,7 +92,8 @@ def _problems(
         evidence, report = _read_evidence(bundle)
         facts = _facts(manifest.body, report.body)
         problems += _decide_again(evidence, report, copy)
-        _check_name(manifest, evidence, report, marked)
+        _check_name(manifest, evidence, report)
+        parts.check_marker(found, manifest, trust)
         _check_attestation(bundle, manifest.body, report, trust)
     except Exception as error:  # fails closed: what cannot be checked is wrong
         problems.append(sentence_of(error))
@@ -127,7 +128,6 @@ def _check_name(
     manifest: Written[BundleManifest],
     evidence: Evidence,
     report: Written[PrivacyReport],
-    marked: str | None,
 ) -> None:
     """The name is the one the run was configured with: an old release cannot pose as a new one."""
     release, named = evidence.config.release, (manifest.body.name, manifest.body.version)
@@ -137,8 +137,6 @@ def _check_name(
             f"the manifest calls the bundle {' '.join(named)}, its run was to release "
             f"{' '.join(wanted)}; fetch the bundle again"
         )
-    if marked not in (None, manifest.sha):
-        raise SignatureInvalid("the release marker names another bundle than lies there")
 
 
 def _check_attestation(

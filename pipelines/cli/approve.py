@@ -34,23 +34,34 @@ def approve(
     ledger: Annotated[
         str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
     ] = None,
+    witness: WitnessOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Approve the release of a run: a signed ledger record of who, when and which report.
 
-    A report that is made again has another digest and needs its approvals again.
+    Where the policy has a witness it is asked whether the ledger is the newest (--witness; of a run
+    directory the run's own). A report that is made again has another digest, and needs its
+    approvals again.
     """
-    from fedemb.ledger import Reservation, open_ledger, read_trust
+    from fedemb.ledger import (
+        Reservation,
+        check_high_water,
+        find_witness,
+        open_ledger,
+        read_trust,
+    )
     from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.reports.utility_words import floors_sentence
     from fedemb.storage import open_store
 
-    report, own_ledger = _report(run)
-    root = ledger or own_ledger
+    report, own_ledger, own_witness = _report(run)
+    root, witness = ledger or own_ledger, witness or own_witness
     if root is None:
         raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
     body, trust = report.body, read_trust(open_store(root))
     opened = open_ledger(root, body.cumulative.policy_id, trust=trust)
     opened.chain.trust.check(report, at=body.cumulative.ledger_sequence)
+    check_high_water(opened, None, find_witness(opened, [witness] if witness else []))
     attempt = opened.state.attempts.get((body.run_id, body.attempt))
     if attempt is None:
         raise Refused(
@@ -61,6 +72,9 @@ def approve(
     typer.echo(f"guarantee: {guarantee_sentence(body.guarantee)}")
     if words := all_runs(body):
         typer.echo(f"  {words}")
+    if terms := body.release:  # what a report did not say before its version 4, nobody approved
+        typer.echo(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+        typer.echo(f"licence of the model: {terms.licence or 'not stated'}")
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
         raise Refused("not approved; nothing was written")
     record = opened.approve(
@@ -90,7 +104,7 @@ def approvers(
     """Name all who may approve releases, in the place of those before. Done by the policy owner."""
     from fedemb.ledger import name_approvers
 
-    opened, key_store = open_for_people(ledger, keys, policy)
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
     if not named:
         for public, name in opened.state.approvers.items():
             typer.echo(f"{name}  {public}")
@@ -108,19 +122,20 @@ def approvers(
     typer.echo(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
 
 
-def _report(run: Path) -> tuple[Written[PrivacyReport], str | None]:
-    """The privacy report of a run, and the root of its ledger where the run says it."""
+def _report(run: Path) -> tuple[Written[PrivacyReport], str | None, str | None]:
+    """The privacy report of a run, and its ledger and witness where the run says them."""
     from fedemb.documents.document import read
     from fedemb.documents.privacy_report import PrivacyReport
     from fedemb.pipelines.run.directory import RunDirectory
 
     if run.is_file():
-        return read(run, PrivacyReport), None
+        return read(run, PrivacyReport), None, None
     directory = RunDirectory.open(run)
     path = directory.output("privacy_report")
     if path is None:
         raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
-    return read(path, PrivacyReport), directory.stores()["ledger"]
+    witness = directory.config().storage.witness
+    return read(path, PrivacyReport), directory.stores()["ledger"], witness
 
 
 def _signer(path: Path) -> Signer:

@@ -32,11 +32,12 @@ def void(
     keys: KeysOption,
     reason: ReasonOption,
     policy: PolicyOption = None,
+    witness: WitnessOption = None,
 ) -> None:
     """Give back the reservation of a run that will not train; refused once training was bound."""
     from fedemb.ledger.reservation import Reservation
 
-    opened, key_store = open_for_people(ledger, keys, policy)
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
     opened.unlock(key_store)
     found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
     if found is None:
@@ -63,6 +64,7 @@ def waive(
     keys: KeysOption,
     reason: ReasonOption,
     policy: PolicyOption = None,
+    witness: WitnessOption = None,
 ) -> None:
     """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
     from fedemb.gate.decide import WAIVABLE
@@ -74,7 +76,7 @@ def waive(
             f"{', '.join(WAIVABLE)} can"
         )
     weights = _weights_sha(model)
-    opened, key_store = open_for_people(ledger, keys, policy)
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
         if (record.body["code"], record.body["model_sha"]) == (code, weights):
@@ -91,7 +93,10 @@ def rotate(
     role: Annotated[
         list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
     ] = None,
-    witness: WitnessOption = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", help="Store of the witness of its policies; may be given often."),
+    ] = None,
 ) -> None:
     """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
 
@@ -105,7 +110,7 @@ def rotate(
     if unknown:
         raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
     written = rotate_keys(
-        ledger, open_key_store(keys), reason_text(reason), role or ROLES, witness_uri=witness
+        ledger, open_key_store(keys), reason_text(reason), role or ROLES, witnesses=witness or ()
     )
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])
@@ -116,14 +121,20 @@ def rotate(
     typer.echo("a step that was running meanwhile ends with exit code 4; resume its run")
 
 
-def open_for_people(ledger: str, keys: str, policy: str | None) -> tuple[Ledger, KeyStore]:
-    """The ledger with all signatures verified, not older than its marks in the key store."""
+def open_for_people(
+    ledger: str, keys: str, policy: str | None, witness: str | None
+) -> tuple[Ledger, KeyStore]:
+    """The ledger with all signatures verified, not older than its marks wherever they are made.
+
+    Raises:
+      Refused: the policy has a witness, and it was not named.
+    """
     from fedemb.keys import open_key_store
-    from fedemb.ledger import check_high_water
+    from fedemb.ledger import check_high_water, find_witness
     from fedemb.pipelines.cli.ledger_summary import load
 
     opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
-    check_high_water(opened, key_store)
+    check_high_water(opened, key_store, find_witness(opened, [witness] if witness else []))
     return opened, key_store
 
 

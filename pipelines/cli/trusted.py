@@ -44,6 +44,8 @@ def require_released(bundle: Path, trust: Path | None) -> None:
 def trust_of(bundle: Path, given: Path | None) -> TrustStore:
     """The keys a bundle is held against: those given, or those of the run it lies in.
 
+    Whose run that is goes to stderr.
+
     Raises:
       InputError: neither.
       ArtifactError: they cannot be read.
@@ -57,6 +59,8 @@ def trust_of(bundle: Path, given: Path | None) -> TrustStore:
         return TrustStore.load(given)
     for folder in bundle.resolve().parents:
         if (folder / "config.yaml").is_file():
+            # Said each time: a folder that a stranger packed brings a stranger's keys.
+            typer.echo(f"by the keys of run folder {folder}, yours; else name --trust", err=True)
             return read_trust(open_store(RunDirectory.open(folder).stores()["ledger"]))
     raise InputError(
         f"nothing says by whose keys {bundle} must be signed; name the trust.json that its owner "

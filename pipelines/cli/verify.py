@@ -58,13 +58,13 @@ def register(
     trust: TrustOption = None,
 ) -> None:
     """Make a release known to model registries; told again, a registry changes nothing."""
-    from fedemb.bundle import bundle_address
+    from fedemb.bundle import locate
     from fedemb.errors import StorageError
     from fedemb.steps.release_model.registries import Release
     from fedemb.steps.release_model.registries import register as tell
     from fedemb.storage import local_tree
 
-    address, _ = bundle_address(bundle)
+    address = locate(bundle).address
     with local_tree(address) as tree:
         require_released(tree, trust)
         release = Release.of(tree, address)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedemb.config import SourceConfig, StorageConfig
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.data.photos import BadImageError
-from fedemb.data.source_files import ImageFiles, iter_tfrecord
+from fedemb.data.source_files import ImageFiles, Part, iter_tfrecord
 from fedemb.data.sources import find_parts, image_files, read_part, split_part
 from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
@@ -309,13 +309,43 @@ def test_tfrecord_that_promises_more_than_it_holds_is_one_sentence(tmp_path, len
     data = head + _masked(head) + b"only this"
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     with pytest.raises(InputError, match="not a whole TFRecord"):
-        list(iter_tfrecord(str(tmp_path), name))
+        list(iter_tfrecord(Part(str(tmp_path), name)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"format": "parquet"},
+        {"format": "tfrecord"},
+        {"format": "csv", "image_root": "."},
+        {"format": "csv", "image_root": ".", "columns": {"image_id": "photo"}},
+    ],
+    ids=["parquet", "tfrecord", "csv without its columns", "csv without a header"],
+)
+def test_error_names_no_file_that_may_be_named_after_a_user(tmp_path, source):
+    """Errors of a step are kept in the public root."""
+    kind = source["format"]
+    for user in ("ada", "bob"):
+        file = tmp_path / f"user={user}" / f"{user}-0.{kind}"
+        file.parent.mkdir()
+        file.write_bytes(b"lovelace.png,ada.lovelace\nx.png,ada.lovelace\n")
+    config = SourceConfig.model_validate({"uri": str(tmp_path), **source})
+
+    def read_all():
+        for part in find_parts(config, ["user_id"]):
+            for piece in split_part(part):
+                list(read_part(config, piece, ["user_id"]))
+
+    with pytest.raises(InputError) as error:
+        read_all()
+    assert f"file 1 of 2 of {tmp_path} (by name)" in str(error.value)
+    assert not any(name in str(error.value) for name in ("ada", "bob", "lovelace"))
 
 
 def test_gzip_that_is_none_is_one_sentence(tmp_path):
     (tmp_path / "x.tfrecord.gz").write_bytes(b"\x1f\x8b\x08\x00" + b"\xff" * 100)
     with pytest.raises(InputError, match="not a whole TFRecord"):
-        list(iter_tfrecord(str(tmp_path), "x.tfrecord.gz"))
+        list(iter_tfrecord(Part(str(tmp_path), "x.tfrecord.gz")))
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,9 @@ ACTS = {
     ),
     "show": lambda team: _fedemb("ledger", "show", *_at(team), *_also_witness(team)),
     "verify": lambda team: _fedemb("ledger", "verify", *_at(team), *_also_witness(team)),
-    "void": lambda team: _fedemb("ledger", "void", "week-1", *_at(team), "--reason=x"),
+    "void": lambda team: _fedemb(
+        "ledger", "void", "week-1", *_at(team), "--reason=x", *_also_witness(team)
+    ),
     "forget": _forget,
 }
 FAST = ("backup of week 3", "2 records cut", "fork of 3 weeks")
@@ -174,6 +176,29 @@ def test_older_or_other_ledger_is_refused_by_every_act(team, attack, act):
     with pytest.raises(FedEmbError):
         ACTS[act](team)
     assert _state(team) == before
+
+
+@pytest.mark.parametrize("named", [None, "/elsewhere"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("void", "week-1"),
+        ("rotate-keys",),
+        ("approvers", "ada=ada.pub"),
+        ("waive", "stopped_early", "--model", "model.json"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_act_of_people_names_the_witness_of_the_policy(month, tmp_path, words, named):
+    """Else ledger and key store put back together would be taken by whoever does not name it."""
+    if month.witness is None:
+        pytest.skip("this policy has no witness")
+    (tmp_path / "model.json").write_text('{"weights_sha": "' + 64 * "0" + '"}')
+    words = [str(tmp_path / word) if word == "model.json" else word for word in words]
+    before, also = _state(month), ("--witness", named) if named else ()
+    with pytest.raises(Refused, match=r"has a witness for life, and (none|another store) was"):
+        _fedemb("ledger", *words, *_at(month), "--reason=x", *also)
+    assert _state(month) == before
 
 
 def _state(team):
@@ -193,7 +218,7 @@ def test_honest_ledger_is_taken_by_every_act(team, act):
 
 
 @pytest.mark.parametrize("weeks", [1, 2, 3])
-@pytest.mark.parametrize("act", ["reserve", "init", "rotate", "show", "verify", "forget"])
+@pytest.mark.parametrize("act", ACTS)
 def test_ledger_and_keys_put_back_together_are_noticed_by_a_witness_alone(team, weeks, act):
     team.restore("ledger", "keys", backup=f"after-{weeks}")
     if team.witness is None:
@@ -279,7 +304,9 @@ def test_rotation_cannot_be_taken_back(team):
     keys_uri, ledger_uri = str(team.policy / "keys"), str(team.policy / "ledger")
     team.backup("before")
     keys = connect(ledger_uri, keys_uri, "weekly") and honest_run.open_key_store(keys_uri)
-    rotate_keys(ledger_uri, keys, "leaked", ["ledger"], witness_uri=team.witness)
+    rotate_keys(
+        ledger_uri, keys, "leaked", ["ledger"], witnesses=[team.witness] if team.witness else ()
+    )
     team.restore("ledger", backup="before")
     with pytest.raises(LedgerError, match="an older ledger"):
         check_high_water(connect(ledger_uri, keys_uri, "weekly"), keys, team.witness)

@@ -49,13 +49,13 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
         tree["format"] = kind
         columns["label"] = "label" if deep else None
     elif kind in ("csv", "parquet"):
-        store, files = find_files(uri, kind)
+        files = find_files(uri, kind)
         image, known = ("image_id", _FILE) if kind == "csv" else ("image", _IMAGE)
         if kind == "csv":
-            names = csv_columns(store, files[0])
-            tree["image_root"] = store.uri
+            names = csv_columns(files[0])
+            tree["image_root"] = files[0].root
         else:
-            with open_parquet(store, files[0]) as file:
+            with open_parquet(files[0]) as file:
                 names = list(file.schema_arrow.names)
         columns["label"] = _first(names, _LABEL)
         for what, guesses in ((image, known), ("user_id", _USER)):
@@ -65,8 +65,8 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
 
 def guess_image_column(uri: str) -> str:
     """The column of Parquet files that holds the photos; raises as `guess_source`."""
-    store, files = find_files(uri, "parquet")
-    with open_parquet(store, files[0]) as file:
+    files = find_files(uri, "parquet")
+    with open_parquet(files[0]) as file:
         return _needed(list(file.schema_arrow.names), _IMAGE, "image", uri)
 
 

@@ -12,14 +12,15 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
-from fedemb.storage import Store, open_store
+from fedemb.storage import open_store
 
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
@@ -27,8 +28,24 @@ _LARGEST_RECORD = 1 << 30
 """Bytes of one TFRecord."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A piece of a source that one worker reads: a file, a row group, or some folders."""
+
+    root: str
+    """Address of the store."""
+    name: str
+    """Name of the file in the store; empty for folders."""
+    said: str = "a file of the source"
+    """How an error names the file: its own name may hold a user's id (`user=ada/0.parquet`)."""
+    row_group: int | None = None
+    """None: all of the file."""
+    folders: tuple[str, ...] = ()
+    """Empty for a file, and for all folders of the store."""
+
+
 @contextmanager
-def open_parquet(store: Store, name: str) -> Iterator[Any]:
+def open_parquet(part: Part) -> Iterator[Any]:
     """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
 
     Raises:
@@ -38,41 +55,34 @@ def open_parquet(store: Store, name: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _as_file(store, name) as path:
+    with _as_file(part) as path:
         try:
             file = pq.ParquetFile(path)
-        except FileNotFoundError as error:
-            raise _gone(store, name) from error
-        except PermissionError as error:
-            raise _forbidden(store, name) from error
+        except (FileNotFoundError, PermissionError):
+            raise
         except (OSError, pa.ArrowException) as error:
             raise InputError(
-                f"{name} is not a whole Parquet file (cut or damaged); copy it again"
+                f"{part.said} is not a whole Parquet file (cut or damaged); copy it again"
             ) from error
         with file:
             yield file
 
 
 @contextmanager
-def _as_file(store: Store, name: str) -> Iterator[Path]:
-    with ExitStack() as stack:
-        try:
-            path = stack.enter_context(store.as_file(name))
-        except FileNotFoundError as error:
-            raise _gone(store, name) from error
-        yield path
-
-
-def _gone(store: Store, name: str) -> InputError:
-    return InputError(f"{name} is gone from {store.uri}; check data.source.uri")
-
-
-def _forbidden(store: Store, name: str) -> StorageError:
-    return StorageError(f"{name} in {store.uri} may not be read; fix permissions")
+def _as_file(part: Part) -> Iterator[Path]:
+    try:
+        with open_store(part.root).as_file(part.name) as path:
+            yield path
+    except FileNotFoundError as error:
+        raise InputError(f"{part.said} is gone from {part.root}; check data.source.uri") from error
+    except PermissionError as error:
+        raise StorageError(
+            f"{part.said} in {part.root} may not be read; fix permissions"
+        ) from error
 
 
 @contextmanager
-def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator[Any]:
+def open_csv(part: Part, columns: Sequence[str] | None) -> Iterator[Any]:
     """Opens a CSV file for reading in blocks, all columns as bytes; odd lines are skipped.
 
     Raises:
@@ -83,7 +93,7 @@ def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator
     from pyarrow import csv
 
     types = None if columns is None else dict.fromkeys(columns, pa.binary())
-    with _as_file(store, name) as path:
+    with _as_file(part) as path:
         try:
             reader = csv.open_csv(
                 path,
@@ -95,30 +105,29 @@ def open_csv(store: Store, name: str, columns: Sequence[str] | None) -> Iterator
                     check_utf8=False, column_types=types, include_columns=columns
                 ),
             )
-        except FileNotFoundError as error:
-            raise _gone(store, name) from error
-        except PermissionError as error:
-            raise _forbidden(store, name) from error
+        except (FileNotFoundError, PermissionError):
+            raise
         except (OSError, KeyError, pa.ArrowException) as error:
             raise InputError(
-                f"{name} cannot be read as CSV with a header line and the columns wanted; check it"
+                f"{part.said} cannot be read as CSV with a header line and the columns wanted; "
+                "check it"
             ) from error
         with reader:
             yield reader
 
 
-def csv_columns(store: Store, name: str) -> list[str]:
+def csv_columns(part: Part) -> list[str]:
     """Names in the header line; raises as `open_csv`."""
-    with open_csv(store, name, None) as reader:
+    with open_csv(part, None) as reader:
         try:
             return reader.schema.names
         except UnicodeDecodeError as error:  # which bytes they are is not said: it may be a row
             raise InputError(
-                f"the header line of {name} is not UTF-8; write one that names the columns"
+                f"the header line of {part.said} is not UTF-8; write one that names the columns"
             ) from error
 
 
-def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
+def iter_tfrecord(part: Part) -> Iterator[bytes]:
     """Yields the records of a TFRecord file (gzip by its ending), checksums verified.
 
     Raises:
@@ -130,29 +139,26 @@ def iter_tfrecord(root: str, name: str) -> Iterator[bytes]:
         crc = google_crc32c.value(data)
         return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
-    store = open_store(root)
-    try:
-        with (
-            _as_file(store, name) as path,
-            gzip.open(path) if name.endswith(".gz") else path.open("rb") as file,
-        ):
-            while head := file.read(12):
-                length = int.from_bytes(head[:8], "little")
-                if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
-                    raise EOFError
-                if length > _LARGEST_RECORD:  # before as much memory is asked for
-                    raise EOFError
-                record = file.read(length)
-                crc = file.read(4)
-                if len(record) < length or masked(record) != int.from_bytes(crc, "little"):
-                    raise EOFError
-                yield record
-    except PermissionError as error:
-        raise _forbidden(store, name) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(
-            f"{name} is not a whole TFRecord file (cut or damaged); copy it again"
-        ) from error
+    with _as_file(part) as path:
+        try:
+            with gzip.open(path) if part.name.endswith(".gz") else path.open("rb") as file:
+                while head := file.read(12):
+                    length = int.from_bytes(head[:8], "little")
+                    if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
+                        raise EOFError
+                    if length > _LARGEST_RECORD:  # before as much memory is asked for
+                        raise EOFError
+                    record = file.read(length)
+                    crc = file.read(4)
+                    if len(record) < length or masked(record) != int.from_bytes(crc, "little"):
+                        raise EOFError
+                    yield record
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(
+                f"{part.said} is not a whole TFRecord file (cut or damaged); copy it again"
+            ) from error
 
 
 def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None:
@@ -226,10 +232,8 @@ class ImageFiles:
             if root is None:
                 return self._store.read(name)
             return _read_inside(root, name, own_folder=self._of_users)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
-            return None
-        except RuntimeError:  # a loop of links, until Python 3.13
-            return None
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, RuntimeError):
+            return None  # RuntimeError: a loop of links, until Python 3.13
         except PermissionError as error:
             raise StorageError(
                 f"an image file below {self._store.uri} may not be read; fix permissions"

@@ -12,31 +12,17 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import SourceConfig
-from fedemb.data.source_files import csv_columns, open_parquet
+from fedemb.data.source_files import Part, csv_columns, open_parquet
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 
 FOLDERS_PER_PART = 64
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a source that one worker reads: a file, a row group, or some folders."""
-
-    root: str
-    """Address of the store."""
-    name: str
-    """Name of the file in the store; empty for folders."""
-    row_group: int | None = None
-    """None: all of the file."""
-    folders: tuple[str, ...] = ()
-    """Empty for a file, and for all folders of the store."""
 
 
 def source_format(source: SourceConfig) -> str:
@@ -69,18 +55,17 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
     wanted = list(dict.fromkeys([*columns, *source.where]))
     if kind == "image_folder":
         return _find_folders(source, wanted)
-    store, names = find_files(source.uri, kind)
+    files = find_files(source.uri, kind)
     if kind == "csv":
         _check_image_root(source)
         wanted.append(source.columns.image_id)
-    looked_into = names if store.local_root is not None else names[:1]
-    for name in looked_into:
+    for part in files if open_store(files[0].root).local_root is not None else files[:1]:
         if kind == "parquet":
-            with open_parquet(store, name) as file:
-                check_parquet(name, file.schema_arrow, source, wanted)
+            with open_parquet(part) as file:
+                check_parquet(part, file.schema_arrow, source, wanted)
         elif kind == "csv":
-            check_columns(name, csv_columns(store, name), wanted)
-    return [Part(store.uri, name) for name in names]
+            check_columns(part.said, csv_columns(part), wanted, header=False)
+    return files
 
 
 def split_part(part: Part) -> Iterator[Part]:
@@ -95,7 +80,7 @@ def split_part(part: Part) -> Iterator[Part]:
         for folders in _batches(_folders(store)):
             yield replace(part, folders=folders)
     elif part.name.lower().endswith((".parquet", ".pq")) and store.local_root is not None:
-        with open_parquet(store, part.name) as file:
+        with open_parquet(part) as file:
             groups = file.metadata.num_row_groups
         yield from (replace(part, row_group=group) for group in range(groups))
     else:  # one download per file in a bucket, not one per row group
@@ -121,8 +106,8 @@ def _folders(store: Store) -> Iterator[str]:
                 yield entry.name
 
 
-def find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
-    """The store and the names of the files at an address: a file, a folder or a glob."""
+def find_files(uri: str, kind: str) -> list[Part]:
+    """The files at an address, sorted by name: a file, a folder or a glob."""
     if "://" not in uri:
         uri = str(Path(uri).expanduser().absolute())
     parent, _, last = uri.rstrip("/").rpartition("/")
@@ -134,13 +119,16 @@ def find_files(uri: str, kind: str) -> tuple[Store, list[str]]:
     if any(character in last for character in "*?["):
         names = [name for name in store.list() if fnmatch.fnmatchcase(name, last)]
     elif store.exists(last):
-        names = [last]
+        return [Part(store.uri, last, said=last)]
     else:
         endings = {"parquet": (".parquet", ".pq"), "csv": (".csv",)}.get(kind, (".tfrecord", ".gz"))
         names = [name for name in store.list(f"{last}/") if name.endswith(endings)]
     if not names:
         raise InputError(f"there is no {kind} file at {uri}; check data.source.uri")
-    return store, names
+    places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]
+    return [
+        Part(store.uri, name, said=place) for name, place in zip(sorted(names), places, strict=True)
+    ]
 
 
 def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
@@ -156,13 +144,19 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
     return [Part(store.uri, "")]
 
 
-def check_columns(name: str, found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raises InputError unless a file has all columns."""
+def check_columns(
+    said: str, found: Sequence[str], wanted: Sequence[str], *, header: bool = True
+) -> None:
+    """Raises InputError unless a file has all columns.
+
+    Without `header` it is not said what there is: the first line of a CSV file may be a person's.
+    """
+    there = ", ".join(map(repr, sorted(found))) if header else f"{len(found)} others in line 1"
     for column in wanted:
         if column not in found:
             raise InputError(
-                f"{name} has no column {column!r}, it has {', '.join(map(repr, sorted(found)))}; "
-                "name the right one in data.source.columns (or where, or partition.evaluation)"
+                f"{said} has no column {column!r}, it has {there}; name the right one in "
+                "data.source.columns (or where, or partition.evaluation)"
             )
 
 
@@ -174,17 +168,17 @@ def _check_image_root(source: SourceConfig) -> None:
         raise InputError(f"there is no folder {source.image_root}; check data.source.image_root")
 
 
-def check_parquet(name: str, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:
+def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:
     """Raises InputError unless a Parquet file has all columns, and images in the right one."""
     import pyarrow as pa
 
     image = source.columns.image
-    check_columns(name, schema.names, [image, *wanted])
+    check_columns(part.said, schema.names, [image, *wanted])
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise InputError(
-            f"column {image!r} of {name} holds {kind}, expected encoded image bytes; name the right"
-            " one in data.source.columns.image"
+            f"column {image!r} of {part.said} holds {kind}, expected encoded image bytes; name the "
+            "right one in data.source.columns.image"
         )

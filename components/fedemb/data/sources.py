@@ -20,12 +20,13 @@ from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.records import canonical_text
 from fedemb.data.source_files import (
     ImageFiles,
+    Part,
     example_values,
     iter_tfrecord,
     open_csv,
     open_parquet,
 )
-from fedemb.data.source_parts import Part, check_parquet, find_parts, source_format, split_part
+from fedemb.data.source_parts import check_parquet, find_parts, source_format, split_part
 from fedemb.errors import InputError
 from fedemb.storage import open_store
 
@@ -97,8 +98,8 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
     import pyarrow as pa
 
     image = source.columns.image
-    with open_parquet(open_store(part.root), part.name) as file:
-        check_parquet(part.name, file.schema_arrow, source, columns)
+    with open_parquet(part) as file:
+        check_parquet(part, file.schema_arrow, source, columns)
         groups = range(file.metadata.num_row_groups) if part.row_group is None else [part.row_group]
         for group in groups:
             about = file.metadata.row_group(group)
@@ -112,7 +113,7 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
                     others = {name: _values(batch.column(name)) for name in columns}
                     yield Batch(images.to_pylist(), others)
             except (OSError, pa.ArrowException) as error:
-                raise InputError(f"{part.name} is damaged in the middle; copy it again") from error
+                raise InputError(f"{part.said} is damaged in the middle; copy it again") from error
 
 
 def _values(column: Any) -> list[Any]:
@@ -135,7 +136,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
-    with open_csv(open_store(part.root), part.name, names) as reader:
+    with open_csv(part, names) as reader:
         try:
             for block in reader:
                 for start in range(0, len(block), BATCH_ROWS):
@@ -146,7 +147,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
                     others = {name: rows.column(name).to_pylist() for name in columns}
                     yield Batch(images, others)
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{part.name} cannot be read as CSV to its end; check it") from error
+            raise InputError(f"{part.said} cannot be read as CSV to its end; check it") from error
 
 
 def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
@@ -176,7 +177,7 @@ def _unicode(name: str) -> str:
 def _read_tfrecord(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
     image = source.columns.image
     rows: list[dict[str, Any]] = []
-    for record in iter_tfrecord(part.root, part.name):
+    for record in iter_tfrecord(part):
         rows.append(example_values(record, [image, *columns]) or {})
         if len(rows) == BATCH_ROWS:
             yield _from_rows(rows, image, columns)

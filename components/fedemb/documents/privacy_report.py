@@ -252,11 +252,21 @@ class Provenance(Part):
     utility_document: Sha
 
 
+class ReleaseTerms(Part):
+    """On what terms the model goes out, as the configuration has them."""
+
+    licence: str
+    """Empty: not stated."""
+    min_gain_over_public: float | None
+    """None: no floor."""
+    no_worse_than: Literal["previous_release"] | None
+
+
 class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 3
+    newest: ClassVar[int] = 4
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose
@@ -279,4 +289,5 @@ class PrivacyReport(Document):
     assumptions: list[Code]
     limitations: list[Code]
     waivers: list[Waived]
+    release: Annotated[ReleaseTerms | None, Since(4, before=None)]
     provenance: Provenance

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -22,8 +22,8 @@ import numpy as np
 from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_image_column
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles, open_parquet
-from fedemb.data.source_parts import Part, find_files, source_format
+from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles, Part, open_parquet
+from fedemb.data.source_parts import find_files, source_format
 from fedemb.data.sources import read_part
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import InputError, Refused
@@ -72,8 +72,7 @@ class PhotoSource:
             names = [n for n in open_store(self.uri).list() if n.lower().endswith(KNOWN_ENDINGS)]
             yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
             return
-        store, names = find_files(self.uri, kind)
-        pieces = (piece for name in names for piece in _row_groups(store, name))
+        pieces = (piece for file in find_files(self.uri, kind) for piece in _row_groups(file))
         for number, (rows, first) in enumerate(pieces):
             yield Unit(number, rows=rows, first=first)
 
@@ -108,15 +107,15 @@ def _batches(things: Iterable[Any]) -> Iterator[list[Any]]:
         yield batch
 
 
-def _row_groups(store: Store, name: str) -> Iterator[tuple[Part, int]]:
+def _row_groups(part: Part) -> Iterator[tuple[Part, int]]:
     """Pieces of a Parquet file, and the place of their first row."""
-    if store.local_root is None:  # one download for each file
-        yield Part(store.uri, name), 0
+    if open_store(part.root).local_root is None:  # one download for each file
+        yield part, 0
         return
     first = 0
-    with open_parquet(store, name) as file:
+    with open_parquet(part) as file:
         for group in range(file.metadata.num_row_groups):
-            yield Part(store.uri, name, group), first
+            yield replace(part, row_group=group), first
             first += file.metadata.row_group(group).num_rows
 
 

@@ -15,14 +15,15 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fedemb.errors import LedgerError
+from fedemb.errors import LedgerError, Refused
 from fedemb.keys import KeyStore
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
+from fedemb.ledger.terms import witness_sha
 from fedemb.storage import open_store
 
 MARKED_KINDS = ("policy", "reserve", "keys", "approvers")
@@ -44,6 +45,27 @@ def check_high_water(ledger: Ledger, keys: KeyStore | None, witness_uri: str | N
       StorageError: a store cannot be read.
     """
     return max([_check(ledger, place) for place in _places(ledger, keys, witness_uri)], default=0)
+
+
+def find_witness(ledger: Ledger, given: Sequence[str]) -> str | None:
+    """The witness of a policy among the stores that somebody names; None if it has none.
+
+    A policy that named none for life takes the first.
+
+    Raises:
+      Refused: it named one for life, and that is not among them.
+    """
+    named = ledger.terms.witness_sha
+    if not named:
+        return given[0] if given else None
+    for uri in given:
+        if witness_sha(ledger.policy_id, uri) == named:
+            return uri
+    raise Refused(
+        f"policy {ledger.policy_id!r} has a witness for life, and "
+        f"{'another store was' if given else 'none was'} named; give --witness, the "
+        "storage.witness of its runs"
+    )
 
 
 def mark_high_water(ledger: Ledger, keys: KeyStore, witness_uri: str | None = None) -> None:

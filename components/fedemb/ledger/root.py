@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fedemb.documents.artifacts import canonical_json
@@ -11,7 +11,7 @@ from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
-from fedemb.ledger.high_water import check_high_water, mark_high_water
+from fedemb.ledger.high_water import check_high_water, find_witness, mark_high_water
 from fedemb.ledger.ledger import Ledger
 from fedemb.ledger.records import Record
 from fedemb.ledger.terms import PolicyTerms
@@ -129,7 +129,7 @@ def rotate_keys(
     reason: str,
     roles: Iterable[str] = ROLES,
     *,
-    witness_uri: str | None = None,
+    witnesses: Sequence[str] = (),
 ) -> list[Record]:
     """Names new signing keys in every policy of the root and retires those before.
 
@@ -142,7 +142,7 @@ def rotate_keys(
       keys: their key store, with the owner's key in it; the new keys are made there.
       reason: why; stays in the ledgers for ever.
       roles: whose keys.
-      witness_uri: store of the witness, if the configuration names one.
+      witnesses: stores of the witnesses that its policies have.
 
     Returns:
       The records written, one of each policy.
@@ -150,6 +150,7 @@ def rotate_keys(
     Raises:
       LedgerError: there is no ledger, it is older than its marks, or the key store is that of
         another one.
+      Refused: a policy has a witness that is not among those named; nothing is written.
     """
     store = open_store(ledger_uri)
     trust = read_trust(store)
@@ -158,14 +159,17 @@ def rotate_keys(
         raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
     for ledger in ledgers:  # before any key is made: the owner's key of each is at hand
         Signer.current(keys, "policy", ledger.chain.trust)
-        check_high_water(ledger, keys, witness_uri)
+        check_high_water(ledger, keys, find_witness(ledger, witnesses))
     newest = {
         role: max((_current(ledger, role) for ledger in ledgers), key=lambda key: key.generation)
         for role in ROLES
     }
     for role in roles:
         newest[role] = public_key(keys, role, keys.renew(f"signing/{role}"))
-    return [_rotate(ledger, newest.values(), reason, keys, witness_uri) for ledger in ledgers]
+    return [
+        _rotate(ledger, newest.values(), reason, keys, find_witness(ledger, witnesses))
+        for ledger in ledgers
+    ]
 
 
 def _rotate(

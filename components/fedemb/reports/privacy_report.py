@@ -105,6 +105,7 @@ def build_report(
             for record in ledger.state.waivers
             if record.sequence <= head_sequence and record.body["model_sha"] == model.weights_sha
         ],
+        "release": config.release.model_dump(exclude={"name", "version"}),
         "provenance": {
             "config_sha": reservation.config_sha,
             "code_sha": reservation.code_sha,

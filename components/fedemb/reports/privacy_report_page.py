@@ -19,7 +19,7 @@ from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.dag import LineageStep, lineage_dag
-from fedemb.reports.utility_words import utility_sentence
+from fedemb.reports.utility_words import floors_sentence, utility_sentence
 
 _TICKS = 6
 """Dates on the axis of spending, at most."""
@@ -47,7 +47,7 @@ def report_page(
     before = _before(report, ledger, block)
     after = cumulative["max_block_epsilon"]
     simulation = report["purpose"] == "simulation"
-    plan = plan_from_json(evidence.plan.body.plan)
+    plan, release = plan_from_json(evidence.plan.body.plan), evidence.config.release
     within = after is not None and after <= cumulative["cap"]
     return pages.render(
         "privacy_report.html",
@@ -72,6 +72,7 @@ def report_page(
         no_floor=why_no_floor(evidence.config, plan),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
+        floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),
         looks=sum(record.sequence <= last for record in ledger.state.looks),
         config=evidence.config,
         identifiers=ledger.terms.identifiers,

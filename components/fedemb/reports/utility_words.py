@@ -56,6 +56,22 @@ def _rate(rate: str) -> str:
     )
 
 
+def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
+    """What the gate asked of the figures before it let the model out.
+
+    Args:
+      least: `release.min_gain_over_public`.
+      no_worse_than: `release.no_worse_than`.
+    """
+    gain = (
+        "no gain was asked of it"
+        if least is None
+        else f"the whole interval of its gain over the best start above {100 * least:g} points"
+    )
+    previous = "" if no_worse_than is None else "; not certainly worse than the previous release"
+    return f"Asked of the model by the gate: {gain}{previous}."
+
+
 def utility_sentence(report: AnyUtility) -> str:
     """One sentence: the headline figure with its interval, compared with where training started."""
     return _classifier(report) if isinstance(report, ClassifierReport) else _embeddings(report)

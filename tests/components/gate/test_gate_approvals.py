@@ -291,6 +291,52 @@ def test_report_that_was_changed_is_not_approved(run, tmp_path, capsys):
         call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
 
 
+def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
+    """Else a floor could be lifted, or the licence changed, after people had looked."""
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    approve(run, bob)
+    assert verdict_of(run).allow
+    approved = run.config
+    for changes in (
+        {"release.min_gain_over_public": None},
+        {"release.min_gain_over_public": -0.5},
+        {"release.no_worse_than": "previous_release"},
+        {"release.licence": "apache-2.0"},
+    ):
+        run.config = approved.updated(changes)
+        assert "report_differs" in codes(run), changes
+        with pytest.raises(GateDenied, match="report"):
+            run.do_gate()
+
+
+def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys):
+    policy = tmp_path / "policy"
+    run = started(tmp_path / "run", policy_root=policy, **{"release.licence": "apache-2.0"})
+    key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
+    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
+    call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+    out = capsys.readouterr().out
+    assert "licence of the model: apache-2.0" in out
+    assert "its gain over the best start above 0 points" in out
+
+
+def test_approval_asks_the_witness_of_the_policy(tmp_path):
+    witness = str(tmp_path / "witness")
+    run = started(tmp_path / "run", **{"storage.witness": witness})
+    key, stores = ssh_key(tmp_path, "ada"), ("--ledger", run.ledger_uri, "--keys", run.keys_uri)
+    also = ("--witness", witness)
+    call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone", *also)
+    words = ("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+    with pytest.raises(Refused, match="has a witness for life, and none was named"):
+        call(*words)
+    record = run.ledger().head
+    Path(run.ledger_uri, record.name).unlink()
+    Path(run.ledger_uri, "weekly", "heads", f"{record.sequence:08d}.json").unlink()
+    with pytest.raises(LedgerError, match="an older ledger was put in its place"):
+        call(*words, *also)
+
+
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])
 def test_file_that_is_no_key_is_said_so(run, tmp_path, content):
     path = tmp_path / "key"

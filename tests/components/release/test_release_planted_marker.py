@@ -9,6 +9,7 @@ import pytest
 from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, Refused
 from fedemb.keys.signatures import Signer, sign_document
+from fedemb.steps.release_model import release
 
 MARKER = "glyphs/1.0.json"
 
@@ -141,3 +142,23 @@ def test_genuine_marker_of_a_bundle_that_was_changed_is_refused(released, tmp_pa
     card.write_bytes(card.read_bytes() + b"\n")
     with pytest.raises(Refused, match="changed since"):
         run.do_release()
+
+
+@pytest.mark.parametrize("name", ["model.json", "rounds.jsonl", "backbone.keras"])
+def test_file_that_changes_after_it_was_judged_is_not_published(
+    allowed, tmp_path, monkeypatch, name
+):
+    """The artifacts are read twice: to judge them, and to copy them."""
+    run, judged = _copy(allowed, tmp_path / "run"), release._allowed
+
+    def then_changed(*evidence):
+        verdict = judged(*evidence)
+        path = run.model / name
+        path.write_bytes(path.read_bytes() + b" ")
+        return verdict
+
+    monkeypatch.setattr(release, "_allowed", then_changed)
+    with pytest.raises(Refused, match=f"{name} changed after the gate's rules were asked"):
+        run.do_release()
+    assert _releases(run) == []
+    assert not list((run.root / "releases").rglob("*.json"))
