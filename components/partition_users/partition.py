@@ -26,12 +26,12 @@ from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
-from fedemb.documents.artifacts import config_digest, tree_digest
+from fedemb.documents.artifacts import canonical_json, config_digest, tree_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
-from fedemb.keys import commit_to_people, commitment_key
-from fedemb.keys.deletion_marks import check_deletion_marks
+from fedemb.keys import commit_to, commit_to_people, commitment_key
+from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.signed_inputs import read_reserved
@@ -89,7 +89,7 @@ def run(context: StepContext) -> dict[str, Any]:
             keys=KeyRef(context.keys_uri, config.policy.policy_id),
             root=shards.run_root(context.private_root, run_id),
             blocks=frozenset(reservation.blocks),
-            header=mine,
+            header={**mine, "deletion_marks": _commit_to_marks(config, commitment)},
             pipeline_options=context.beam_options,
         )
         _check_input(config, reservation, commitment)  # nothing changed while it was read
@@ -142,6 +142,16 @@ def _begun_with(
         context.run_id,
     )
     return found
+
+
+def _commit_to_marks(config: RunConfig, key: bytes) -> str:
+    """Who was forgotten so far, as a commitment.
+
+    It makes the folders of two passes differ once somebody was forgotten between them: with equal
+    ones their public commitments would tell that it was nobody who trained.
+    """
+    marks = read_deletion_marks(config.storage.deletion_marks, config.policy.policy_id)
+    return commit_to(key, canonical_json(sorted(marks)))
 
 
 def _check_input(config: RunConfig, reservation: ReservationDocument, key: bytes) -> None:

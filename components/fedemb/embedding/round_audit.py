@@ -186,12 +186,13 @@ class RoundAudit:
         np.savez(packed, head=text, **kept, **arrays)
         store.write(_NAME, packed.getvalue())
 
-    def restore(self, store: Store, tags: list[bytes]) -> None:
+    def restore(self, store: Store, read: Callable[[int], Any]) -> None:
         """Goes on where a trainer of the same attempt wrote it last, or begins.
 
         Args:
           store: working state of the attempt.
-          tags: of the rounds before, where rounds share their noise.
+          read: the record of a round. The last one looked at has the tags of all before, where
+            rounds share their noise; a checkpoint may be older.
 
         Raises:
           ArtifactError: it is damaged or of other inputs.
@@ -215,7 +216,9 @@ class RoundAudit:
             raise ArtifactError("the audit's state is of other inputs; start a run with a new id")
         self._state = ServerState(**arrays, rounds=head["rounds"])
         self._clip, self._named = head["l2_norm_clip"], head["named"]
-        self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, tags[: self.rounds])
+        last = read(self.rounds - 1).mechanism_state if self.rounds else {}
+        tags = [bytes.fromhex(tag) for tag in last.get("tags", ())]
+        self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, tags)
         self._receipts.restore(head["receipts"])
         if self._witness is not None:
             self._witness.restore(head["witness"])

@@ -98,8 +98,7 @@ class Trainer:
             self._audit = RoundAudit(
                 plan, self._attempt.keys, self._server, self._function.advance, start.state
             )
-            tags = (progress.mechanism or {}).get("tags", ())
-            self._audit.restore(self._attempt.store, [bytes.fromhex(tag) for tag in tags])
+            self._audit.restore(self._attempt.store, log.read)
         while (record := log.read(progress.state.rounds)) is not None:
             progress = self._advance(progress, record)
         return progress

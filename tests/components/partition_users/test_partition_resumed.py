@@ -69,3 +69,14 @@ def test_forgetting_somebody_does_not_burn_the_charge_of_a_run_that_began(tmp_pa
         assert partition.run(made.context())["commitments"] != made.manifest["commitments"]
     with pytest.raises(PlanMismatch, match="bound to other commitments"):
         made.begin()
+
+
+def test_commitments_do_not_tell_whether_who_was_forgotten_had_trained(tmp_path):
+    """Two passes of one attempt before it is bound: who is forgotten between was in the data, or
+    not, and the public commitments change either way."""
+    made = Team(tmp_path)
+    assert partition.run(made.context()) == made.manifest
+    made.forget("nobody in the data")
+    found = partition.run(made.context())["commitments"]
+    for kind, before in made.manifest["commitments"].items():
+        assert found[kind] != before

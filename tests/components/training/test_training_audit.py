@@ -123,6 +123,25 @@ def test_sound_training_passes(fresh, name):
     assert failed(fresh(name)) == set()
 
 
+@pytest.mark.parametrize("name", ["tree", pytest.param("blt", marks=pytest.mark.slow), *QUICK[2:3]])
+def test_training_killed_between_its_evidence_and_its_checkpoint_passes(fresh, name):
+    """The checkpoint is a round older than the evidence, which goes on from the round's record."""
+    run, saves = fresh(name), []
+    save = trainer.checkpoint.save
+
+    def killed(*progress):
+        saves.append(progress)
+        if len(saves) == 3:
+            raise KeyboardInterrupt
+        save(*progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.checkpoint, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+    assert failed(run) == set()
+
+
 @pytest.mark.parametrize("name", TRAINERS)
 def test_bits_of_a_training_do_not_depend_on_the_audit(fresh, name):
     blind, seen = fresh(name, "blind"), fresh(name, "seen")
