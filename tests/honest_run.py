@@ -27,7 +27,7 @@ from fedemb.documents.artifacts import (
     write_bytes,
 )
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import all_documents, encode
+from fedemb.documents.document import encode
 from fedemb.documents.model import ModelCard, Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.starts import starts_of
@@ -35,7 +35,7 @@ from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document, write_signed
-from fedemb.ledger import connect, read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import charts
@@ -44,8 +44,11 @@ from fedemb.step_context import StepContext
 from fedemb.steps.account_privacy import account
 from fedemb.steps.gate_release import gate
 from fedemb.steps.plan_privacy import plan
-from fedemb.steps.release_model import release, verify
+from fedemb.steps.release_model import release
 from fedemb.steps.reserve_budget import reserve
+from tests.document_kinds import all_documents
+from tests.ledger_kit import connect
+from tests.verified import problems_of
 
 TENSORS = [
     {"name": "block1_conv/kernel", "shape": [3, 3, 1, 4]},
@@ -518,9 +521,7 @@ class HonestRun:
         """What `fedemb verify` says of the release, the SavedModel left out."""
         bundle = self.root / "releases" / "glyphs" / "1.0"
         with stand_in_for_serving():
-            return verify.verify_bundle(
-                str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri
-            )
+            return problems_of(str(bundle), Path(self.ledger_uri) / "trust.json", self.ledger_uri)
 
     def until_gate(self):
         for act in ("plan", "pretrain", "reserve", "partition", "train", "measure", "account"):

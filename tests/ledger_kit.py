@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 
 from fedemb.keys import KeyStore, open_key_store
 from fedemb.keys.signatures import Signer
-from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger
+from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger, read_trust
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.storage import open_store
 
@@ -123,3 +123,15 @@ def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):
         signer=kit.trainer,
         keys=kit.keys,
     )
+
+
+def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
+    """Opens a ledger for writing, with the key of the key store and the trust file beside it.
+
+    Raises:
+      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
+        key store is that of another ledger.
+    """
+    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+    ledger.unlock(open_key_store(keys_uri))
+    return ledger

@@ -28,7 +28,7 @@ def classifier_page(report: ClassifierReport) -> str:
     models += others
     return pages.render(
         "classifier_report.html",
-        tone=_tone(report),
+        tone=pages.tone_of(report.gain),
         report=report,
         sentence=utility_sentence(report),
         covers=covers(report.unit),
@@ -52,10 +52,3 @@ def _chart(models: list[tuple[str, Classified]]) -> Any:
     words = ", ".join(f"{bar.name} {bar.value:.3f}" for bar in bars)
     alt = f"Share of images whose class is named first, with 95 % intervals: {words}"
     return pages.bar_chart(bars, x_label="top-1", alt=alt, x_limits=(0.0, 1.0))
-
-
-def _tone(report: ClassifierReport) -> str:
-    gain = report.gain
-    if gain is None:
-        return "plain"
-    return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"

@@ -60,13 +60,6 @@ def _roc_chart(report: UtilityReport) -> Any:
     )
 
 
-def _tone(report: UtilityReport) -> str:
-    gain = report.gain
-    if gain is None:
-        return "plain"
-    return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"
-
-
 def utility_page(report: UtilityReport) -> str:
     """The page of a report; the same report gives the same text."""
     charts = {}
@@ -74,7 +67,7 @@ def utility_page(report: UtilityReport) -> str:
         charts = {"recall": _recall_chart(report, report.headline_rate), "roc": _roc_chart(report)}
     return pages.render(
         "utility_report.html",
-        tone=_tone(report),
+        tone=pages.tone_of(report.gain),
         report=report,
         sentence=utility_sentence(report),
         covers=covers("user"),

@@ -41,15 +41,6 @@ class Verification:
     cannot be read."""
 
 
-def verify_bundle(bundle_uri: str, trust_path: Path, ledger_uri: str | None = None) -> list[str]:
-    """Verifies a bundle; see `verify_release`.
-
-    Returns:
-      What is wrong, a sentence each; empty if the bundle is verified.
-    """
-    return list(verify_release(bundle_uri, trust_path, ledger_uri).problems)
-
-
 def verify_release(
     bundle_uri: str, trust_path: Path, ledger_uri: str | None = None
 ) -> Verification:

@@ -74,7 +74,6 @@ def approve(
         typer.echo(f"  {words}")
     if terms := body.release:  # what a report did not say before its version 4, nobody approved
         typer.echo(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
-        typer.echo(f"licence of the model: {terms.licence or 'not stated'}")
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
         raise Refused("not approved; nothing was written")
     record = opened.approve(

@@ -14,7 +14,7 @@ import pytest
 from fedemb.documents.artifacts import LARGEST_JSON, file_digest, strict_json
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
-from fedemb.steps.release_model.verify import verify_bundle
+from tests.verified import problems_of
 
 GIGABYTE = 1 << 30
 
@@ -124,13 +124,13 @@ def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
     _huge_tensor(folder / "backbone.keras")
     looked = []
     monkeypatch.setattr(evidence, "stored_tensors", lambda *words: looked.append(words))
-    (problem,) = verify_bundle(str(folder), trust)
+    (problem,) = problems_of(str(folder), trust)
     assert "backbone.keras is not what the manifest says" in problem
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["backbone.keras"] = file_digest(folder / "backbone.keras")
     text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n")
-    (problem,) = verify_bundle(str(folder), trust)
+    (problem,) = problems_of(str(folder), trust)
     assert "signature of the bundle document does not fit" in problem
     assert not looked
 
@@ -140,7 +140,7 @@ def test_text_without_end_in_a_bundle_is_not_read(bundle, name):
     folder, trust = bundle
     with (folder / name).open("wb") as file:
         file.truncate(LARGEST_JSON + 1)
-    (problem,) = verify_bundle(str(folder), trust)
+    (problem,) = problems_of(str(folder), trust)
     assert f"{name} of the bundle has" in problem
 
 
@@ -149,7 +149,7 @@ def test_link_and_device_in_a_bundle_are_not_followed(bundle):
     card = folder / "README.md"
     card.unlink()
     card.symlink_to("/dev/zero")
-    (problem,) = verify_bundle(str(folder), trust)
+    (problem,) = problems_of(str(folder), trust)
     assert "link or no file" in problem
 
 

@@ -196,7 +196,7 @@ def test_utility_that_was_measured_otherwise_is_denied_whoever_signs_it(run, cha
 
 def test_evidence_has_no_field_for_free_text():
     """What is published word for word may say only what a schema bounds: no sentence fits."""
-    from fedemb.documents.document import all_documents, json_schema
+    from tests.document_kinds import all_documents, json_schema
 
     def texts(node, path=()):
         if isinstance(node, dict):

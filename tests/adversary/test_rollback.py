@@ -11,8 +11,9 @@ from fedemb.errors import FedEmbError, LedgerError, Refused
 from fedemb.keys import LocalKeyStore, open_key_store
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
-from fedemb.ledger import check_high_water, connect, mark_high_water, rotate_keys
+from fedemb.ledger import check_high_water, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
+from tests.ledger_kit import connect
 
 
 class Team:

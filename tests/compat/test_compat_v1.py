@@ -8,7 +8,7 @@ from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import open_ledger
-from fedemb.steps.release_model.verify import verify_bundle
+from tests.verified import problems_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 TRUST = GOLDEN / "ledger" / "trust.json"
@@ -34,4 +34,4 @@ def test_report_of_version_1_is_read_and_its_signature_holds():
 
 
 def test_bundle_of_version_1_verifies_offline_and_against_its_ledger():
-    assert verify_bundle(str(GOLDEN / "bundle"), TRUST, str(GOLDEN / "ledger")) == []
+    assert problems_of(str(GOLDEN / "bundle"), TRUST, str(GOLDEN / "ledger")) == []

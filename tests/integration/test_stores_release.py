@@ -12,9 +12,10 @@ from fedemb.documents.document import encode
 from fedemb.errors import FedEmbError, InputError, Refused
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
-from fedemb.steps.release_model import release, verify
+from fedemb.steps.release_model import release
 from fedemb.storage import join, open_store
 from tests.forked import SERVER
+from tests.verified import problems_of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def _release(run, releases, document="release.json"):
 
 def _problems(run, uri):
     with honest_run.stand_in_for_serving():
-        return verify.verify_bundle(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
+        return problems_of(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
 
 
 def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, releases):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
@@ -245,33 +245,3 @@ def _signature(value: Any, what: str) -> dict[str, str] | None:
     ):
         raise ArtifactError(f"the signature of {what} is malformed; run its step again")
     return value
-
-
-def json_schema(document: type[Document]) -> dict[str, Any]:
-    """The JSON schema of the newest version of a document, for those who read it elsewhere."""
-    schema = document.model_json_schema()
-    schema["properties"]["schema"] = {"const": f"fedemb/{document.kind}/{document.newest}"}
-    schema["required"] = sorted([*schema["required"], "schema"])
-    if document.role is not None:
-        text = {"type": "string", "maxLength": 256}
-        names = ["algorithm", "key_id", "value"]
-        schema["properties"]["signature"] = {
-            "type": "object",
-            "properties": dict.fromkeys(names, text),
-            "required": names,
-            "additionalProperties": False,
-        }
-        schema["required"] = sorted([*schema["required"], "signature"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def all_documents() -> Iterator[type[Document]]:
-    """Every kind of document, in order of its name; imports the modules that hold them."""
-    import importlib
-    import pkgutil
-
-    import fedemb.documents as room
-
-    for module in pkgutil.iter_modules(room.__path__):
-        importlib.import_module(f"{room.__name__}.{module.name}")
-    yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)

@@ -255,8 +255,8 @@ class Provenance(Part):
 class ReleaseTerms(Part):
     """On what terms the model goes out, as the configuration has them."""
 
-    licence: str
-    """Empty: not stated."""
+    licence_sha: Sha
+    """SHA-256 of its licence, as the page shows it: no document has room for free text."""
     min_gain_over_public: float | None
     """None: no floor."""
     no_worse_than: Literal["previous_release"] | None

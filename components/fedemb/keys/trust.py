@@ -316,17 +316,3 @@ class TrustStore:
         record = self._retired.get((role, key_id))
         then = at if type(at) is int else math.inf  # a document may say anything
         return record if record is not None and record <= then else None
-
-
-def verify_document(
-    document: Mapping[str, Any], trust: TrustStore, role: str, *, at: int | None = None
-) -> dict[str, Any]:
-    """Checks a signed document and returns it without its signature; see `TrustStore.verify`.
-
-    Raises:
-      SignatureInvalid: the signature is missing, by an unknown key, or not of this content.
-    """
-    body = {key: value for key, value in document.items() if key != "signature"}
-    name = str(document.get("schema", document.get("kind", "the document")))
-    trust.verify(body, document.get("signature"), role, name, at=at)
-    return body

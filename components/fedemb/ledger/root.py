@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
-from fedemb.keys import KeyStore, open_key_store
+from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
@@ -38,18 +38,6 @@ def open_ledger(
     """
     ledger = Ledger(Chain(open_store(uri), policy_id, trust), signer)
     ledger.refresh()
-    return ledger
-
-
-def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:
-    """Opens a ledger for writing, with the key of the key store and the trust file beside it.
-
-    Raises:
-      LedgerError: there is no trust file (no ledger was ever made there), or it is broken, or the
-        key store is that of another ledger.
-    """
-    ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
-    ledger.unlock(open_key_store(keys_uri))
     return ledger
 
 

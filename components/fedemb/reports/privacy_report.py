@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import json_digest
+from fedemb.documents.artifacts import json_digest, sha256_hex
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
@@ -105,7 +105,11 @@ def build_report(
             for record in ledger.state.waivers
             if record.sequence <= head_sequence and record.body["model_sha"] == model.weights_sha
         ],
-        "release": config.release.model_dump(exclude={"name", "version"}),
+        "release": {
+            "licence_sha": sha256_hex(config.release.licence.encode()),
+            "min_gain_over_public": config.release.min_gain_over_public,
+            "no_worse_than": config.release.no_worse_than,
+        },
         "provenance": {
             "config_sha": reservation.config_sha,
             "code_sha": reservation.code_sha,

@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.fields import Interval
 from fedemb.errors import ArtifactError
 from fedemb.reports.charts import Bar, Line, bar_chart, figure_svg, histogram_chart, line_chart
 from fedemb.reports.dag import layout_dag
@@ -80,6 +81,13 @@ def seconds(value: float | None) -> str:
 def date(value: str) -> str:
     """Formats a time: `2026-11-22T03:17:39+00:00` becomes `22 November 2026, 03:17 UTC`."""
     return f"{datetime.fromisoformat(value):%-d %B %Y, %H:%M} UTC"
+
+
+def tone_of(gain: Interval | None) -> str:
+    """How a page of figures is coloured: by a gain or a loss that is certain."""
+    if gain is None:
+        return "plain"
+    return "good" if gain.low > 0 else "bad" if gain.high < 0 else "plain"
 
 
 def with_contents(body: str) -> Markup:

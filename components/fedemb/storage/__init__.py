@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from fedemb.errors import InputError, StorageError
 from fedemb.storage.base import Entry as Entry
-from fedemb.storage.base import Progress as Progress
 from fedemb.storage.base import Store as Store
 from fedemb.storage.local import LocalStore as LocalStore
 
@@ -72,14 +71,14 @@ def local_tree(uri: str | Path) -> Iterator[Path]:
         yield target
 
 
-def put_tree(local: Path, uri: str | Path, *, progress: Progress | None = None) -> None:
+def put_tree(local: Path, uri: str | Path) -> None:
     """Publishes a finished local folder at `uri`.
 
     Raises:
       StorageError: it cannot be written, or `uri` names a whole bucket.
     """
     parent, name = _split(str(uri))
-    open_store(parent).upload_tree(local, name, progress=progress)
+    open_store(parent).upload_tree(local, name)
 
 
 def create_tree(local: Path, store: Store, name: str) -> str:

@@ -24,9 +24,6 @@ TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8
 """Objects moved at the same time."""
 
-Progress = Callable[[int, int], None]
-"""Called after each object with objects done and objects in all; from one thread at a time."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -154,9 +151,7 @@ class Store(ABC):
     @abstractmethod
     def _download(self, name: str, local: Path) -> None: ...
 
-    def upload_tree(
-        self, local: Path, prefix: str, *, progress: Progress | None = None
-    ) -> dict[str, str]:
+    def upload_tree(self, local: Path, prefix: str) -> dict[str, str]:
         """Publishes all files below `local`; objects that are there already are not sent again.
 
         Returns:
@@ -180,12 +175,12 @@ class Store(ABC):
             if self.digest(f"{prefix}/{name}") != digests[name]:
                 self._upload(local / name, f"{prefix}/{name}", digests[name])
 
-        _parallel(send, digests, progress)
+        _parallel(send, digests)
         if found != digests:
             self._write_index(prefix, digests)
         return digests
 
-    def create_tree(self, local: Path, prefix: str, *, progress: Progress | None = None) -> str:
+    def create_tree(self, local: Path, prefix: str) -> str:
         """Publishes a tree so that no other writer's files can ever mix with it.
 
         Object stores have no rename: the tree goes to a folder of its own below `prefix`, named by
@@ -199,12 +194,10 @@ class Store(ABC):
           StorageError: as `upload_tree`.
         """
         name = f"{prefix}/{json_digest(tree_digests(local))[:16]}"
-        self.upload_tree(local, name, progress=progress)
+        self.upload_tree(local, name)
         return name
 
-    def download_tree(
-        self, prefix: str, local: Path, *, progress: Progress | None = None
-    ) -> dict[str, str]:
+    def download_tree(self, prefix: str, local: Path) -> dict[str, str]:
         """Copies a tree to the local folder; one that we published is checked against its index.
 
         Returns:
@@ -243,7 +236,7 @@ class Store(ABC):
                 )
 
         local.mkdir(parents=True, exist_ok=True)
-        _parallel(fetch, names, progress)
+        _parallel(fetch, names)
         return digests
 
     def _index(self, prefix: str) -> dict[str, str] | None:
@@ -257,15 +250,13 @@ class Store(ABC):
         self.write(f"{prefix}.tree", canonical_json({"schema": TREE_SCHEMA, "files": digests}))
 
 
-def _parallel(work: Callable[[str], None], names: Iterable[str], progress: Progress | None) -> None:
+def _parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
     names = list(names)
     with ThreadPoolExecutor(min(PARALLEL_TRANSFERS, max(1, len(names)))) as pool:
         futures = [pool.submit(work, name) for name in names]
         try:
-            for done, future in enumerate(futures, start=1):
+            for future in futures:
                 future.result()
-                if progress is not None:
-                    progress(done, len(names))
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedemb.documents.artifacts import create_bytes, file_digest, make_folder, write_bytes
 from fedemb.errors import InputError, StorageError
-from fedemb.storage.base import Entry, Progress, Store, check_name, visible
+from fedemb.storage.base import Entry, Store, check_name, visible
 
 
 class LocalStore(Store):
@@ -82,23 +82,21 @@ class LocalStore(Store):
             path = self._path(name)
             return file_digest(path) if path.is_file() else None
 
-    def upload_tree(
-        self, local: Path, prefix: str, *, progress: Progress | None = None
-    ) -> dict[str, str]:
+    def upload_tree(self, local: Path, prefix: str) -> dict[str, str]:
         """As `Store.upload_tree`, but a new tree appears in one rename and needs no index."""
         if local.is_dir() and not self._path(prefix).exists():
             with suppress(FileExistsError):  # made meanwhile by somebody else
-                return self._rename_in(local, prefix, progress)
-        return super().upload_tree(local, prefix, progress=progress)
+                return self._rename_in(local, prefix)
+        return super().upload_tree(local, prefix)
 
-    def create_tree(self, local: Path, prefix: str, *, progress: Progress | None = None) -> str:
+    def create_tree(self, local: Path, prefix: str) -> str:
         """As `Store.create_tree`: in one rename, to a name that must be free."""
         if self._path(prefix).exists():
             raise FileExistsError(f"{prefix} exists already in {self.uri}")
-        self._rename_in(local, prefix, progress)
+        self._rename_in(local, prefix)
         return prefix
 
-    def _rename_in(self, local: Path, prefix: str, progress: Progress | None) -> dict[str, str]:
+    def _rename_in(self, local: Path, prefix: str) -> dict[str, str]:
         target = self._path(prefix)
         with self._sentences("written"):
             make_folder(target.parent)
@@ -107,7 +105,7 @@ class LocalStore(Store):
             ) as temporary:
                 staged = Path(temporary, "tree")
                 staged.mkdir(mode=0o755)
-                digests = LocalStore(staged.parent).upload_tree(local, "tree", progress=progress)
+                digests = LocalStore(staged.parent).upload_tree(local, "tree")
                 try:
                     staged.rename(target)
                 except OSError as error:  # a folder that holds files is not replaced

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from fedemb.documents.document import all_documents, json_schema
+from tests.document_kinds import all_documents, json_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "documents"
 KINDS = {document.kind: document for document in all_documents()}

@@ -15,8 +15,8 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
 from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import encode_record, record_name
-from fedemb.steps.release_model.verify import verify_bundle
 from fedemb.storage import open_store
+from tests.verified import problems_of
 
 REASON = "a year is over"
 
@@ -217,8 +217,8 @@ def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
     run.do_release()
     bundle = str(run.root / "releases" / "glyphs" / "1.0")
     with honest_run.stand_in_for_serving():
-        assert verify_bundle(bundle, pinned) == []
-        assert verify_bundle(bundle, pinned, run.ledger_uri) == []
+        assert problems_of(bundle, pinned) == []
+        assert problems_of(bundle, pinned, run.ledger_uri) == []
 
 
 # ---- releases ---------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def two(tmp_path_factory):
 def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, which, live):
     pinned, ledger_uri, _, bundles = two
     with honest_run.stand_in_for_serving():
-        assert verify_bundle(str(bundles[which]), pinned, ledger_uri if live else None) == []
+        assert problems_of(str(bundles[which]), pinned, ledger_uri if live else None) == []
 
 
 def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
@@ -268,7 +268,7 @@ def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     parts.write_attestation(forged, "glyphs/2.0", verdict, thief)
     parts.sign_bundle(forged, bundle_signing_key(keys))
     with honest_run.stand_in_for_serving():
-        problems = verify_bundle(str(forged), pinned)
+        problems = problems_of(str(forged), pinned)
     (problem,) = problems  # nothing more is looked at
     assert "bundle document" in problem
     assert "retired" in problem

@@ -9,11 +9,12 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.keys import partition_key
 from fedemb.keys.deletion_marks import mark_deleted
-from fedemb.ledger import connect, read_reservation
+from fedemb.ledger import read_reservation
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
+from tests.ledger_kit import connect
 from tests.partition_run import make_config, rows_of, write_parquet
 from tests.public_start import sign_start
 

@@ -21,7 +21,7 @@ from fedemb.keys.signatures import trust_of
 from fedemb.reports import privacy_report_words as words
 from fedemb.steps.release_model import release
 from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
-from fedemb.steps.release_model.verify import verify_bundle
+from tests.verified import problems_of
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def copy(released, tmp_path):
 
 def test_good_bundle_verifies_with_and_without_the_live_ledger(released):
     uri = released.document["uri"]
-    assert verify_bundle(uri, trust(released)) == []
-    assert verify_bundle(uri, trust(released), released.ledger_uri) == []
+    assert problems_of(uri, trust(released)) == []
+    assert problems_of(uri, trust(released), released.ledger_uri) == []
 
 
 def test_serving_signature_maps_pixels_to_unit_embeddings(released):
@@ -129,28 +129,28 @@ def test_every_file_changed_or_dropped_is_named(released, copy):
     for path in names:
         original = path.read_bytes()
         path.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-        assert verify_bundle(str(copy), trust(released)), f"{path.name} changed"
+        assert problems_of(str(copy), trust(released)), f"{path.name} changed"
         path.unlink()
-        assert verify_bundle(str(copy), trust(released)), f"{path.name} dropped"
+        assert problems_of(str(copy), trust(released)), f"{path.name} dropped"
         path.write_bytes(original)
-    assert verify_bundle(str(copy), trust(released)) == []
+    assert problems_of(str(copy), trust(released)) == []
 
 
 def test_extra_file_is_found(released, copy):
     (copy / ".git").mkdir()
     (copy / ".git" / "head.keras").write_bytes(b"a head")
-    assert any("head.keras" in problem for problem in verify_bundle(str(copy), trust(released)))
+    assert any("head.keras" in problem for problem in problems_of(str(copy), trust(released)))
 
 
 def test_key_that_travels_in_the_bundle_proves_nothing(released, copy, tmp_path):
     stranger = trust_of(open_key_store(str(tmp_path / "stranger")))
     stranger.save(tmp_path / "trust.json")
     shutil.copy(trust(released), copy / "trust.json")
-    problems = verify_bundle(str(copy), tmp_path / "trust.json")
+    problems = problems_of(str(copy), tmp_path / "trust.json")
     (problem,) = problems
     assert "extra or missing files: trust.json" in problem
     (copy / "trust.json").unlink()
-    (problem,) = verify_bundle(str(copy), tmp_path / "trust.json")
+    (problem,) = problems_of(str(copy), tmp_path / "trust.json")
     assert "trust store does not hold" in problem
 
 
@@ -158,7 +158,7 @@ def test_ledger_that_forgot_the_release_is_found(released, tmp_path):
     shutil.copytree(released.ledger_uri, tmp_path / "ledger")
     (tmp_path / "ledger" / "weekly" / "00000004.json").unlink()
     shutil.rmtree(tmp_path / "ledger" / "weekly" / "heads")
-    problems = verify_bundle(released.document["uri"], trust(released), str(tmp_path / "ledger"))
+    problems = problems_of(released.document["uri"], trust(released), str(tmp_path / "ledger"))
     assert problems == ["the ledger has no record of this release"]
 
 

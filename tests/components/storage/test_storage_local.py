@@ -9,6 +9,7 @@ import pytest
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import InputError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.storage.local import LocalStore
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,14 @@ def test_a_new_tree_appears_in_one_rename(tmp_path, monkeypatch):
     for name in "abc":
         (source / name).write_bytes(name.encode())
     store = open_store(tmp_path / "store")
-    seen = []
-    store.upload_tree(source, "tree", progress=lambda *_: seen.append(store.list()))
+    seen, upload = [], LocalStore._upload
+
+    def looked_at(staged, *file):
+        upload(staged, *file)
+        seen.append(store.list())
+
+    monkeypatch.setattr(LocalStore, "_upload", looked_at)
+    store.upload_tree(source, "tree")
     assert seen == [[], [], []]
     assert store.list() == ["tree/a", "tree/b", "tree/c"]
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["tree"]
@@ -119,19 +126,23 @@ def test_missing_source_folder_is_a_sentence(tmp_path):
         put_tree(tmp_path / "absent", tmp_path / "store" / "tree")
 
 
-def test_tree_that_appears_while_another_is_copied_is_not_mixed_with_it(tmp_path):
+def test_tree_that_appears_while_another_is_copied_is_not_mixed_with_it(tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_bytes(b"mine")
     store = open_store(tmp_path / "store")
     rival = tmp_path / "store" / "tree"
 
-    def slow(done, total):
+    upload = LocalStore._upload
+
+    def slow(staged, *file):
+        upload(staged, *file)
         rival.mkdir(parents=True)
         (rival / "b").write_bytes(b"theirs")
 
+    monkeypatch.setattr(LocalStore, "_upload", slow)
     with pytest.raises(FileExistsError):
-        store._rename_in(source, "tree", slow)
+        store._rename_in(source, "tree")
     assert store.list() == ["tree/b"]
     with pytest.raises(FileExistsError):
         store.create_tree(source, "tree")

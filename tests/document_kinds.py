@@ -1,0 +1,34 @@
+"""Every kind of document, and the JSON schema of each: what golden files and sweeps go over."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import fedemb.documents as room
+from fedemb.documents.document import Document
+
+
+def json_schema(document: type[Document]) -> dict[str, Any]:
+    """The JSON schema of the newest version of a document, for those who read it elsewhere."""
+    schema = document.model_json_schema()
+    schema["properties"]["schema"] = {"const": f"fedemb/{document.kind}/{document.newest}"}
+    schema["required"] = sorted([*schema["required"], "schema"])
+    if document.role is not None:
+        text = {"type": "string", "maxLength": 256}
+        names = ["algorithm", "key_id", "value"]
+        schema["properties"]["signature"] = {
+            "type": "object",
+            "properties": dict.fromkeys(names, text),
+            "required": names,
+            "additionalProperties": False,
+        }
+        schema["required"] = sorted([*schema["required"], "signature"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def all_documents() -> Iterator[type[Document]]:
+    """Every kind of document, in order of its name; imports the modules that hold them."""
+    for module in pkgutil.iter_modules(room.__path__):
+        importlib.import_module(f"{room.__name__}.{module.name}")
+    yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
