@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from fedemb.keys import KeyStore, open_key_store
+from fedemb.keys import KeyStore, open_key_store, policy_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import Ledger, PolicyTerms, UserTerms, ensure_trust, open_ledger, read_trust
 from fedemb.privacy.accounting.events import event_to_json
@@ -123,6 +123,13 @@ def commit(kit: Kit, ledger: Ledger, reservation, rounds: int):
         signer=kit.trainer,
         keys=kit.keys,
     )
+
+
+def with_policy_key(keys: KeyStore, *policies: str) -> KeyStore:
+    """The key store once the first run of each policy was reserved."""
+    for policy_id in policies or ("weekly",):
+        keys.load_or_create(policy_key_name(policy_id))
+    return keys
 
 
 def connect(ledger_uri: str, keys_uri: str, policy_id: str) -> Ledger:

@@ -16,6 +16,7 @@ from fedemb.documents.audit import finding
 from fedemb.documents.fields import Interval
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate, draw_weights
+from fedemb.evaluation.metrics import require_finite
 
 MIN_USERS = 10
 """On each side; with fewer an interval says nothing."""
@@ -58,10 +59,9 @@ def verification_scores(embeddings: np.ndarray, owners: np.ndarray, users: int) 
       float64 [users]; NaN for a user with fewer than two images.
 
     Raises:
-      InputError: an embedding is not finite.
+      Diverged: an embedding is not finite.
     """
-    if not np.isfinite(embeddings).all():
-        raise InputError("an embedding is not finite, so nobody can be scored; the model diverged")
+    require_finite(embeddings)
     dim = embeddings.shape[1]
     sums = np.zeros((users, dim))
     np.add.at(sums, owners, embeddings.astype(np.float64))

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import Attack, attack_on
-from fedemb.errors import InputError
+from fedemb.errors import Diverged
 from fedemb.steps.audit_privacy.attack import verification_scores
 
 _TINY = 1e-30
@@ -44,7 +44,7 @@ class Scoring(ABC):
           users: number of users.
 
         Raises:
-          InputError: an output is not finite.
+          Diverged: an output is not finite.
         """
 
     @abstractmethod
@@ -99,8 +99,9 @@ class ConfidenceScore(Scoring):
     def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
         """Mean over each unit's images; NaN for one without any."""
         if not np.isfinite(seen).all():
-            raise InputError(
-                "a probability is not finite, so nobody can be scored; the model diverged"
+            raise Diverged(
+                "a probability is not finite, so nobody can be scored: the model diverged; its "
+                "budget is spent, lower the learning rates of the next run"
             )
         counts = np.bincount(owners, minlength=users)
         with np.errstate(invalid="ignore"):

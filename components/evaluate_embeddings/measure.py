@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from fedemb.config import EvaluationConfig
-from fedemb.documents.utility import SubgroupName, rate_name
+from fedemb.documents.utility import rate_name
 from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
-from fedemb.evaluation.held_out import Subjects
+from fedemb.evaluation.held_out import Subjects, shown_group
 from fedemb.evaluation.metrics import Verification, arrange, rates_at, verify
 from fedemb.evaluation.retrieval import Retrieval, retrieve
 
@@ -72,7 +71,8 @@ def measure(
       gallery: [n, dim] of the same images.
 
     Raises:
-      InputError: the subjects are not measurable, or an embedding is not finite.
+      InputError: the subjects are not measurable.
+      Diverged: an embedding is not finite.
     """
     groups = subjects.groups if config.resample_subgroups else None
     data = arrange(embeddings, subjects.labels, subjects.clusters, gallery, groups)
@@ -133,7 +133,7 @@ def by_subgroup(
         accepts, recall = rates_at(data, threshold, **draws)
         measured.append(
             {
-                "name": _shown(str(name), len(measured)),
+                "name": shown_group(str(name), len(measured)),
                 "images": int(use.sum()),
                 "identities": len(np.unique(part.clusters)),
                 "recall_at_own_threshold": own.recall[0].to_json(),
@@ -143,12 +143,3 @@ def by_subgroup(
         )
     measured.sort(key=lambda group: group["recall_at_own_threshold"]["value"])
     return {"measured": measured, "too_small": too_small}
-
-
-def _shown(name: str, number: int) -> str:
-    """A subgroup's name, as it stands in the data; what could be more than a name is numbered."""
-    fits = TypeAdapter(SubgroupName)
-    try:
-        return fits.validate_python(name or "(none)")
-    except ValidationError:
-        return f"subgroup {number}"

@@ -68,6 +68,10 @@ class GateDenied(Refused):
     """The gate found reasons against the release."""
 
 
+class Diverged(Refused):
+    """A trained model gives numbers that are not finite, so nothing can be said of it."""
+
+
 class Superseded(Refused):
     """The step was started again; this process has nothing to do any more."""
 

@@ -29,6 +29,10 @@ rules of compiled pipelines refuse it."""
 Kind = Literal["step_started", "step_finished", "step_failed", "outcome_not_kept"]
 
 PARTITIONED = "partitioned the private images of run %s"
+BEGUN = (
+    "run %s has begun to train and goes on with the people it began with; who was forgotten since "
+    "is left out from the next run on"
+)
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d, %s"
 STOPPING = "asked to stop: finishing the round at hand"
@@ -37,7 +41,7 @@ MEASURED = "measured: %s"
 NOT_COMPARABLE = "the previous release is not comparable: %s"
 AUDITED = "audited: %s"
 LINES = frozenset(
-    {PARTITIONED, RESUMING, ROUND, STOPPING, HOSTS, MEASURED, NOT_COMPARABLE, AUDITED}
+    {PARTITIONED, BEGUN, RESUMING, ROUND, STOPPING, HOSTS, MEASURED, NOT_COMPARABLE, AUDITED}
 )
 """All that a private step may log, before its places are filled."""
 

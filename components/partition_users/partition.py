@@ -136,11 +136,7 @@ def _begun_with(
         found[kind] = commit_to_people(key, context.run_id, reservation.attempt, digest)
     if found != bind.body["commitments"]:
         return None
-    _log.info(
-        "run %s has begun to train and goes on with the people it began with; who was forgotten "
-        "since is left out from the next run on",
-        context.run_id,
-    )
+    _log.info(events.BEGUN, context.run_id)
     return found
 
 

@@ -105,7 +105,7 @@ def model_card(
         f"This model carries {report_sentence(report)}. {UNITS[unit].covered}",
         "",
         f"With all earlier runs of policy `{cumulative.policy_id}`, no block of "
-        f"{UNITS[unit].many} has spent more than epsilon "
+        f"{UNITS[unit].many} that this one trained on has spent more than epsilon "
         f"{cumulative.max_block_epsilon or math.inf:.4g} of its cap {cumulative.cap:g}.",
         "",
         "Assumptions:",

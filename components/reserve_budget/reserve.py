@@ -15,14 +15,16 @@ from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, LedgerError, Refused
-from fedemb.keys import KeyStore, commitment_key, reservation_key_name
+from fedemb.keys import KeyStore, commitment_key, policy_key_name, reservation_key_name
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import (
     Ledger,
+    Reservation,
     begin_policy,
     blocks_of,
     check_high_water,
+    ensure_policy_key,
     ensure_trust,
     mark_high_water,
     open_ledger,
@@ -83,6 +85,7 @@ def run(
     suite = read_record()  # the audit needs it too, at the end
     ledger = open_or_create(context.ledger_uri, keys, config, plan)
     check_high_water(ledger, keys, config.storage.witness)
+    ensure_policy_key(ledger, keys)
     last = ledger.state.last_attempt(run_id) if attempt is None else attempt
     found = ledger.state.attempts.get((run_id, last))
     if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
@@ -121,9 +124,7 @@ def run(
             len(reservation.blocks_requested),
             ", ".join(sorted(full)),
         )
-    if ledger.attempt(reservation).commit is None:
-        with suppress(FileExistsError):
-            keys.create(reservation_key_name(run_id, reservation.attempt))
+    _ensure_root_key(ledger, reservation, keys)
     signer = Signer.current(keys, "ledger", ledger.chain.trust)
     signed = write_reservation(context.artifacts.reservation, reservation, signer)
     _log.info(
@@ -135,6 +136,25 @@ def run(
         reservation.policy_id,
     )
     return signed
+
+
+def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:
+    """Makes the key of noise and coins of an attempt, once: before its training is bound.
+
+    Raises:
+      LedgerError: a training that began lost its key; with another one it would draw other noise.
+    """
+    attempt = ledger.attempt(reservation)
+    name = reservation_key_name(reservation.run_id, reservation.attempt)
+    if attempt.bind is None:
+        with suppress(FileExistsError):
+            keys.create(name)
+    elif attempt.commit is None and not keys.used(name):
+        raise LedgerError(
+            f"the root key of run {reservation.run_id!r}, which has begun to train, is not in "
+            f"{keys.uri}, and with another one it would draw other noise; restore the key store, or"
+            " start a run with a new id"
+        )
 
 
 def open_or_create(
@@ -172,7 +192,7 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
     Raises:
       LedgerError: the policy's key exists, its records do not.
     """
-    if not ledger.chain.records and keys.exists(f"policy/{ledger.policy_id}"):
+    if not ledger.chain.records and keys.exists(policy_key_name(ledger.policy_id)):
         ledger.refresh()  # perhaps made meanwhile
         if not ledger.chain.records:
             raise LedgerError(

@@ -71,7 +71,13 @@ def forget(
     from fedemb.errors import ConfigError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
-    from fedemb.ledger import check_high_water, open_ledger, policies, read_trust
+    from fedemb.ledger import (
+        check_high_water,
+        ensure_policy_key,
+        open_ledger,
+        policies,
+        read_trust,
+    )
     from fedemb.pipelines.run.load_config import load_config, policy_overrides
     from fedemb.storage import open_store
 
@@ -88,6 +94,7 @@ def forget(
     _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
     keys = open_key_store(storage.keys)
     check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
+    ensure_policy_key(ledger, keys)
     hasher = Hasher(partition_key(keys, policy_id))
     user_keys = [hasher.user_key(user_id) for user_id in user_ids]
     fresh = [
@@ -187,12 +194,12 @@ def _canonical(user_ids: list[str]) -> list[str]:
 def _not_forgotten(user_ids: list[str], policies: list[str], keys: KeyStore, uri: str) -> list[str]:
     """Those policies under which one is not forgotten: each has marks by a key of its own."""
     from fedemb.data.hashing import Hasher
-    from fedemb.keys import partition_key
+    from fedemb.keys import partition_key, policy_key_name
     from fedemb.keys.deletion_marks import read_deletion_marks
 
     found: list[str] = []
     for policy_id in policies:
-        if keys.exists(f"policy/{policy_id}"):  # else there is no mark, and looking made the key
+        if keys.exists(policy_key_name(policy_id)):  # else there is no mark
             hasher = Hasher(partition_key(keys, policy_id))
             marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
             if marks <= set(read_deletion_marks(uri, policy_id)):

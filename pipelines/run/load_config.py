@@ -140,7 +140,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(
             f"--set {dotted[:80]}: the value {_shortened(text)!r} is {error}; quote it"
         ) from error
-    if isinstance(value, str):  # YAML 1.1 reads 1e-6 as text
+    if value == text:  # YAML 1.1 reads 1e-6 as text; what is quoted is meant as text
         with suppress(ValueError):
             value = float(value)
     *parents, leaf = dotted.split(".")

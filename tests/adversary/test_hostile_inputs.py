@@ -32,6 +32,7 @@ from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
+from tests.ledger_kit import with_policy_key
 
 PRESET = "quickstart"
 
@@ -582,8 +583,7 @@ def test_file_system_without_links_is_not_called_full(tmp_path, monkeypatch):
     ids=["fetch", "used", "newest", "renew", "create", "destroy"],
 )
 def test_key_folder_that_may_not_be_read_is_one_sentence(tmp_path, act):
-    keys = open_key_store(str(tmp_path / "keys"))
-    partition_key(keys, "weekly")
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
     (tmp_path / "keys").chmod(0)
     account = os.geteuid()
     if account == 0:

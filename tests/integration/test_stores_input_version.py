@@ -114,3 +114,24 @@ def test_bucket_that_changed_after_its_reservation_is_refused(kind, change, tmp_
         partition(context)
     assert not (tmp_path / "private").exists()
     assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["photo\u30001.jpg", "caf\udce9.jpg", "CORP\\ada.jpg"])
+def test_file_with_any_name_is_bound(tmp_path, name):
+    (tmp_path / "ada").mkdir()
+    before = fingerprint_input(str(tmp_path), KEY, "monday")
+    (tmp_path / "ada" / name).write_bytes(b"x")
+    first = fingerprint_input(str(tmp_path), KEY, "monday")
+    (tmp_path / "ada" / name).write_bytes(b"xy")
+    assert len({before, first, fingerprint_input(str(tmp_path), KEY, "monday")}) == 3
+
+
+def test_percent_in_a_path_is_a_percent(tmp_path):
+    folder = tmp_path / "my%20photos"
+    for place in (folder, tmp_path / "my photos"):
+        place.mkdir()
+        (place / "a.jpg").write_bytes(b"x")
+    first = fingerprint_input(str(folder), KEY, "monday")
+    (folder / "b.jpg").write_bytes(b"y")
+    assert fingerprint_input(str(folder), KEY, "monday") != first
+    assert "#" in fingerprint_input(f"file://{tmp_path}/my%20photos", KEY, "monday")

@@ -12,6 +12,7 @@ from fedemb.keys.deletion_marks import check_deletion_marks, mark_deleted, read_
 from fedemb.pipelines.cli.main import app
 from fedemb.storage.local import LocalStore
 from tests import honest_run, ledger_kit
+from tests.ledger_kit import with_policy_key
 from tests.partition_run import KEY, Partitioner, rows_of
 
 
@@ -19,7 +20,7 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
     partition = Partitioner(tmp_path)
     rows, hasher = rows_of(12), Hasher(KEY)
     deletion_marks = str(tmp_path / "deletion_marks")
-    keys = open_key_store(str(tmp_path / "keys of deletion marks"))
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys of deletion marks")))
     mark = hasher.deletion_mark(hasher.user_key("user 3"))
     assert mark_deleted(deletion_marks, keys, "weekly", mark)
     assert not mark_deleted(deletion_marks, keys, "weekly", mark)
@@ -34,14 +35,15 @@ def test_forgotten_user_is_as_if_never_there(tmp_path):
 
 def test_deletion_mark_tells_nothing_about_whom(tmp_path):
     hasher = Hasher(KEY)
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
+    uri = str(tmp_path / "deletion_marks")
     mark_deleted(uri, keys, "weekly", hasher.deletion_mark(hasher.user_key("user 3")))
     (name,) = read_deletion_marks(uri, "weekly")
     assert hasher.user_key("user 3").hex() not in name
 
 
 def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp_path):
-    keys = open_key_store(str(tmp_path / "keys"))
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
     there, uri = tmp_path / "deletion_marks", str(tmp_path / "deletion_marks")
     check_deletion_marks(None, keys, "weekly")  # a policy that never had one
     check_deletion_marks(uri, keys, "weekly")
@@ -54,7 +56,7 @@ def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp
     with pytest.raises(StorageError, match="name their store"):
         check_deletion_marks(None, keys, "weekly")
     assert not there.exists()
-    other = open_key_store(str(tmp_path / "other keys"))
+    other = with_policy_key(open_key_store(str(tmp_path / "other keys")))
     with pytest.raises(StorageError, match="does not hold"):  # of a policy with another key
         check_deletion_marks(str(tmp_path / "elsewhere"), other, "weekly")
     with pytest.raises(StorageError, match="does not hold"):
@@ -66,7 +68,8 @@ def test_store_of_deletion_marks_that_is_gone_is_refused_not_taken_for_empty(tmp
 @pytest.fixture
 def five(tmp_path):
     """A store of five deletion marks: its keys, its address and their files."""
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
+    uri = str(tmp_path / "deletion_marks")
     marks = [Hasher(KEY).deletion_mark(bytes([number])) for number in range(5)]
     for mark in marks:
         assert mark_deleted(uri, keys, "weekly", mark)
@@ -115,13 +118,13 @@ def test_killed_while_a_deletion_mark_is_counted_goes_on_and_still_notices(five,
 
 
 def test_killed_at_any_write_of_the_first_deletion_mark_goes_on(tmp_path, monkeypatch):
-    keys = open_key_store(str(tmp_path / "keys"))
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
     mark = Hasher(KEY).deletion_mark(b"3")
     for number, (store, act) in enumerate(
         [(LocalStore, "create"), (LocalKeyStore, "create"), (LocalKeyStore, "destroy")]
     ):
         uri, policy_id = str(tmp_path / f"deletion marks {number}"), f"weekly-{number}"
-        partition_key(keys, policy_id)
+        with_policy_key(keys, policy_id)
         with monkeypatch.context() as patched:
             patched.setattr(store, act, _killed)
             with pytest.raises(KeyboardInterrupt):
@@ -142,8 +145,8 @@ def _forbidden(*_):
 
 def test_steps_only_look(tmp_path, monkeypatch):
     """Partition reads keys and deletion marks and writes neither, whoever was forgotten."""
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
-    partition_key(keys, "weekly")
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")))
+    uri = str(tmp_path / "deletion_marks")
     for user in (None, b"3", b"4"):
         if user:
             mark_deleted(uri, keys, "weekly", Hasher(KEY).deletion_mark(user))
@@ -154,7 +157,8 @@ def test_steps_only_look(tmp_path, monkeypatch):
 
 
 def test_policies_share_an_address_and_none_trains_whom_another_forgot(tmp_path):
-    keys, uri = open_key_store(str(tmp_path / "keys")), str(tmp_path / "deletion_marks")
+    keys = with_policy_key(open_key_store(str(tmp_path / "keys")), "first", "second")
+    uri = str(tmp_path / "deletion_marks")
     for policy_id in ("first", "second"):
         check_deletion_marks(uri, keys, policy_id)
     mark_deleted(uri, keys, "first", Hasher(KEY).deletion_mark(b"3"))
@@ -241,7 +245,7 @@ def test_command_takes_a_file_of_ids_and_forgets_all_or_nobody(tmp_path):
 
 def test_command_names_releases_of_the_users_block_whatever_the_cohort_and_nobody_else(tmp_path):
     kit = ledger_kit.make(tmp_path, users=ledger_kit.users(cohort="month", buckets=4))
-    hasher = Hasher(partition_key(kit.keys, "weekly"))
+    hasher = Hasher(partition_key(with_policy_key(kit.keys), "weekly"))
     secret = "ada.lovelace@example.org"
     mine = hasher.bucket(hasher.user_key(secret), 4)
     ledger = kit.open()

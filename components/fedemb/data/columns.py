@@ -45,7 +45,7 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     columns: dict[str, str | None] = {}
     if kind == "image_folder":
         store = open_store(uri)
-        deep = any(name.count("/") == 2 for name in islice(store.list(), _LOOKED_AT))
+        deep = any(name.count("/") >= 2 for name in islice(store.list(), _LOOKED_AT))
         tree["format"] = kind
         columns["label"] = "label" if deep else None
     elif kind in ("csv", "parquet"):

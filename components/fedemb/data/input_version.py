@@ -44,7 +44,8 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
     found = False
     for entry in _entries(uri):
         found = True
-        listing.update(canonical_json([entry.name, entry.size, entry.version]) + b"\n")
+        name = entry.name.encode(errors="backslashreplace").decode()  # may be no Unicode
+        listing.update(canonical_json([name, entry.size, entry.version]) + b"\n")
     if not found:
         return uri
     return f"{uri}#{commit_to(key, canonical_json(['input/1', run_id, listing.hexdigest()]))}"
@@ -53,7 +54,8 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
 def _entries(uri: str) -> Iterator[Entry]:
     """The files at an address, in order, with names below the last folder without wildcards."""
     if "://" not in uri or uri.startswith("file://"):
-        path = Path(unquote(uri.removeprefix("file://"))).expanduser().absolute()
+        path = Path(uri if "://" not in uri else unquote(uri.removeprefix("file://")))
+        path = path.expanduser().absolute()
         if path.is_file():
             yield Entry(path.name, path.stat().st_size, "")
             return

@@ -120,7 +120,7 @@ def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray
         raw = inflater.decompress(data[_DATA], wanted + 1)
     except zlib.error:
         return None
-    if len(raw) != wanted or not inflater.eof:
+    if len(raw) != wanted or not inflater.eof or inflater.unused_data:  # a file of any length
         return None
     rows = np.frombuffer(raw, np.uint8).reshape(image_size, -1)
     if rows[:, 0].any():

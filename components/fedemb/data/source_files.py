@@ -11,7 +11,7 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 from fedemb.data.photos import BadImageError
 from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
-from fedemb.storage import open_store
+from fedemb.storage import nameable, open_store
 
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
@@ -82,8 +82,15 @@ def _as_file(part: Part) -> Iterator[Path]:
 
 
 @contextmanager
-def open_csv(part: Part, columns: Sequence[str] | None) -> Iterator[Any]:
-    """Opens a CSV file for reading in blocks, all columns as bytes; odd lines are skipped.
+def open_csv(
+    part: Part, columns: Sequence[str] | None, odd: Callable[[], object] = lambda: None
+) -> Iterator[Any]:
+    """Opens a CSV file for reading in blocks, all columns as bytes.
+
+    Args:
+      part: the file.
+      columns: those wanted; None: all.
+      odd: called for each line with another number of fields than the first, which is left out.
 
     Raises:
       InputError: missing, or no CSV.
@@ -93,13 +100,18 @@ def open_csv(part: Part, columns: Sequence[str] | None) -> Iterator[Any]:
     from pyarrow import csv
 
     types = None if columns is None else dict.fromkeys(columns, pa.binary())
+
+    def left_out(_row: Any) -> str:
+        odd()
+        return "skip"
+
     with _as_file(part) as path:
         try:
             reader = csv.open_csv(
                 path,
                 read_options=csv.ReadOptions(block_size=1 << 24),
                 parse_options=csv.ParseOptions(
-                    newlines_in_values=True, invalid_row_handler=lambda _row: "skip"
+                    newlines_in_values=True, invalid_row_handler=left_out
                 ),
                 convert_options=csv.ConvertOptions(
                     check_utf8=False, column_types=types, include_columns=columns
@@ -214,8 +226,6 @@ class ImageFiles:
         parts = name.split("/")
         if not name or any(piece in ("", "..") or piece.startswith(".") for piece in parts):
             raise BadImageError("image_missing")
-        if self._store.local_root is None and not name.isprintable():  # no bucket can name it
-            raise BadImageError("image_missing")
         names = [name]
         if len(parts) == 1 and len(name) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/
             names.append(f"{name[0]}/{name[1]}/{name[2]}/{name}")
@@ -230,7 +240,7 @@ class ImageFiles:
         root = self._store.local_root
         try:
             if root is None:
-                return self._store.read(name)
+                return self._store.read(name) if nameable(name) else None
             return _read_inside(root, name, own_folder=self._of_users)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, RuntimeError):
             return None  # RuntimeError: a loop of links, until Python 3.13

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -23,18 +24,20 @@ from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 
 FOLDERS_PER_PART = 64
+_ENDINGS = {
+    "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
+    "tfrecord": re.compile(r"\.tfrecords?(-[0-9]+-of-[0-9]+)?(\.gz)?$", re.IGNORECASE),
+    "csv": re.compile(r"\.csv$", re.IGNORECASE),
+}
+"""Of the names of files by their format."""
 
 
 def source_format(source: SourceConfig) -> str:
     """The format of a source; `auto` is decided by the ending of its address."""
     if source.format != "auto":
         return source.format
-    name = source.uri.lower().rstrip("/")
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
-    if name.endswith((".tfrecord", ".tfrecord.gz", ".tfrecords")):
-        return "tfrecord"
-    return "csv" if name.endswith(".csv") else "image_folder"
+    name = source.uri.rstrip("/")
+    return next((kind for kind, ending in _ENDINGS.items() if ending.search(name)), "image_folder")
 
 
 def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
@@ -79,7 +82,7 @@ def split_part(part: Part) -> Iterator[Part]:
     if not part.name and not part.folders:
         for folders in _batches(_folders(store)):
             yield replace(part, folders=folders)
-    elif part.name.lower().endswith((".parquet", ".pq")) and store.local_root is not None:
+    elif _ENDINGS["parquet"].search(part.name) and store.local_root is not None:
         with open_parquet(part) as file:
             groups = file.metadata.num_row_groups
         yield from (replace(part, row_group=group) for group in range(groups))
@@ -121,8 +124,7 @@ def find_files(uri: str, kind: str) -> list[Part]:
     elif store.exists(last):
         return [Part(store.uri, last, said=last)]
     else:
-        endings = {"parquet": (".parquet", ".pq"), "csv": (".csv",)}.get(kind, (".tfrecord", ".gz"))
-        names = [name for name in store.list(f"{last}/") if name.endswith(endings)]
+        names = [name for name in store.list(f"{last}/") if _ENDINGS[kind].search(name)]
     if not names:
         raise InputError(f"there is no {kind} file at {uri}; check data.source.uri")
     places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]

@@ -8,6 +8,7 @@ never judges them: what is wrong with a single record is for the caller to drop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -136,27 +137,37 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
-    with open_csv(part, names) as reader:
+    odd = itertools.count()
+    with open_csv(part, names, lambda: next(odd)) as reader:
         try:
             for block in reader:
                 for start in range(0, len(block), BATCH_ROWS):
                     rows = block.slice(start, BATCH_ROWS)
-                    images = [
-                        canonical_text(value) or "" for value in rows.column(image_id).to_pylist()
-                    ]
+                    images = [_file_name(value) for value in rows.column(image_id).to_pylist()]
                     others = {name: rows.column(name).to_pylist() for name in columns}
                     yield Batch(images, others)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{part.said} cannot be read as CSV to its end; check it") from error
+    # Lines that are no row of the table: bad records, which `where` cannot leave out.
+    lines = next(odd)
+    for start in range(0, lines, BATCH_ROWS):
+        size = min(BATCH_ROWS, lines - start)
+        passing = {name: list(values[:1]) for name, values in source.where.items()}
+        yield Batch([""] * size, {name: passing.get(name, [None]) * size for name in columns})
+
+
+def _file_name(value: bytes | None) -> str:
+    """The name of an image file, as it is on disk; empty where the value is none."""
+    try:
+        return (value or b"").decode().strip()
+    except UnicodeDecodeError:
+        return ""
 
 
 def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
     store = open_store(part.root)
     for folder in part.folders:
-        if not folder.isprintable():  # no store can name it: one bad record, and the run goes on
-            yield Batch([""], {name: [None] for name in columns})
-            continue
-        names = [name for name in store.list(f"{folder}/") if name.count("/") <= 2]
+        names = store.list(f"{folder}/")
         for start in range(0, len(names), BATCH_ROWS):
             images = names[start : start + BATCH_ROWS]
             classes = ["/".join(name.split("/")[1:-1]) or folder for name in images]

@@ -33,7 +33,9 @@ SPACE = b"embedding_space_id"
 _PHOTOS = b"photos_sha256"
 """Of a part: names and bytes of its photos."""
 PART = 2048
-"""Photos of one part: what a stop may cost."""
+"""Photos of one part at most: what a stop may cost."""
+PART_BYTES = 1 << 28
+"""And bytes of their files, by which it ends sooner: what a worker holds."""
 
 Photo = tuple[str, Any]
 """Name, and the bytes, or what stood in their place."""
@@ -79,7 +81,7 @@ class PhotoSource:
     def parts(self, unit: Unit) -> Iterator[tuple[str, list[Photo]]]:
         """Reads a unit; each part has a name of its own, in the order of the source."""
         photos = self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
-        for number, part in enumerate(_batches(photos)):
+        for number, part in enumerate(_parts(photos)):
             yield f"{unit.number:06d}-{number:06d}.parquet", part
 
     def _files(self, names: Iterable[str]) -> Iterator[Photo]:
@@ -101,10 +103,23 @@ class PhotoSource:
             first += len(batch)
 
 
-def _batches(things: Iterable[Any]) -> Iterator[list[Any]]:
-    rest = iter(things)
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(names)
     while batch := list(islice(rest, PART)):
         yield batch
+
+
+def _parts(photos: Iterable[Photo]) -> Iterator[list[Photo]]:
+    part: list[Photo] = []
+    size = 0
+    for photo in photos:
+        part.append(photo)
+        size += len(photo[1]) if isinstance(photo[1], bytes) else 0
+        if len(part) == PART or size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _row_groups(part: Part) -> Iterator[tuple[Part, int]]:
@@ -123,7 +138,10 @@ def _digest(photos: Sequence[Photo]) -> bytes:
     """Of names and bytes: a name alone may stand for another photo by now."""
     found = sha256()
     for name, data in photos:
-        for item in (name.encode(), data if isinstance(data, bytes) else repr(data).encode()):
+        for item in (
+            name.encode(errors="surrogateescape"),
+            data if isinstance(data, bytes) else repr(data).encode(),
+        ):
             found.update(len(item).to_bytes(8) + item)
     return found.hexdigest().encode()
 
@@ -136,6 +154,7 @@ class Pixels:
     photos_sha: bytes
     """See `_digest`."""
     names: list[str]
+    """As they can be written: of a file's name what is not Unicode is `?`."""
     images: np.ndarray
     """uint8 [photos that could be read, size, size, channels]."""
     reasons: list[str | None]
@@ -154,7 +173,8 @@ class Pixels:
                 reasons.append(error.reason)
         none = np.zeros((0, reader.image_size, reader.image_size, reader.channels), np.uint8)
         stacked = np.stack(images) if images else none
-        return cls(name, _digest(photos), [named for named, _ in photos], stacked, reasons)
+        names = [named.encode(errors="replace").decode() for named, _ in photos]
+        return cls(name, _digest(photos), names, stacked, reasons)
 
 
 @dataclass(frozen=True)
@@ -313,7 +333,7 @@ def read_embeddings(path: Path, space_id: str) -> tuple[list[str], np.ndarray]:
       Names, and float32 [photos, dim]; rows without an embedding are left out.
 
     Raises:
-      InputError: no such file.
+      InputError: no such file, or no embedding in it.
       Refused: they are of another space.
     """
     import pyarrow as pa
@@ -325,6 +345,8 @@ def read_embeddings(path: Path, space_id: str) -> tuple[list[str], np.ndarray]:
         raise InputError(f"{path} holds no embeddings; write it with `fedemb embed`") from error
     _require_space(table.schema, space_id, path)
     table = table.filter(table["embedding"].is_valid())
+    if not len(table):
+        raise InputError(f"{path} holds no embedding: no photo could be read; embed other photos")
     values = table["embedding"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return table["name"].to_pylist(), values.reshape(len(table), -1).astype(np.float32)
 

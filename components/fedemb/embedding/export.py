@@ -1,4 +1,4 @@
-"""A released model in other forms: ONNX, TFLite, `.keras`; pixels in, unit vectors out.
+"""A released model in other forms: ONNX, TFLite, `.keras`; pixels in, its outputs out.
 
 Every export is read back and run beside the SavedModel on photos in all encodings; one that gives
 something else is not written.
@@ -39,7 +39,7 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
     Raises:
       InputError: there is no such form.
       ConfigError: what writes it is not installed.
-      Refused: what was written gives other embeddings than the SavedModel.
+      Refused: what was written gives something else than the SavedModel.
     """
     if form not in FORMS:
         raise InputError(f"there is no export {form!r}; there are {', '.join(FORMS)}")
@@ -55,7 +55,7 @@ def export(model: ReleasedModel, form: str, folder: Path) -> Path:
     distance = float(np.abs(found - model.embed(_pixels(model))).max())
     if not distance <= _FURTHEST:
         raise Refused(
-            f"the export to {form} gives embeddings that differ by {distance:.2g} from the "
+            f"the export to {form} gives {model.output} that differ by {distance:.2g} from the "
             f"SavedModel's, expected at most {_FURTHEST:g}; it is not written"
         )
     path = folder / f"model.{form}"
@@ -72,7 +72,7 @@ def _onnx(model: ReleasedModel) -> bytes:
     import tf2onnx
 
     shape = [None, model.reader.image_size, model.reader.image_size, model.reader.channels]
-    traced = tf.function(lambda images: model.signature(images=images)["embeddings"])
+    traced = tf.function(lambda images: model.signature(images=images)[model.output])
     spec = [tf.TensorSpec(shape, tf.uint8, name="images")]
     converted, _ = tf2onnx.convert.from_function(traced, input_signature=spec, opset=_OPERATORS)
     return converted.SerializeToString()
@@ -97,7 +97,8 @@ def _run_tflite(data: bytes) -> Embedder:
     import tensorflow as tf
 
     run = tf.lite.Interpreter(model_content=data).get_signature_runner("serving_default")
-    return lambda pixels: run(images=pixels)["embeddings"]
+    (name,) = run.get_output_details()
+    return lambda pixels: run(images=pixels)[name]
 
 
 def _keras(model: ReleasedModel) -> bytes:
@@ -109,10 +110,11 @@ def _keras(model: ReleasedModel) -> bytes:
     shape = (model.reader.image_size, model.reader.image_size, model.reader.channels)
     pixels = keras.Input(shape, dtype="uint8", name="images")
     scaled = keras.layers.Rescaling(1 / 128, offset=-1, name="preprocess")(pixels)
-    unit = keras.layers.UnitNormalization(name="embeddings")(backbone(scaled))
+    end = keras.layers.Softmax if model.config.model.classes else keras.layers.UnitNormalization
+    outputs = end(name=model.output)(backbone(scaled))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
-        keras.Model(pixels, unit).save(path)
+        keras.Model(pixels, outputs).save(path)
         return path.read_bytes()
 
 

@@ -55,6 +55,7 @@ class ReleasedModel:
                 f"{bundle} is no release whose model can be loaded ({type(error).__name__}); name "
                 "a bundle that release_model published"
             ) from error
+        self.output = "probabilities" if self.config.model.classes else "embeddings"
         self.bundle = bundle
         self.reader = PhotoReader.of(self.config.model, self.config.data.max_pixels)
 
@@ -65,13 +66,12 @@ class ReleasedModel:
         import tensorflow as tf
 
         model = self.config.model
-        name = "probabilities" if model.classes else "embeddings"
         parts = [np.zeros((0, len(model.classes) or model.embedding_dim), np.float32)]
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
             padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)
             padded[: len(batch)] = batch
-            found = self.signature(images=tf.constant(padded))[name].numpy()
+            found = self.signature(images=tf.constant(padded))[self.output].numpy()
             parts.append(found[: len(batch)])
         return np.concatenate(parts)
 

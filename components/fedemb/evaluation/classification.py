@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
-from fedemb.evaluation.held_out import Subjects
+from fedemb.evaluation.held_out import Subjects, shown_group
+from fedemb.evaluation.metrics import require_finite
 
 SMALLEST = 10
 """Users of a class or group whose figure is shown, at least."""
@@ -42,7 +43,12 @@ def measure_classifiers(
 
     Returns:
       The measured fields of a `ClassifierReport`.
+
+    Raises:
+      Diverged: a probability is not finite.
     """
+    for table in probabilities.values():
+        require_finite(table)
     labels = subjects.labels
     _, units = np.unique(subjects.users, return_inverse=True)
     weights = draw_weights(int(units.max()) + 1, samples, _SEED)
@@ -78,7 +84,7 @@ def measure_classifiers(
                 continue
             top_1 = mean(right, use).to_json()
             images = int(use.sum())
-            shown.append({"name": name[:100], "images": images, "units": people, "top_1": top_1})
+            shown.append({"name": name, "images": images, "units": people, "top_1": top_1})
         shown.sort(key=lambda part: part["top_1"]["value"])
         return {"shown": shown, "too_small": too_small}
 
@@ -89,7 +95,7 @@ def measure_classifiers(
     for name in measured.keys() - {"model"}:
         measured[name]["difference"] = (top_1["model"] - top_1[name]).to_json()
     groups = np.unique(subjects.subgroups)
-    names = [str(group) or "(none)" for group in groups]
+    names = [shown_group(str(group), number) for number, group in enumerate(groups)]
     return {
         "images": len(labels),
         "units": len(weights[0]),

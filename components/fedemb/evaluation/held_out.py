@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
+from fedemb.documents.fields import SubgroupName
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.starts import starts_of
 from fedemb.evaluation.pairs import MAX_UNITS
@@ -182,3 +184,11 @@ def apply_models(
         name: np.concatenate([np.zeros((0, widths[name]), np.float32), *parts])
         for name, parts in pieces.items()
     }
+
+
+def shown_group(name: str, number: int) -> str:
+    """A group's name, as it stands in the data; what could be more than a name is numbered."""
+    try:
+        return TypeAdapter(SubgroupName).validate_python(name or "(none)")
+    except ValidationError:
+        return f"subgroup {number}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float32, Num
 
-from fedemb.errors import InputError
+from fedemb.errors import Diverged, InputError
 from fedemb.evaluation.bootstrap import Estimate, weighted_mean
 from fedemb.evaluation.pairs import (
     GRID,
@@ -49,19 +49,31 @@ class Verification:
     roc: np.ndarray = field(repr=False)
 
 
+def require_finite(outputs: np.ndarray) -> None:
+    """Refuses the outputs of a model that diverged.
+
+    Raises:
+      Diverged: they hold NaN or infinity.
+    """
+    wrong = int((~np.isfinite(outputs)).sum())
+    if wrong:
+        raise Diverged(
+            f"{wrong} of {outputs.size} numbers that the model gives are not finite: it diverged; "
+            "its budget is spent, lower the learning rates of the next run"
+        )
+
+
 def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
     """Scales rows to unit length, float32 [n, dim]; rows of zeros stay.
 
     Raises:
-      InputError: not a matrix, or it holds NaN or infinity.
+      InputError: not a matrix.
+      Diverged: it holds NaN or infinity.
     """
     embeddings = np.asarray(embeddings, np.float32)
-    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-        raise InputError(
-            f"embeddings must be a finite matrix, got shape {embeddings.shape} with "
-            f"{int((~np.isfinite(embeddings)).sum())} values that are not finite; the model "
-            "diverged, lower its learning rates"
-        )
+    if embeddings.ndim != 2:
+        raise InputError(f"embeddings must be a matrix, got shape {embeddings.shape}")
+    require_finite(embeddings)
     norms = np.linalg.norm(embeddings.astype(np.float64), axis=1, keepdims=True)
     return (embeddings / np.maximum(norms, 1e-12)).astype(np.float32)
 

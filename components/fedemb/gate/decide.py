@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import StorageError
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate import utility_rules as utility
@@ -74,6 +75,9 @@ def decide(
       same_environment: False when a bundle is verified later, perhaps with a newer accounting
         library: its version may differ, and recomputed figures by one percent.
 
+    Raises:
+      StorageError: a store cannot be reached, so nothing is decided; ask again.
+
     Returns:
       The verdict: every reason, in the order of importance. It allows only if all rules could be
       evaluated and none has a reason that is not waived.
@@ -83,6 +87,8 @@ def decide(
     for code, rule in RULES:
         try:
             reasons += rule(case)
+        except StorageError:  # nothing was found wrong: asked again, it may be allowed
+            raise
         except Exception as error:  # fails closed: whatever goes wrong inside a rule denies
             reasons.append(Reason(code, sentence_of(error), RERUN))
     waived = _waived(case, reasons)

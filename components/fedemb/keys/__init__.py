@@ -14,6 +14,7 @@ from fedemb.keys.derived import commit_to_people as commit_to_people
 from fedemb.keys.derived import commitment_key as commitment_key
 from fedemb.keys.derived import derive as derive
 from fedemb.keys.derived import partition_key as partition_key
+from fedemb.keys.derived import policy_key_name as policy_key_name
 from fedemb.keys.local import LocalKeyStore as LocalKeyStore
 
 

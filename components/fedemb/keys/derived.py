@@ -20,14 +20,28 @@ def derive(key: bytes, *labels: str | bytes) -> bytes:
     return hmac.digest(key, bytes(message), "sha256")
 
 
+def policy_key_name(policy_id: str) -> str:
+    """Name of the key that is fixed for a policy's life.
+
+    Another one gives the same people other ids, blocks and evaluation sets, and what was spent on
+    them is lost from sight: it is created before the first reservation and never again, see
+    `ledger.ensure_policy_key`.
+    """
+    return f"policy/{policy_id}"
+
+
 def partition_key(store: KeyStore, policy_id: str) -> bytes:
-    """Key of user id hashing: fixed for the policy's life, created at its first use."""
-    return derive(store.load_or_create(f"policy/{policy_id}"), "partition")
+    """Key of user id hashing.
+
+    Raises:
+      LedgerError: the policy has no key.
+    """
+    return derive(store.fetch(policy_key_name(policy_id)), "partition")
 
 
 def commitment_key(store: KeyStore, policy_id: str) -> bytes:
-    """Key of commitments to private data."""
-    return derive(store.load_or_create(f"policy/{policy_id}"), "commitment")
+    """Key of commitments to private data; raises as `partition_key`."""
+    return derive(store.fetch(policy_key_name(policy_id)), "commitment")
 
 
 def commit_to_people(key: bytes, run_id: str, attempt: int, digest: str) -> str:

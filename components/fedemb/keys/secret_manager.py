@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from typing import Any
 
 from typing_extensions import override
@@ -43,7 +44,8 @@ class SecretManagerKeyStore(KeyStore):
             raise self._failed(name, error) from error
         key, version = self._add(name, key)
         if _number(version) != 1:
-            self._destroy(name, version)
+            with suppress(StorageError):  # who may create need not be allowed to destroy
+                self._destroy(name, version)
             raise FileExistsError(f"key {name} is in use or was destroyed")
         return key
 

@@ -17,6 +17,7 @@ from fedemb.ledger.reservation import Reservation as Reservation
 from fedemb.ledger.reservation import read_reservation as read_reservation
 from fedemb.ledger.reservation import write_reservation as write_reservation
 from fedemb.ledger.root import begin_policy as begin_policy
+from fedemb.ledger.root import ensure_policy_key as ensure_policy_key
 from fedemb.ledger.root import ensure_trust as ensure_trust
 from fedemb.ledger.root import name_approvers as name_approvers
 from fedemb.ledger.root import open_ledger as open_ledger

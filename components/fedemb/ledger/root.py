@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
-from fedemb.keys import KeyStore
+from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore
 from fedemb.ledger.chain import Chain
@@ -94,6 +94,26 @@ def begin_policy(
     terms = replace(terms, trust_sha=trust.digest)
     ledger.create_policy(terms, Signer.current(keys, "policy", trust))
     mark_high_water(ledger, keys, witness_uri)
+
+
+def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
+    """Makes the key of a policy under which nobody was charged yet; a lost one has no substitute.
+
+    Raises:
+      LedgerError: runs were charged and the key is gone: with another one people would get other
+        ids, blocks and evaluation sets, and what was spent on them would be lost from sight.
+    """
+    name = policy_key_name(ledger.policy_id)
+    if keys.exists(name):
+        return
+    if ledger.state.attempts:
+        raise LedgerError(
+            f"the key of policy {ledger.policy_id!r} is not in {keys.uri}, and its ledger holds "
+            "runs: with another key its users would get other ids, and what they spent would be "
+            "lost from sight; restore the key store, or start another policy_id and add up the "
+            "epsilons of both"
+        )
+    keys.load_or_create(name)
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:

@@ -95,15 +95,19 @@ def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
 
 
 def all_runs(report: PrivacyReport | Mapping[str, Any]) -> str | None:
-    """What all runs of the policy cost together, from its second run on; None for the first."""
+    """What the runs on the same people cost together; None where this is the first on all of them.
+
+    Of the blocks that this run trained on, the fullest: others cost what their own reports say.
+    """
     fields = report.content() if isinstance(report, PrivacyReport) else report
-    cumulative, recurring = fields["cumulative"], fields["setting"]["recurring"]
-    if recurring["run_index"] < 2:
+    cumulative, many = fields["cumulative"], UNITS[fields["unit"]["unit"]].many
+    runs = max((row["runs"] for row in cumulative["blocks"]), default=0)
+    if runs < 2:
         return None
     epsilon = cumulative["max_block_epsilon"]
     spent = "no finite epsilon" if epsilon is None else f"epsilon {epsilon:.4g}"
+    blocks = "" if len(cumulative["blocks"]) == 1 else ", for those of the fullest block"
     return (
-        f"all {recurring['run_index']} runs of policy {recurring['policy_id']!r} together: {spent} "
-        f"of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}, for the "
-        f"{UNITS[fields['unit']['unit']].many} that took part in most"
+        f"all {runs} runs of policy {cumulative['policy_id']!r} on these {many} together: {spent} "
+        f"of the cap {cumulative['cap']:g} at delta {cumulative['delta']:g}{blocks}"
     )

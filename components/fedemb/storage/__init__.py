@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from fedemb.errors import InputError, StorageError
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
+from fedemb.storage.base import nameable as nameable
 from fedemb.storage.local import LocalStore as LocalStore
 
 

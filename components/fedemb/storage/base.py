@@ -42,15 +42,22 @@ def check_name(name: str) -> str:
     Raises:
       StorageError: it is not.
     """
-    parts = name.split("/")
-    if any(part == "" or part.startswith(".") or not part.isprintable() for part in parts) or (
-        "\\" in name or len(name.encode()) > 900
-    ):
+    if not nameable(name):
         raise StorageError(
             f"an object name of {len(name)} characters is not POSIX relative without hidden, empty "
             "or unprintable parts; rename it"
         )
     return name
+
+
+def nameable(name: str) -> bool:
+    """Whether every store can name it, see `check_name`."""
+    return (
+        visible(name)
+        and all(part.isprintable() for part in name.split("/"))
+        and "\\" not in name
+        and len(name.encode()) <= 900
+    )
 
 
 def visible(name: str) -> bool:

@@ -49,7 +49,9 @@ class LocalStore(Store):
     def list(self, prefix: str = "") -> list[str]:
         """Returns all visible names that begin with `prefix`, sorted; a missing folder is empty."""
         folder = prefix.rpartition("/")[0]
-        top = self._path(folder) if folder else self._root
+        if folder and not visible(folder):
+            return []
+        top = self._root / folder  # named by others, so perhaps as no store of ours would
         if not top.is_dir():
             return []
         with self._sentences("listed"):
@@ -69,7 +71,7 @@ class LocalStore(Store):
         """Yields visible files with their sizes; see `Store.entries`."""
         with self._sentences("listed"):
             for name in self.list(prefix):
-                yield Entry(name, self._path(name).stat().st_size, "")
+                yield Entry(name, (self._root / name).stat().st_size, "")
 
     def delete(self, name: str) -> None:
         """Unlinks the file; no error when it is gone already."""

@@ -31,6 +31,7 @@ from fedemb.documents.artifacts import (
     tree_digest,
     write_bytes,
 )
+from fedemb.documents.document import Written, parse
 from fedemb.documents.model import ModelCard
 from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
@@ -51,7 +52,7 @@ from fedemb.privacy.queries import build_mechanism
 from fedemb.provenance import code_digest
 from fedemb.signed_inputs import read_reserved, read_start, read_users
 from fedemb.step_context import StepContext
-from fedemb.storage import local_tree, open_store
+from fedemb.storage import Store, local_tree, open_store
 from fedemb.storage.turns import Turn, TurnStore
 from fedemb.training import checkpoint
 from fedemb.training.claim import claim
@@ -62,6 +63,8 @@ from fedemb.training.trainer import Attempt, Trained
 
 _INJECTED = "key_injected"
 """Lies in the working state once a round may have been drawn from a key that was handed in."""
+_CARD = "model.json"
+"""The model card as it was first signed."""
 _EVIDENCE = "evidence.json"
 """Whether the priced mechanism ran, written once training is over and while its key exists."""
 
@@ -179,7 +182,7 @@ def run_attempt(
     }
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
-    card = write_signed(artifacts.model / "model.json", ModelCard.of_fields(fields), signer)
+    card = _signed_card(store, ModelCard.of_fields(fields), artifacts.model / "model.json", signer)
     turn.check()
     remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
     # The last act: from here on nothing may be computed under this reservation.
@@ -215,6 +218,21 @@ def _release(config: RunConfig, backbone: Any, state: ServerState) -> np.ndarray
     variables = trainable_variables(backbone, config.model.trainable)
     assign_weights(variables, released_weights(config.training.server, state))
     return np.concatenate([variable.numpy().ravel() for variable in variables])
+
+
+def _signed_card(store: Store, card: ModelCard, path: Path, signer: Signer) -> Written[ModelCard]:
+    """Writes the card as a trainer of the attempt first signed it.
+
+    The commit names these very bytes, and the trainer's key may have been rotated since.
+    """
+    if store.exists(_CARD):
+        kept = parse(store.read(_CARD), ModelCard, _CARD)
+        if kept.body == card:
+            write_bytes(path, kept.data)
+            return kept
+    signed = write_signed(path, card, signer)
+    store.write(_CARD, signed.data)
+    return signed
 
 
 def _check_key(config: RunConfig, root_key: bytes | None) -> None:

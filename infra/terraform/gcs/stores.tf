@@ -119,5 +119,10 @@ resource "google_secret_manager_secret" "policy" {
     auto {}
   }
 
+  # Without it nobody under the policy can be told apart as before: no run of it starts again.
+  lifecycle {
+    prevent_destroy = true
+  }
+
   depends_on = [google_project_service.secret_manager]
 }

@@ -8,6 +8,7 @@ import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import Outcome, closing_lines
+from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model.verify import verify_release
 
 
@@ -43,9 +44,26 @@ def test_closing_line_states_what_all_runs_cost_from_the_second_on(weeks, tmp_pa
     first, second = (_closing(run, tmp_path) for run in weeks)
     assert "together" not in first
     spent = weeks[1].ledger().spent("all/0").epsilon
-    assert f"all 2 runs of policy 'weekly' together: epsilon {spent:.4g} of the cap 3" in second
+    assert (
+        f"all 2 runs of policy 'weekly' on these users together: epsilon {spent:.4g} of the cap 3"
+        in (second)
+    )
     one = weeks[1].ledger().terms.delta
     assert f"at delta {one:g}" in second
+
+
+def test_people_of_other_blocks_are_not_spoken_of():
+    """A run on new users alone says nothing of those whose blocks are fuller."""
+    report = {"cumulative": {"blocks": [{"runs": 1, "epsilon": 1.0}]}, "unit": {"unit": "user"}}
+    assert all_runs(report) is None
+    report["cumulative"] |= {
+        "blocks": [{"runs": 1, "epsilon": 1.0}, {"runs": 2, "epsilon": 1.5}],
+        **{"max_block_epsilon": 1.5, "policy_id": "weekly", "cap": 3.0, "delta": 1e-5},
+    }
+    assert all_runs(report) == (
+        "all 2 runs of policy 'weekly' on these users together: epsilon 1.5 of the cap 3 at delta "
+        "1e-05, for those of the fullest block"
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -57,4 +75,4 @@ def test_verify_states_it_too(weeks, number):
     assert found.problems == ()
     assert ("all_runs" in found.facts) == (number == 1)
     if number:
-        assert "all 2 runs of policy 'weekly' together" in found.facts["all_runs"]
+        assert "all 2 runs of policy 'weekly' on these users together" in found.facts["all_runs"]

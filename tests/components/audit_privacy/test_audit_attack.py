@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.errors import InputError
+from fedemb.errors import Diverged, InputError
 from fedemb.evaluation.bootstrap import Estimate
 from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
 from fedemb.steps.audit_privacy.scoring import ConfidenceScore, VerificationScore
@@ -70,7 +70,7 @@ def test_an_empty_side_is_an_error():
 
 
 def test_embeddings_that_are_not_finite_are_an_error():
-    with pytest.raises(InputError, match="diverged"):
+    with pytest.raises(Diverged, match="not finite"):
         verification_scores(np.full((4, 2), np.nan), np.array([0, 0, 1, 1]), 2)
 
 
@@ -168,5 +168,5 @@ def test_probability_of_zero_or_one_is_finite_and_one_that_is_no_number_an_error
         return np.log(right + 1e-30) - np.log(1 - right + 1e-30)
 
     assert np.isfinite(scoring.scores(seen(np.array([0.0, 1.0])), np.arange(2), 2)).all()
-    with pytest.raises(InputError, match="diverged"):
+    with pytest.raises(Diverged, match="not finite"):
         scoring.scores(np.array([np.nan, 0.0]), np.arange(2), 2)

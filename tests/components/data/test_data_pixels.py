@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -161,3 +162,21 @@ def test_resize_is_that_of_tensorflow_with_antialiasing() -> None:
     ours = decode_image(encoded(Image.fromarray(pixels)), 28, 3, LIMIT).astype(float)
     theirs = tf.image.resize(pixels.astype(np.float32), (28, 28), antialias=True).numpy()
     assert np.abs(ours - theirs).max() < 2.0
+
+
+def test_bytes_after_the_pixels_of_a_canonical_png_are_not_kept() -> None:
+    """Else one hostile file of a few pixels could weigh megabytes in every shuffle."""
+    reader = PhotoReader(28, 1)
+    _, png = canonical_image(encoded(Image.fromarray(noise(28, 28))), reader)
+    packed = png[41:-16] + bytes(100_000)
+    body = b"IDAT" + packed
+    swollen = (
+        png[:33]
+        + len(packed).to_bytes(4, "big")
+        + body
+        + zlib.crc32(body).to_bytes(4, "big")
+        + png[-12:]
+    )
+    pixels, kept = canonical_image(swollen, reader)
+    assert kept == png
+    assert np.array_equal(pixels, reader.read(png))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.errors import InputError
+from fedemb.errors import Diverged, InputError
 from fedemb.evaluation import metrics, pairs
 from fedemb.evaluation.bootstrap import Estimate, draw_weights, weighted_mean
 from fedemb.evaluation.metrics import arrange, rates_at, verify
@@ -293,7 +293,6 @@ def test_identity_in_two_groups_is_refused():
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (np.full((4, 2), np.nan), [0, 0, 1, 1], "diverged"),
         (np.ones((4, 2)), [0, 1, 2, 3], "hold out more users"),
         (np.ones((4, 2)), [0, 0, 0, 0], "hold out more users"),
         (np.ones((4, 2)), [0, 0, 1], "one of each"),
@@ -302,6 +301,12 @@ def test_identity_in_two_groups_is_refused():
 def test_bad_input_is_one_sentence(embeddings, labels, words):
     with pytest.raises(InputError, match=words):
         verify(arrange(embeddings, np.array(labels)), (0.1,), samples=20)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_model_that_diverged_is_said_so(value):
+    with pytest.raises(Diverged, match="its budget is spent, lower the learning rates"):
+        arrange(np.full((4, 2), value), np.array([0, 0, 1, 1]))
 
 
 def test_a_class_in_two_clusters_is_refused():

@@ -98,6 +98,35 @@ def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_
     assert pq.read_table(stopped).equals(pq.read_table(whole))
 
 
+def test_part_ends_by_its_bytes_too(model, folder, tmp_path, monkeypatch):
+    """Two thousand photos of a phone are ten gigabytes."""
+    whole, small = tmp_path / "whole.parquet", tmp_path / "small.parquet"
+    embed_photos(str(folder), model, whole)
+    monkeypatch.setattr(module, "PART_BYTES", 3000)
+    source = PhotoSource(str(folder))
+    parts = [part for unit in source.units() for _, part in source.parts(unit)]
+    assert len(parts) > 5
+    assert all(sum(len(data) for _, data in part[:-1]) < 3000 for part in parts)
+    embed_photos(str(folder), model, small)
+    assert pq.read_table(small).equals(pq.read_table(whole))
+
+
+def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
+    (tmp_path / "in").mkdir()
+    photo = next(iter(hostile_photos()))
+    (tmp_path / "in" / "caf\udce9.jpg").write_bytes(photo.data)
+    assert embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet") == (1, 0)
+    assert pq.read_table(tmp_path / "e.parquet")["name"].to_pylist() == ["caf?.jpg"]
+
+
+def test_search_among_no_photo_that_could_be_read_is_a_sentence(model, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"none")
+    embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet")
+    with pytest.raises(InputError, match="holds no embedding"):
+        read_embeddings(tmp_path / "e.parquet", model.space_id)
+
+
 @pytest.mark.parametrize("name", ["deep/jpeg_exif_1.jpg", "none.jpg", "aaa.jpg"])
 def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch, name):
     """One is new, or is another photo under the name that it had."""
@@ -207,10 +236,32 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
         embed_photos(str(folder), model, tmp_path / "e.parquet")
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """What a release of a classifier holds, as far as it is used here."""
+    from training_run import classifier_config
+
+    from fedemb.embedding import build_backbone
+    from fedemb.embedding.loading import save_backbone
+    from fedemb.steps.release_model.serving import save_for_serving
+
+    config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")
+    backbone = build_backbone(config.model, seed=0)
+    for weight in backbone.weights:  # the head begins at zero
+        weight.assign(weight + np.random.default_rng(0).normal(size=weight.shape, scale=0.3))
+    save_backbone(backbone, bundle / "backbone.keras")
+    save_for_serving(backbone, config.model, bundle / "saved_model")
+    (bundle / "config.json").write_text(config.model_dump_json())
+    return ReleasedModel(bundle)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_every_export_is_read_back_and_gives_the_same_embeddings(model, tmp_path, form):
+@pytest.mark.parametrize("kind", ["model", "classifier"])
+def test_every_export_is_read_back_and_gives_the_same(request, tmp_path, form, kind):
+    model = request.getfixturevalue(kind)
     path = export_model(model, form, tmp_path)
-    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 1), np.uint8)
+    size, channels = model.reader.image_size, model.reader.channels
+    pixels = np.random.default_rng(1).integers(0, 256, (5, size, size, channels), np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the runtimes, about their own future
         found = FORMS[form][1](path.read_bytes())(pixels)

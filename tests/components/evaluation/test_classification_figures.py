@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, Diverged
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
 from fedemb.reports.utility_words import utility_sentence
@@ -12,18 +12,33 @@ from fedemb.reports.utility_words import utility_sentence
 CLASSES = tuple("abcdefg")
 
 
-def _measured(users=40, images=3, grouped=True):
+def _measured(users=40, images=3, grouped=True, names=("x", "y", "")):
     random = np.random.default_rng(0)
     labels = random.integers(0, 6, users * images)  # nobody has the last class
     good = random.dirichlet(np.ones(len(CLASSES)), len(labels)).astype(np.float32)
     good[np.arange(len(labels)), labels] += random.random(len(labels)) < 0.5
     good /= good.sum(1, keepdims=True)
     flat = np.full_like(good, 1 / len(CLASSES))
-    groups = np.repeat(random.choice(["x", "y", ""], users, p=[0.6, 0.3, 0.1]), images)
+    groups = np.repeat(random.choice(names, users, p=[0.6, 0.3, 0.1]), images)
     owners = np.repeat(np.arange(users, dtype=np.uint64), images)
     tables = {"model": good, "public_backbone": flat}
     subjects = Subjects(labels, owners, groups)
     return measure_classifiers(tables, subjects, CLASSES, samples=50, grouped=grouped), good, labels
+
+
+@pytest.mark.parametrize("name", ["O'Hare, gate 5", "R&D", "n" * 101, "<b>", "\n"])
+def test_group_with_any_name_costs_no_report(name):
+    """What data call a group must not decide whether a run that was paid for can end."""
+    report = _report(**_measured(names=("x", name, ""))[0])
+    assert {part.name for part in report.by_group.shown} < {"x", "subgroup 1", "subgroup 2"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_classifier_that_diverged_is_said_so(value):
+    tables = {"model": np.full((4, 2), value, np.float32)}
+    subjects = Subjects(np.zeros(4, np.int64), np.arange(4, dtype=np.uint64), np.full(4, ""))
+    with pytest.raises(Diverged, match="its budget is spent, lower the learning rates"):
+        measure_classifiers(tables, subjects, ("a", "b"), samples=20, grouped=False)
 
 
 def _report(**changes):

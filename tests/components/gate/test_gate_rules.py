@@ -13,7 +13,14 @@ from fedemb.documents.artifacts import file_digest, sha256_hex, write_bytes
 from fedemb.documents.document import encode, parse, read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import ArtifactError, BudgetExceeded, GateDenied, PlanMismatch, Refused
+from fedemb.errors import (
+    ArtifactError,
+    BudgetExceeded,
+    GateDenied,
+    PlanMismatch,
+    Refused,
+    StorageError,
+)
 from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
@@ -803,6 +810,21 @@ def test_rule_that_breaks_denies(good_run, monkeypatch, position):
     rules[position] = (rules[position][0], broken)
     monkeypatch.setattr(module, "RULES", tuple(rules))
     assert codes(verdict_of(good_run)) == [rules[position][0]]
+
+
+@pytest.mark.parametrize("position", range(len(RULES)))
+def test_store_that_cannot_be_reached_is_no_denial(run, monkeypatch, position):
+    """Nothing was found wrong: a denial would cost another run, and a retry costs nothing."""
+    from fedemb.gate import decide as module
+
+    def unreachable(case):
+        raise StorageError("the store could not be read: 503")
+
+    rules = list(RULES)
+    rules[position] = (rules[position][0], unreachable)
+    monkeypatch.setattr(module, "RULES", tuple(rules))
+    with pytest.raises(StorageError):
+        run.do_gate()
 
 
 def test_pages_and_documents_name_no_private_thing(good_run):

@@ -20,6 +20,7 @@ from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.signatures import Signer, sign_document, trust_of
 from fedemb.keys.trust import TrustStore
 from tests.fake_secret_manager import FakeSecretManager
+from tests.ledger_kit import with_policy_key
 
 
 @pytest.fixture(params=["folder", "secret manager"])
@@ -208,10 +209,12 @@ def test_different_labels_give_different_keys(first, second):
 
 
 def test_commitment_needs_the_key(tmp_path):
-    keys = open_key_store(str(tmp_path))
+    keys = with_policy_key(open_key_store(str(tmp_path)), "a", "b")
     assert partition_key(keys, "a") != partition_key(keys, "b")
     assert partition_key(keys, "a") == partition_key(keys, "a")
     assert commit_to(b"1" * 32, b"data") != commit_to(b"2" * 32, b"data")
+    with pytest.raises(LedgerError, match="key policy/c is not in"):  # a lost one has no substitute
+        partition_key(keys, "c")
 
 
 def test_equal_users_of_two_attempts_or_runs_have_commitments_of_their_own():

@@ -113,6 +113,78 @@ def test_csv_mapping_finds_images_with_and_without_ending(
     )
     assert same_users(result, partition(rows))
     assert result.counts["image_missing"] == 3
+    assert result.counts["rows"] == len(lines) + 1
+
+
+def test_line_of_a_csv_that_is_no_row_is_counted_whatever_where_says(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    rows = rows_of(4)
+    lines = ["user_id,image_id,label,part"]
+    for number, row in enumerate(rows):
+        (tmp_path / "images" / f"{number}.png").write_bytes(row["image"])
+        lines.append(f"{row['user_id']},{number}.png,{row['label']},a")
+    lines += ["Smith, jr,0.png,x,a", "too short", "ada,0.png,x,b"]
+    (tmp_path / "map.csv").write_text("\n".join(lines) + "\n")
+    result = partition(
+        str(tmp_path / "map.csv"),
+        data__source__image_root=str(tmp_path / "images"),
+        data__source__columns={"label": "label"},
+        data__source__where={"part": ["a"]},
+    )
+    assert same_users(result, partition(rows))
+    assert result.counts["rows"] == len(rows) + 2
+
+
+@pytest.mark.parametrize("name", ["a  b.jpg", "IMG_\uff11.jpg", "e\u0301.jpg", "\u5c71\u3000.png"])
+def test_csv_names_a_file_as_it_is_on_disk(
+    partition: Partitioner, tmp_path: Path, name: str
+) -> None:
+    row = rows_of(1)[0]
+    (tmp_path / name).write_bytes(row["image"])
+    text = f"user_id,image_id,label\n{row['user_id']},{name},{row['label']}\n"
+    (tmp_path / "map.csv").write_text(text)
+    result = partition(str(tmp_path / "map.csv"), data__source__image_root=str(tmp_path))
+    assert same_users(result, partition([row]))
+
+
+STRANGE = ("\u5c71\u7530\u3000\u592a\u90ce", "CORP\\ada", "no\u00a0break")
+"""Names of folders that a laptop has and a bucket refuses."""
+
+
+def test_folder_with_any_name_is_a_user_and_a_photo_lies_as_deep_as_it_likes(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    rows = rows_of(len(STRANGE))[: len(STRANGE)]
+    wanted = []
+    for row, name in zip(rows, STRANGE, strict=True):
+        folder = tmp_path / "faces" / name / "2024" / "05"
+        folder.mkdir(parents=True)
+        (folder / "photo\u30001.png").write_bytes(row["image"])
+        wanted.append({"image": row["image"], "user_id": name, "label": "2024/05"})
+    for name in (f"{STRANGE[0]}/caf\udce9.png", "b\udce9/1.png"):  # no Unicode
+        path = tmp_path / "faces" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(rows[0]["image"])
+    result = partition(str(tmp_path / "faces"))
+    assert same_users(result, partition(wanted))
+    assert result.counts["rows"] == len(STRANGE) + 2
+    assert result.counts["image_missing"] == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("a.tfrecords", "b.TFRECORD"), ("x.tfrecord-00000-of-00002", "x.tfrecord-00001-of-00002")],
+)
+def test_files_of_a_folder_count_by_every_ending_that_a_file_does(tmp_path: Path, names) -> None:
+    for name in names:
+        write_tfrecord(tmp_path / name, [])
+        assert source_format(SourceConfig(uri=str(tmp_path / name))) == "tfrecord"
+    source = SourceConfig.model_validate({"uri": str(tmp_path), "format": "tfrecord"})
+    assert [part.name for part in find_parts(source, [])] == sorted(
+        f"{tmp_path.name}/{name}" for name in names
+    )
 
 
 def test_where_filters_and_huggingface_images_are_read(

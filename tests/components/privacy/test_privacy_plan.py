@@ -368,6 +368,16 @@ def test_calibration_hits_the_target_from_below():
         with_target_epsilon(make_plan("not_private"), 2.0, 1e-6)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in MECHANISMS if MECHANISMS[kind].private])
+def test_every_mechanism_is_calibrated(kind):
+    """Not every one is priced by RDP, which is where the search begins."""
+    plan = make_plan(kind)
+    louder = plan.replaced(noise_multiplier=6.0)
+    target = price(louder.event(), louder.relation, 1e-5).epsilon
+    found = with_target_epsilon(plan, target, 1e-5)
+    assert 0.98 * target <= price(found.event(), found.relation, 1e-5).epsilon <= target
+
+
 def test_calibration_ends_below_the_grid_of_losses():
     plan = make_plan(rounds=20, sampling_probability=0.02)
     found = with_target_epsilon(plan, 1e-4, 1e-6)

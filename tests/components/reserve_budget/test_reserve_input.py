@@ -1,5 +1,6 @@
 """What a reservation says about the input, which blocks may be charged, and by which code."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,22 @@ from fedemb.config import RunConfig
 from fedemb.documents.document import read
 from fedemb.documents.model import Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.errors import ArtifactError, ConfigError, PlanMismatch, Refused, SignatureInvalid
+from fedemb.errors import (
+    ArtifactError,
+    ConfigError,
+    LedgerError,
+    PlanMismatch,
+    Refused,
+    SignatureInvalid,
+)
 from fedemb.keys import LocalKeyStore
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.ledger import read_reservation
 from fedemb.provenance import privacy_code_digest
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
+from tests.ledger_kit import connect
 from tests.public_start import sign_start
 
 
@@ -108,6 +118,36 @@ def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tm
         _reserve(tmp_path, other, "monday")
     ledger = tmp_path / "ledger" / "monthly"
     assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
+
+
+@pytest.mark.parametrize("also", [(), ("reservation", "ledger", "deletion_marks")])
+def test_run_after_the_policys_key_was_lost_is_refused_uncharged(tmp_path, also):
+    """With another key the same people would have other ids, blocks and evaluation sets."""
+    config = _config(tmp_path)
+    _reserve(tmp_path, config, "monday")
+    for name in ("policy", *also):
+        shutil.rmtree(tmp_path / "keys" / name, ignore_errors=True)
+    records = sorted((tmp_path / "ledger").rglob("*.json"))
+    with pytest.raises(LedgerError, match="lost from sight; restore the key store"):
+        _reserve(tmp_path, config, "tuesday")
+    assert sorted((tmp_path / "ledger").rglob("*.json")) == records
+    assert not (tmp_path / "keys" / "policy").exists()
+
+
+def test_training_that_began_gets_no_second_root_key(tmp_path):
+    """Its rounds would draw other noise and coins from there on."""
+    config = _config(tmp_path)
+    _reserve(tmp_path, config, "monday")
+    context = _context(tmp_path, config, "monday")
+    ledger = connect(context.ledger_uri, context.keys_uri, config.policy.policy_id)
+    reservation = read_reservation(context.artifacts.reservation)
+    shas = {"inputs_sha": "1" * 64, "private_root": "2" * 64}
+    ledger.bind(reservation, commitments={"users": "3" * 64, "evaluation": "4" * 64}, **shas)
+    assert _reserve(tmp_path, config, "monday")
+    shutil.rmtree(tmp_path / "keys" / "reservation")
+    with pytest.raises(LedgerError, match=r"has begun to train, is not in .*other noise"):
+        _reserve(tmp_path, config, "monday")
+    assert not (tmp_path / "keys" / "reservation").exists()
 
 
 def test_reserved_run_is_not_asked_again_for_its_record(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from fedemb.embedding import load_backbone, train_centralized
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
 from fedemb.gate.artifact_rules import public_line
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.ledger import read_reservation
+from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries
 from fedemb.privacy.auditing.witness import COORDINATES
 from fedemb.privacy.planning.plan_document import read_plan
@@ -112,6 +112,17 @@ def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path)
     shutil.rmtree(finished.root / "model")
     finished.train()
     _same_model(before, finished)
+
+
+def test_key_rotated_after_the_commit_loses_no_run(finished):
+    """Killed before kfp had the model, it is started again: signed anew, the card would be one that
+    nobody committed."""
+    context = finished.context()
+    card = (finished.root / "model" / "model.json").read_bytes()
+    rotate_keys(context.ledger_uri, context.keys, "leaked", ["trainer"])
+    shutil.rmtree(finished.root / "model")
+    finished.train()
+    assert (finished.root / "model" / "model.json").read_bytes() == card
 
 
 def test_checkpoint_holds_no_head_and_no_optimizer_of_clients(finished):

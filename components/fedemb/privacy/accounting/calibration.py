@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 
 from fedemb.config.mechanism import MOST_NOISE
 from fedemb.errors import ConfigError
-from fedemb.privacy.accounting.accounting import AccountantName, price
+from fedemb.privacy.accounting.accounting import AccountantName, price, supports
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 RELATIVE_TOLERANCE = 1e-3
@@ -47,7 +47,8 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
     # RDP is quick and, but for targets below PLD's grid of losses, asks for a little too much.
-    high = _bracket(lambda log_noise: excess(log_noise, "rdp"), target_epsilon, delta)
+    quick = "rdp" if supports(plan.event(), plan.relation, "rdp") else "auto"
+    high = _bracket(lambda log_noise: excess(log_noise, quick), target_epsilon, delta)
     while excess(high, "auto") > 0:
         high = _doubled(high, target_epsilon, delta)
     low = high
