@@ -46,7 +46,8 @@ check: setup ## Format, lint, types, layers
 	$(BIN)/lint-imports
 
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
-test: check attested ## Format, lint, types, layers, tests; CI runs this and make docs
+test: setup ## Format, lint, types, layers, tests; CI runs this and make docs
+	@$(MAKE) --no-print-directory --jobs=2 check attested
 	$(BIN)/python -m pytest -m "not slow and not planted_bug" $(SIDE_BY_SIDE)
 
 test-full: check planted-bugs ## The long tests too

@@ -33,6 +33,8 @@ PREPARED = {
     "audit_privacy": "trained",
 }
 """Step -> the fixture that prepares its run; a new private step needs an entry."""
+CLASSIFIERS = ("train_dp_sgd", "evaluate_classifier")
+"""Of the other pipeline, through the same `step_process`."""
 
 
 def _pattern(line: str) -> str:
@@ -112,10 +114,10 @@ def trained(tmp_path_factory):
 
 
 def _each_step_and_fault():
-    """Every step while all goes well; one of them fails in every way, the others at night."""
+    """Embeddings' steps while all goes well; one fails in every way; the rest at night."""
     for step in PRIVATE:
         for fault, code in (("none", 0), ("bug", 1), ("refused", 3)):
-            at_night = fault != "none" and step != "train_dp_fedemb"
+            at_night = step in CLASSIFIERS or (fault != "none" and step != "train_dp_fedemb")
             marks = [pytest.mark.slow] if at_night else []
             yield pytest.param(step, fault, code, id=f"{step}-{fault}", marks=marks)
 

@@ -155,6 +155,9 @@ def _racer(root, releases, environment, barrier, answers):
         answers.put((number, str(error)))
 
 
+@pytest.mark.parametrize(
+    "releases", ["gcs", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
+)
 def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releases):
     """Two runs of one policy, each with its own model, and the same name and version."""
     policy = tmp_path / "policy"

@@ -16,7 +16,8 @@ from tests.training_run import ReadyRun, config, round_times
 
 SOUND = ("alone", "killed", "together")
 FAULTS = ("alone", "lost", "again:lost", "chief_lost", "preempted", "darkened")
-TASKS = ("embedding", pytest.param("classification", marks=pytest.mark.slow))
+TASKS = [pytest.param(task, marks=pytest.mark.slow) for task in ("embedding", "classification")]
+"""Each starts four processes that load both backends."""
 
 
 @pytest.fixture(scope="module")

@@ -359,7 +359,10 @@ def test_progress_line_is_public(ready, caplog):
     [
         {"mechanism": {"kind": "tree_aggregation", "rounds": 6, "noise_multiplier": 1.0,
                        "clients_per_round": 4, "min_separation": 3, "max_participations": 2}},
-        {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
+        pytest.param(
+            {"training.algorithm": "dp_fedavg", "training.checkpoint_every": 4},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"partition.groupings": 3, "training.mixed_precision": True}, marks=pytest.mark.slow
         ),
