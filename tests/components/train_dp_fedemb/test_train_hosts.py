@@ -104,6 +104,7 @@ def test_a_chief_that_is_asked_to_stop_finishes_its_round_and_sends_the_other_ho
     assert found["preempted"]["other"][0] == 0, found["preempted"]
 
 
+@pytest.mark.slow
 def test_what_jax_trained_gives_tensorflow_the_same_embeddings(job):
     folder, _ = job("embedding")
     on_jax = json.loads((folder / "alone" / "embedded.json").read_text())
