@@ -159,8 +159,7 @@ def _problems(
     if users < config.policy.users_lower_bound and config.purpose == "release":
         problems.append(
             f"{users:,} users would train, fewer than policy.users_lower_bound = "
-            f"{config.policy.users_lower_bound:,}, for which delta is chosen; lower the bound, and "
-            "delta with it."
+            f"{config.policy.users_lower_bound:,}, which the plan rests on; lower the bound."
         )
     if rows and not users + evaluation:
         problems.append("No record can be used, for the reasons above.")

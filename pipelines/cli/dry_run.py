@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import unquote
 
 from fedemb.config import RunConfig
+from fedemb.errors import InputError
 from fedemb.ledger import policies
-from fedemb.pipelines.cli.ledger_summary import admission, load
+from fedemb.pipelines.cli.ledger_summary import admission, load, planned_series
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
@@ -26,20 +29,36 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
     """
     for step in pipeline_of(config).steps:
         yield f"{step}: {'taken over' if step in taken_over else 'would run'}"
-    yield f"images: {config.data.source.uri}"
+    uri = config.data.source.uri
+    if not charged and open_store(uri).local_root is not None and not _found(uri):
+        raise InputError(f"there is nothing at {uri}; check data.source.uri")
+    yield f"images: {uri}"
     if config.purpose == "simulation":
         yield "guarantee: none (simulation)"
     else:
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
+        if (planned := planned_series(config)) and planned[0] > 1:
+            yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
     yield f"budget: {'charged before; going on costs nothing' if charged else _budget(config)}"
+
+
+def _found(uri: str) -> bool:
+    """Whether something lies at a local address; of what is drawn first, or a glob: yes."""
+    path = Path(unquote(uri.removeprefix("file://")) if "://" in uri else uri).expanduser()
+    return uri == "builtin" or any(sign in uri for sign in "*?[") or path.exists()
 
 
 def _budget(config: RunConfig) -> str:
     ledger, policy = config.storage.ledger, config.policy
     new = f"a new ledger, which lets epsilon grow to {policy.epsilon_cap:g}"
+    if config.purpose == "simulation":
+        new = "a simulation costs nothing; it would begin a new ledger"
     if ledger is None:
         return f"{new}, for this run alone"
     store = open_store(ledger)
     if store.local_root is not None and policy.policy_id not in policies(store):
-        return f"{new}, in {ledger}"
+        others = ", ".join(policies(store))
+        beside = f", beside {others}: on the same users epsilons add up" if others else ""
+        terms = f"{policy.policy_id} has the terms of this configuration for its life"
+        return f"{new}, in {ledger}{beside}; policy {terms}"
     return admission(load(ledger, policy.policy_id, None, signatures=False), config)

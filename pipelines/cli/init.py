@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -79,12 +80,7 @@ def init(
             "(photos of one class are, whoever owns them)."
         ),
     ] = None,
-    by_user: Annotated[
-        bool,
-        typer.Option(
-            "--by-user", help="Photos of one user are alike, not those of a class that users share."
-        ),
-    ] = False,
+    by_user: Annotated[bool, typer.Option("--by-user", help="The same as --alike user.")] = False,
     column: Annotated[
         list[str] | None,
         typer.Option(help="Name of a column, e.g. --column user_id=owner; may be given often."),
@@ -104,8 +100,10 @@ def init(
 
     if output.exists():
         raise InputError(f"{output} exists; name another file with --output, or remove it")
+    if alike not in (None, "user", "class"):
+        raise ConfigError(f"--alike is {alike}, expected user or class")
     source = _source(data, column or [])
-    if by_user:
+    if by_user or alike == "user":
         unlabelled = source.columns.model_copy(update={"label": None})
         source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
     with counted("reading photos") as progress:
@@ -129,10 +127,15 @@ def init(
     tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
     tree["pretraining"] |= imported
     by_class = tree["data"]["source"]["label_scope"] == "global"
-    alike = "class (--by-user: of one user)" if by_class else "user"
+    if alike == "class" and not by_class:
+        raise ConfigError(
+            "--alike is class, and no column names classes that users share; name it with --column "
+            "label=NAME, or leave --alike out"
+        )
+    learned = "class (--alike user: of one user)" if by_class else "user"
     typer.echo(
         f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}, and "
-        f"learn that photos of one {alike} are alike"
+        f"learn that photos of one {learned} are alike"
     )
     few = too_few_classes(validate(tree), census.classes)
     if few and classes is None and sys.stdin.isatty():
@@ -156,11 +159,17 @@ def init(
 
 
 def _source(data: str, columns: list[str]) -> SourceConfig:
+    from fedemb.config.data import Columns
     from fedemb.data.columns import guess_source
 
     named: dict[str, str] = {}
     for item in columns:
         what, _, name = item.partition("=")
+        if what not in Columns.model_fields or not name:
+            raise ConfigError(
+                f"--column is {item}, expected WHAT=NAME, where WHAT is one of "
+                f"{', '.join(Columns.model_fields)}"
+            )
         named[what] = name
     uri = data if "://" in data else str(Path(data).resolve())
     return guess_source(uri, named)
@@ -279,11 +288,17 @@ def _tree(
         "policy": {
             "policy_id": name,
             "users_lower_bound": bound,
-            "delta": float(f"{min(1e-5, bound**-1.1):.0e}"),
+            "delta": _rounded_down(min(1e-5, bound**-1.1)),
             "composition": "planned",
             "epsilon_cap": target,
         },
     }
+
+
+def _rounded_down(number: float) -> float:
+    """To one digit, and never up: a delta above the customary one would need a waiver."""
+    power = 10.0 ** math.floor(math.log10(number))
+    return float(f"{math.floor(number / power) * power:.0e}")
 
 
 def _public_start(start: str) -> dict[str, Any]:
@@ -306,6 +321,7 @@ def _public_start(start: str) -> dict[str, Any]:
 
 def _prospects(config: RunConfig) -> list[str]:
     """What can be had, in the study's terms."""
+    from fedemb.pipelines.cli.plan_words import PROTECTS_UP_TO
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
 
@@ -315,28 +331,37 @@ def _prospects(config: RunConfig) -> list[str]:
         f"study finds a gain up to {HELPFUL_NOISE:g})"
     ]
     lines += [f"warning: {text}" for text in warnings(config).values()]
+    epsilon = config.policy.epsilon_cap
+    if epsilon > PROTECTS_UP_TO:
+        lines.append(
+            f"warning: epsilon {epsilon:g} is the cap of the policy for its life, and protects "
+            "nobody; 1 to 8 is usual"
+        )
     if "noise_beyond_the_study" in warnings(config):
         small = config.model.trainable == "projection"
         advice = (
             "" if small else "train one layer on a strong public net (--public FILE.keras), or "
         )
         lines.append(
-            f"with so few users: {advice}look at what the simulation gives before you count on "
-            "anything (docs/privacy/recipes.md)"
+            f"with so few users: {advice}try it on public photos before you count on anything "
+            "(docs/privacy/recipes.md)"
         )
     return lines
 
 
 _COMMENTS = {
     "purpose": "`release` once `tuning` says how these numbers were chosen; until then nothing is "
-    "released",
+    "released. The first run with a --policy folder fixes the policy below for its life, a "
+    "simulation too: give what you only want to look at a folder of its own. A simulation of "
+    "private photos is named in later reports of its policy, and nothing covers what it told you",
     "partition": "virtual_clients: a share of the users you promise, so a public number",
     "pretraining": "doublings: as long as unseen public classes gain by it, up to four times the "
     "epochs; licence and provenance are yours to state, e.g. licence: cc-by-4.0; of a file "
     "import_pixels is what it was trained on",
     "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
     "--target-epsilon E --config FILE --write FILE` changes it",
-    "policy": "users_lower_bound: what you promise; delta is safe for it",
+    "policy": "users_lower_bound: what you promise, best near the truth: delta is small beside its "
+    "inverse. Other names of a policy are other budgets: on the same users epsilons add up",
 }
 
 

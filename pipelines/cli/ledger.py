@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedemb.errors import InputError
+from fedemb.errors import InputError, Refused
 from fedemb.pipelines.cli.approve import approvers
 from fedemb.pipelines.cli.ledger_write import (
     LedgerOption,
@@ -77,7 +77,7 @@ def init(
         series_of,
         terms_of,
     )
-    from fedemb.pipelines.cli.ledger_summary import composition, content_of, fitting
+    from fedemb.pipelines.cli.ledger_summary import composition, planned_series
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import refuse_lost
@@ -90,6 +90,14 @@ def init(
     opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
     terms = terms_of(settings, series)
     refuse_lost(opened, key_store)
+    if settings.purpose == "release" and (planned := planned_series(settings)):
+        runs, epsilon = planned
+        if not epsilon <= terms.epsilon_cap:
+            raise Refused(
+                f"the {runs} planned runs cost epsilon {epsilon:.4g} together, above "
+                f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
+                "raise noise_multiplier, lower rounds or policy.planned_runs"
+            )
     begin_policy(opened, terms, key_store, settings.storage.witness)
     if trust_output is not None:
         trust.save(trust_output)
@@ -100,13 +108,10 @@ def init(
     others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
     if others:
         typer.echo(
-            f"note: users forgotten under {', '.join(others)} are not forgotten under this policy; "
-            "give their ids to `fedemb forget` again before its first run"
+            f"note: this ledger holds {', '.join(others)} already. On the same users the epsilons "
+            "of both add up; who was forgotten there is not forgotten here: give their ids to "
+            "`fedemb forget` again before the first run"
         )
-    if terms.series is not None and settings.purpose == "release":
-        fit = fitting(opened, content_of(settings))
-        if fit < terms.series.runs:
-            typer.echo(f"note: of the {terms.series.runs} planned runs only {fit} fit the cap")
 
 
 @app.command()

@@ -130,16 +130,7 @@ def content_of(config: RunConfig) -> dict[str, Any]:
 
 def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
     """How many more runs with this content the worst requested block can pay, 100,000 at most."""
-    from fedemb.documents.artifacts import canonical_json
-
-    charge = Charge(
-        -1,
-        "",
-        canonical_json(content["event"]),
-        content["relation"],
-        content["rounds"],
-        content["rounds"],
-    )
+    charge = _charge(content)
     terms, state = ledger.terms, ledger.state
     blocks = content["blocks_requested"]
 
@@ -176,6 +167,29 @@ def would_admit(
         return admit(ledger.state, ledger.policy_id, "this run", content), None
     except Refused as error:
         return [], str(error).replace("run 'this run'", "such a run")
+
+
+def planned_series(config: RunConfig) -> tuple[int, float] | None:
+    """The runs that a policy of this configuration plans at once, and the epsilon of all of them.
+
+    None: it plans no series.
+    """
+    from fedemb.ledger import series_of, terms_of
+    from fedemb.ledger.budget import spent
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+
+    terms = terms_of(config, series_of(config, plan_mechanism(config)))
+    if terms.series is None:
+        return None
+    runs = terms.series.runs
+    return runs, spent(terms, [_charge(content_of(config))] * runs).epsilon
+
+
+def _charge(content: Mapping[str, Any]) -> Charge:
+    from fedemb.documents.artifacts import canonical_json
+
+    event, rounds = canonical_json(content["event"]), content["rounds"]
+    return Charge(-1, "", event, content["relation"], rounds, rounds)
 
 
 def admission(ledger: Ledger, config: RunConfig) -> str:

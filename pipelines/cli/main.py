@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.errors import ConfigError, FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.approve import approve
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
@@ -165,7 +165,10 @@ def run(
 def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:
     from fedemb.pipelines.cli.dry_run import dry_run
 
-    _print(dry_run(config, taken_over, charged))
+    lines = list(dry_run(config, taken_over, charged))
+    _print(lines)
+    if lines[-1].startswith("budget: refused"):
+        raise typer.Exit(Refused.exit_code)
 
 
 @app.command(name="runs")

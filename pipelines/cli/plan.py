@@ -247,6 +247,7 @@ def _report(
         "virtual_clients": mechanism.virtual_clients,
         "users_lower_bound": config.policy.users_lower_bound,
         "sentence": str(guarantee),
+        "series": _series(config),
         "projections": plan["projections"],
         "warnings": list(warnings(config).values()),
         "plan": output and str(output),
@@ -289,3 +290,14 @@ def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
 
     found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
+
+
+def _series(config: RunConfig) -> dict[str, Any] | None:
+    """What the runs cost together that the policy plans at once; None for one run alone."""
+    from fedemb.pipelines.cli.ledger_summary import planned_series
+    from fedemb.privacy.planning.prices import finite
+
+    planned = planned_series(config) if config.policy.planned_runs > 1 else None
+    if planned is None:
+        return None
+    return {"runs": planned[0], "epsilon": finite(planned[1]), "cap": config.policy.epsilon_cap}

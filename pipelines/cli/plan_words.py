@@ -9,8 +9,8 @@ from fedemb.reports.privacy_report_words import BACKENDS
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
-_USELESS = 20.0
-"""Epsilon above which a plan is called what it is."""
+PROTECTS_UP_TO = 20.0
+"""Epsilon above which a plan is called what it is: no protection."""
 
 
 def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
@@ -27,6 +27,14 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     for other in fields["comparisons"]:
         epsilon = "infinite" if other["epsilon"] is None else f"{other['epsilon']:.4g}"
         out.append(f"  {other['words']}: {epsilon}")
+    if series := fields["series"]:
+        together, cap = series["epsilon"], series["cap"]
+        price = "more than can be priced" if together is None else f"epsilon {together:.4g}"
+        fits = together is not None and together <= cap
+        out.append(
+            f"  all {series['runs']} planned runs together: {price}, "
+            + (f"within the cap {cap:g}" if fits else f"above the cap {cap:g}: not all would run")
+        )
     for item in fields["projections"]:
         epsilon = item["epsilon"]
         out.append(
@@ -56,7 +64,7 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     epsilon = fields["epsilon"]
     if not plan.private:
         return ["no noise, no guarantee: for baselines only, no gate passes it"]
-    if epsilon is not None and epsilon <= _USELESS:
+    if epsilon is not None and epsilon <= PROTECTS_UP_TO:
         return []
     return [
         f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
-from fedemb.errors import ConfigError
+from fedemb.errors import ConfigError, InputError, Refused
 from fedemb.pipelines.cli.main import app, main
 from fedemb.pipelines.run.directory import RunDirectory
 from tests import honest_run
@@ -85,6 +86,37 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     assert "admitted on all/0; 1 such runs fit in all" in run(capsys, *words)
     refused = run(capsys, *words, "--set", "mechanism.noise_multiplier=0.5")
     assert "budget: refused: " in refused
+    done = CliRunner().invoke(app, [*map(str, words), "--set", "mechanism.noise_multiplier=0.5"])
+    assert done.exit_code == 3
+
+
+def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsys):
+    policy = tmp_path / "policy"
+    words = ("run", "--dry-run", "--policy", policy, "--runs", tmp_path / "runs")
+    said = run(capsys, *words, "--set", "purpose=simulation")
+    assert "a simulation costs nothing; it would begin a new ledger" in said
+    init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
+    run(capsys, "ledger", "init", *init)
+    renamed = ("--set", "policy.policy_id=again")
+    assert "beside quickstart: on the same users epsilons add up" in run(capsys, *words, *renamed)
+    said = run(capsys, "ledger", "init", *init, *renamed)
+    assert "On the same users the epsilons of both add up" in said
+    with pytest.raises(InputError, match=r"there is nothing at /nowhere/a\.parquet"):
+        run(capsys, *words, "--data", "/nowhere/a.parquet")
+
+
+def test_series_that_does_not_fit_its_cap_begins_no_policy(tmp_path, capsys):
+    weekly = ("-c", "quickstart", "--set", "policy.planned_runs=52")
+    stores = ("--ledger", tmp_path / "ledger", "--keys", tmp_path / "keys")
+    with pytest.raises(Refused, match=r"the 52 planned runs cost epsilon .* above policy\.eps"):
+        run(capsys, "ledger", "init", *weekly, *stores)
+    assert not list(tmp_path.rglob("00000000.json"))
+    plan = ("plan", *weekly, "--output", tmp_path / "plan.json")
+    assert "all 52 planned runs together: more than can be priced, above" in run(capsys, *plan)
+    quiet = (*plan, "--set", "mechanism.noise_multiplier=60", "--json")
+    series = json.loads(run(capsys, *quiet))["series"]
+    assert series["runs"] == 52
+    assert 0 < series["epsilon"] < series["cap"]
 
 
 def test_dry_run_of_a_resumed_run_names_what_is_taken_over(tmp_path, capsys):

@@ -15,7 +15,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, FedEmbError, InputError
-from fedemb.pipelines.cli.init import init
+from fedemb.pipelines.cli.init import _rounded_down, init
+from fedemb.pipelines.cli.main import app as fedemb
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config
 
@@ -158,6 +159,35 @@ def test_photos_of_one_user_are_alike_where_the_owner_says_so(tmp_path):
     assert "12 classes" in said
     source = load_config(output).data.source
     assert (source.label_scope, source.columns.label) == ("user", None)
+    again = tmp_path / "again.yaml"
+    assert said.replace(str(output), str(again)) == call(
+        "init", "--data", data, "-o", again, *ANSWERS, "--alike", "user"
+    )
+    with pytest.raises(ConfigError, match="--alike is nonsense, expected user or class"):
+        call("init", "--data", data, "-o", tmp_path / "x.yaml", *ANSWERS, "--alike", "nonsense")
+
+
+@pytest.mark.parametrize("bound", [35, 1000, 160_000, 2_000_000, 10**9])
+def test_delta_is_one_that_needs_no_waiver(bound):
+    delta = _rounded_down(min(1e-5, bound**-1.1))
+    assert 0.5 * bound**-1.1 < delta <= bound**-1.1 or delta == 1e-5
+
+
+def test_column_that_is_no_setting_is_a_sentence(tmp_path):
+    for wrong in ("foo=bar", "label", "label="):
+        with pytest.raises(ConfigError, match="expected WHAT=NAME, where WHAT is one of image, "):
+            call("init", "--data", as_parquet(tmp_path), "-o", tmp_path / "mine.yaml", *ANSWERS,
+                 "--column", wrong)  # fmt: skip
+
+
+def test_photos_named_by_a_csv_lie_below_its_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(40):
+        (tmp_path / "in" / f"{number}.png").write_bytes(photo(number, True))
+    rows = "".join(f"in/{number}.png,u{number % 20},x\n" for number in range(40))
+    (tmp_path / "photos.csv").write_text("image_id,user_id,label\n" + rows)
+    done = CliRunner().invoke(fedemb, ["check-data", "--data", str(tmp_path / "photos.csv")])
+    assert "40 records, 40 of them used" in done.output
 
 
 def test_grey_photos_get_a_grey_model(tmp_path):

@@ -303,8 +303,8 @@ def test_command_names_the_policies_under_which_the_user_still_trains(tmp_path):
         return done.output
 
     init = ("ledger", "init", "--ledger", ledger, "--keys", keys)
-    assert "note: users forgotten" not in fedemb("weekly", *init)
-    assert "note: users forgotten under weekly are not" in fedemb("monthly", *init)
+    assert "forgotten" not in fedemb("weekly", *init)
+    assert "who was forgotten there is not forgotten here" in fedemb("monthly", *init)
     places = {"ledger": ledger, "keys": keys, "deletion_marks": deletion_marks}
     forget = ["forget"]
     for name, uri in places.items():

@@ -38,7 +38,7 @@ class SourceConfig(Section):
     format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
     """`auto` decides by the ending: .parquet, .tfrecord[.gz], .csv, else a folder per user."""
     image_root: Address | None = None
-    """CSV only: folder of the image files."""
+    """CSV only: folder of the image files; null: the one the CSV lies in."""
     columns: Columns = Columns()
     """Which column is what."""
     where: dict[str, tuple[str, ...]] = Field(default={})

@@ -126,7 +126,7 @@ def find_files(uri: str, kind: str) -> list[Part]:
     else:
         names = [name for name in store.list(f"{last}/") if _ENDINGS[kind].search(name)]
     if not names:
-        raise InputError(f"there is no {kind} file at {uri}; check data.source.uri")
+        raise InputError(f"there is no {kind} file at {uri}; check the address of the source")
     places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]
     return [
         Part(store.uri, name, said=place) for name, place in zip(sorted(names), places, strict=True)
@@ -162,12 +162,16 @@ def check_columns(
             )
 
 
+def csv_image_root(source: SourceConfig) -> str:
+    """The folder below which a CSV source names its images: the one it lies in, unless named."""
+    return source.image_root or find_files(source.uri, "csv")[0].root
+
+
 def _check_image_root(source: SourceConfig) -> None:
-    if not source.image_root:
-        raise InputError("a CSV source needs data.source.image_root, the folder of its images")
-    store = open_store(source.image_root)
+    root = csv_image_root(source)
+    store = open_store(root)
     if store.local_root is not None and not store.local_root.is_dir():
-        raise InputError(f"there is no folder {source.image_root}; check data.source.image_root")
+        raise InputError(f"there is no folder {root}; check data.source.image_root")
 
 
 def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequence[str]) -> None:

@@ -27,7 +27,13 @@ from fedemb.data.source_files import (
     open_csv,
     open_parquet,
 )
-from fedemb.data.source_parts import check_parquet, find_parts, source_format, split_part
+from fedemb.data.source_parts import (
+    check_parquet,
+    csv_image_root,
+    find_parts,
+    source_format,
+    split_part,
+)
 from fedemb.errors import InputError
 from fedemb.storage import open_store
 
@@ -206,7 +212,7 @@ def image_files(source: SourceConfig) -> ImageFiles | None:
     """The image files a source refers to; None if its images are inside."""
     kind = source_format(source)
     if kind == "csv":
-        return ImageFiles(source.image_root or "")
+        return ImageFiles(csv_image_root(source))
     return ImageFiles(source.uri, of_users=True) if kind == "image_folder" else None
 
 
