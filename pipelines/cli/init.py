@@ -307,6 +307,8 @@ def _public_start(start: str) -> dict[str, Any]:
     if start == "none":
         return {"kind": "none"}
     uri = start if "://" in start else str(Path(start).resolve())
+    if "://" not in start and not Path(start).exists():
+        raise InputError(f"there is nothing at {uri}; --public names photos, a .keras file or none")
     if start.endswith(".keras"):
         return {"kind": "import", "import_path": uri}
     source = guess_source(uri, {})
@@ -360,8 +362,8 @@ _COMMENTS = {
     "import_pixels is what it was trained on",
     "mechanism": "noise_multiplier: the least for policy.epsilon_cap; `fedemb plan "
     "--target-epsilon E --config FILE --write FILE` changes it",
-    "policy": "users_lower_bound: what you promise, best near the truth: delta is small beside its "
-    "inverse. Other names of a policy are other budgets: on the same users epsilons add up",
+    "policy": "users_lower_bound: what you promise, best near the truth, for delta is chosen by "
+    "it. Other names of a policy are other budgets: on the same users epsilons add up",
 }
 
 

@@ -148,7 +148,8 @@ def run(
             return
         directory = prepare(config, overrides, runs, run_id, data)
     else:
-        directory = RunDirectory.open(resume if resume.exists() else runs / resume)
+        below = runs / resume
+        directory = RunDirectory.open(below if not resume.exists() and below.exists() else resume)
         changed = measured_otherwise(directory, set_, from_) if set_ else directory.config()
         taken_over = steps_taken_over(directory, from_)  # refuses before anything changes
         if dry_run:
