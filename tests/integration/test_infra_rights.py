@@ -23,6 +23,7 @@ from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
 from tests import honest_run
+from tests.ledger_kit import with_policy_key
 from tests.partition_run import make_config, rows_of
 from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
 from tests.sealed_bundle import seal
@@ -147,7 +148,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
 
     policy, marks = config.policy.policy_id, config.storage.deletion_marks
     _owner_begins(config)
-    keys = open_key_store(KEYS)
+    keys = with_policy_key(open_key_store(KEYS), policy)  # as `fedemb forget` makes it
     hasher = Hasher(partition_key(keys, policy))
     mark_deleted(marks, keys, policy, hasher.deletion_mark(hasher.user_key("user 3")))
 

@@ -126,7 +126,9 @@ def find_files(uri: str, kind: str) -> list[Part]:
     else:
         names = [name for name in store.list(f"{last}/") if _ENDINGS[kind].search(name)]
     if not names:
-        raise InputError(f"there is no {kind} file at {uri}; check the address of the source")
+        raise InputError(
+            f"there is no {kind} file at {uri}; check data.source.uri (or pretraining.source.uri)"
+        )
     places = [f"file {n} of {len(names)} of {uri} (by name)" for n in range(1, len(names) + 1)]
     return [
         Part(store.uri, name, said=place) for name, place in zip(sorted(names), places, strict=True)
