@@ -63,13 +63,14 @@ def floors_sentence(least: float | None, no_worse_than: str | None) -> str:
       least: `release.min_gain_over_public`.
       no_worse_than: `release.no_worse_than`.
     """
-    gain = (
-        "no gain was asked of it"
-        if least is None
-        else f"the whole interval of its gain over the best start above {100 * least:g} points"
-    )
-    previous = "" if no_worse_than is None else "; not certainly worse than the previous release"
-    return f"Asked of the model by the gate: {gain}{previous}."
+    floors: list[str] = []
+    if least is not None:
+        floors.append(
+            f"a gain over the best start whose interval lies above {100 * least:g} points"
+        )
+    if no_worse_than is not None:
+        floors.append("figures not certainly worse than those of the previous release")
+    return f"The gate asked for {' and '.join(floors) or 'no gain'}."
 
 
 def utility_sentence(report: AnyUtility) -> str:

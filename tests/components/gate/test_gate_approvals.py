@@ -317,7 +317,7 @@ def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys
     call("ledger", "approvers", f"ada={key}.pub", *stores, "--reason", "alone")
     call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
     out = capsys.readouterr().out
-    assert "its gain over the best start above 0 points" in out
+    assert "asked for a gain over the best start whose interval lies above 0 points" in out
 
 
 def test_approval_asks_the_witness_of_the_policy(tmp_path):
