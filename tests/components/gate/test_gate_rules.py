@@ -635,6 +635,14 @@ def test_run_with_other_terms_than_its_policy_is_refused_and_denied(tmp_path, ru
     assert name in reasons[0].sentence
 
 
+@pytest.mark.parametrize("other", [None, "elsewhere"])
+def test_gate_that_names_another_witness_than_the_policy_is_denied(tmp_path, other):
+    run = honest_run.start(tmp_path / "run", **{"storage.witness": str(tmp_path / "witness")})
+    run.until_gate()
+    run.config = run.config.updated({"storage.witness": other and str(tmp_path / other)})
+    assert "policy_differs" in codes(verdict_of(run))
+
+
 def test_injected_key_is_denied(run):
     run.rewrite(run.model / "model.json", key_injected=True)
     run.do_account()
