@@ -7,13 +7,17 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+from dp_accounting import NeighboringRelation
+from dp_accounting import dp_event as dpe
 from scipy.optimize import brentq
 
 from fedemb.config.mechanism import MOST_NOISE
 from fedemb.errors import ConfigError
-from fedemb.privacy.accounting.accounting import AccountantName, price, supports
+from fedemb.privacy.accounting.accounting import price, supports
+from fedemb.privacy.accounting.loss_grid import quick_epsilon
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
+_EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float], float]
 RELATIVE_TOLERANCE = 1e-3
 """The returned noise is at most this much above the least that suffices."""
 _LEAST = 2.0**-4
@@ -40,31 +44,38 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
     if not plan.private:
         raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
 
-    def excess(log_noise: float, accountant: AccountantName) -> float:
-        noise = min(math.exp(log_noise), MOST_NOISE)
-        candidate = plan.replaced(noise_multiplier=noise)
-        spent = price(candidate.event(), candidate.relation, delta, accountant).epsilon
+    def excess(log_noise: float, epsilon_of: _EpsilonOf = _epsilon) -> float:
+        candidate = plan.replaced(noise_multiplier=min(math.exp(log_noise), MOST_NOISE))
+        spent = epsilon_of(candidate.event(), candidate.relation, delta)
         return math.log(min(max(spent, 1e-300), 1e300) / target_epsilon)
 
-    # RDP is quick and, but for targets below PLD's grid of losses, asks for a little too much.
-    quick = "rdp" if supports(plan.event(), plan.relation, "rdp") else "auto"
+    # Both are quick and, but for targets below PLD's grid of losses, ask for a little too much.
+    quick = _renyi_epsilon if supports(plan.event(), plan.relation, "rdp") else quick_epsilon
     high = _bracket(lambda log_noise: excess(log_noise, quick), target_epsilon, delta)
-    while excess(high, "auto") > 0:
+    while excess(high) > 0:
         high = _doubled(high, target_epsilon, delta)
     low = high
-    while excess(low, "auto") <= 0 and low > math.log(_LEAST):
+    while excess(low) <= 0 and low > math.log(_LEAST):
         low, high = low - 0.1, low
     root = low
-    if low < high and excess(low, "auto") > 0:
-        root = cast("float", brentq(excess, low, high, args=("auto",), xtol=RELATIVE_TOLERANCE / 2))
+    if low < high and excess(low) > 0:
+        root = cast("float", brentq(excess, low, high, xtol=RELATIVE_TOLERANCE / 2))
     noise = math.exp(root)
     # Rounded up to four digits, so that the printed number is the one that was priced.
     digits = 4 - math.ceil(math.log10(noise))
     while True:
         noise = math.ceil(noise * 10**digits) / 10**digits
-        if excess(math.log(noise), "auto") <= 0:
+        if excess(math.log(noise)) <= 0:
             return plan.replaced(noise_multiplier=noise)
         noise = min(noise * (1 + RELATIVE_TOLERANCE / 2), MOST_NOISE)
+
+
+def _epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
+    return price(event, relation, delta).epsilon
+
+
+def _renyi_epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
+    return price(event, relation, delta, "rdp").epsilon
 
 
 def _bracket(excess: Callable[[float], float], target_epsilon: float, delta: float) -> float:
