@@ -8,6 +8,7 @@ from tests.benchmarks import equal_utility, poster
 from tests.benchmarks.equal_utility import Cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", list(poster.tree_rows()), ids=lambda row: row.name)
 def test_tree_rows_of_the_poster_and_gboard(row):
     assert row.ok
@@ -30,6 +31,7 @@ def test_table_of_equal_utility():
     assert equal_utility.show(equal_utility.table())
 
 
+@pytest.mark.slow
 def test_row_of_equal_utility_whose_gap_is_the_grid_of_losses():
     """All but the BLT cell, whose optimiser takes long."""
     group, users, tree = itertools.islice(equal_utility.cells(10_000_000), 3)

@@ -125,12 +125,17 @@ def _inputs(moto: Moto) -> None:
             moto.grant(group, _allow(ListBucket="fedemb-photos", **reading), "photos")
 
 
-def test_rights_on_s3_are_read_from_the_store(moto):
+def test_rights_on_s3_are_read_from_the_store_and_nothing_is_written_to_it(moto):
     secrets = moto.set_up()
     _inputs(moto)
     moto.close()
     ((state, what),) = _look("s3", secrets)
     assert state == "ok", what
+    moto.open()
+    for name in BUCKETS:
+        found = moto.s3.list_object_versions(Bucket=f"fedemb-{name}")
+        assert not {"Versions", "DeleteMarkers"} & set(found)
+        assert not moto.s3.list_multipart_uploads(Bucket=f"fedemb-{name}").get("Uploads")
 
 
 def _allow(**resources: str) -> dict:
@@ -174,17 +179,7 @@ def test_each_wrong_right_on_s3_is_found(moto):
             moto.iam.delete_user_policy(UserName=group, PolicyName="harm")
 
 
-def test_nothing_is_written_to_a_store_by_looking(moto):
-    secrets = moto.set_up()
-    moto.close()
-    _look("s3", secrets)
-    moto.open()
-    for name in BUCKETS:
-        found = moto.s3.list_object_versions(Bucket=f"fedemb-{name}")
-        assert not {"Versions", "DeleteMarkers"} & set(found)
-        assert not moto.s3.list_multipart_uploads(Bucket=f"fedemb-{name}").get("Uploads")
-
-
+@pytest.mark.slow
 def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
     secrets = moto.set_up()
     moto.s3.delete_bucket(Bucket="fedemb-witness")

@@ -124,13 +124,10 @@ def trained(tmp_path_factory):
     return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "superseded"),
-    [
-        ("the scores", True),
-        pytest.param("the figures", True, marks=pytest.mark.slow),
-        pytest.param("the public report", False, marks=pytest.mark.slow),
-    ],
+    [("the scores", True), ("the figures", True), ("the public report", False)],
 )
 def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
     folder = tmp_path / "run"
@@ -142,14 +139,15 @@ def test_two_audits_of_one_model(trained, tmp_path, point, superseded):
     assert ("Superseded: audit_privacy was started again" in said) == superseded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "superseded"),
     [
         # Its look comes after the other's: it goes on, counted, and writes the same bytes.
-        pytest.param("the look", False, marks=pytest.mark.slow),
+        ("the look", False),
         ("the figures of the model", True),
-        pytest.param("the page", False, marks=pytest.mark.slow),  # the same bytes
-        pytest.param("the utility report", False, marks=pytest.mark.slow),
+        ("the page", False),  # the same bytes
+        ("the utility report", False),
     ],
 )
 def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):

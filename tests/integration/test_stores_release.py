@@ -17,6 +17,8 @@ from fedemb.storage import join, open_store
 from tests.forked import SERVER
 from tests.verified import problems_of
 
+AT_NIGHT_ON_S3 = ["gcs", pytest.param("s3", marks=pytest.mark.slow)]
+
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory):
@@ -49,6 +51,7 @@ def _problems(run, uri):
         return problems_of(uri, Path(run.ledger_uri) / "trust.json", run.ledger_uri)
 
 
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_release_in_a_bucket_verifies_by_its_name_and_by_its_folder(run, releases):
     document = _release(run, releases)
     assert document["uri"].startswith(f"{releases}/glyphs/1.0/")
@@ -70,6 +73,7 @@ def test_planted_marker_is_refused_and_recorded_nowhere(run, releases, tree):
     assert run.ledger().state.attempts["monday", 1].releases == []
 
 
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_nothing_is_released_before_the_marker(run, releases, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
@@ -87,6 +91,7 @@ def test_nothing_is_released_before_the_marker(run, releases, monkeypatch):
     assert _problems(run, f"{releases}/glyphs/1.0") == []
 
 
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_tampered_or_incomplete_release_in_a_bucket_is_named(run, releases):
     document = _release(run, releases)
     store = open_store(document["uri"])
@@ -116,6 +121,7 @@ def test_marker_that_names_another_bundle_is_found(run, releases):
         _problems(run, f"{releases}/glyphs/1.0")
 
 
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_release_under_a_name_that_is_not_its_own_is_found(run, releases):
     """Whoever may write to the store shows an old release, signed and whole, as a new one."""
     document = _release(run, releases)
@@ -155,9 +161,7 @@ def _racer(root, releases, environment, barrier, answers):
         answers.put((number, str(error)))
 
 
-@pytest.mark.parametrize(
-    "releases", ["gcs", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("releases", AT_NIGHT_ON_S3, indirect=True)
 def test_of_processes_that_publish_one_version_exactly_one_wins(tmp_path, releases):
     """Two runs of one policy, each with its own model, and the same name and version."""
     policy = tmp_path / "policy"

@@ -47,6 +47,7 @@ def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
     assert "fastest unit gradients: training.unit_gradient.microbatch: 4" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_ends_in_time_even_in_the_middle_of_a_measurement(tmp_path):
     file = tmp_path / "bench.json"
     done = subprocess.run(

@@ -25,6 +25,8 @@ VARIANTS = {
     "shared": {"loss": LossConfig(kind="softmax")},
 }
 """Changes of `LOCAL` whose records both backends make; `shared` is DP-FedAvg with three rows."""
+QUICK = ("joint", "shared")
+"""The others are compared at night: each is a program that JAX compiles for ten seconds."""
 
 
 def clients():

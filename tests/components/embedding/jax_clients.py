@@ -17,7 +17,7 @@ import numpy as np
 from fedemb.embedding import jax_local_training, jax_rounds
 from fedemb.embedding.jax_client_rounds import JaxRoundFunction
 from fedemb.embedding.rounds import ClientExamples
-from tests.components.embedding.client_cases import LOCAL, MODEL, SEED, VARIANTS, clients
+from tests.components.embedding.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
 from tests.components.embedding.jax_units import (
     bfloat16,
     mechanism,
@@ -174,7 +174,7 @@ def faulty(folder):
 
 
 def other(folder):
-    """Rounds on several devices, and in bfloat16."""
+    """Rounds on several devices, in bfloat16, and with other ways to train."""
     from fedemb.embedding.backbones import with_bfloat16
 
     backbone, units = backbone_of(folder), clients()
@@ -186,13 +186,16 @@ def other(folder):
             for count in (2, 8)
         ],
         "bfloat16": bfloat16(one, round_function(with_bfloat16(backbone)), units),
+        "apart": {
+            v: apart(folder, backbone, JaxRoundFunction, v) for v in VARIANTS if v not in QUICK
+        },
     }
 
 
 def sound(folder):
     backbone, units, found = backbone_of(folder), clients(), {}
     function = partial(round_function, backbone)
-    found["apart"] = {v: apart(folder, backbone, JaxRoundFunction, v) for v in VARIANTS}
+    found["apart"] = {v: apart(folder, backbone, JaxRoundFunction, v) for v in QUICK}
     one = function()
     found["problems"] = problems(one, units)
     found["own draws"] = own_draws(one, units[3])
