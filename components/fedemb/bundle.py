@@ -299,8 +299,16 @@ def check_form(bundle: Path) -> None:
     """
     found = {path.relative_to(bundle).as_posix(): path for path in bundle.rglob("*")}
     folders = {SAVED_MODEL, f"{SAVED_MODEL}/variables"}
-    if odd := sorted(found.keys() ^ (ALL | folders)):
-        raise SignatureInvalid(f"the bundle has extra or missing files: {', '.join(odd[:5])}")
+    if (bundle / "config.yaml").exists() and (bundle / "run.log").exists():
+        raise SignatureInvalid(
+            f"{bundle} is the folder of a run; name its release, as the last lines of the run do"
+        )
+    for what, odd in (
+        ("extra", found.keys() - (ALL | folders)),
+        ("missing", (ALL | folders) - found.keys()),
+    ):
+        if odd:
+            raise SignatureInvalid(f"the bundle has {what} files: {', '.join(sorted(odd)[:5])}")
     for name, path in found.items():
         status = path.lstat()
         if not (stat.S_ISDIR if name in folders else stat.S_ISREG)(status.st_mode):

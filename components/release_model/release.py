@@ -74,7 +74,7 @@ def run(context: StepContext) -> dict[str, Any]:
             "one run"
         )
     reservation = read_reservation(artifacts.reservation)
-    name, version = config.release.name, config.release.version or reservation.run_id
+    name, version = config.released_as(reservation.run_id)
     marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
     identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
     published = marker.read(identity)
@@ -207,8 +207,8 @@ def _complete(
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))
     save_preprocessing(backbone, config, tree)
-    version = config.release.version or report.body.run_id
-    card = model_card(evidence, report, ledger, config.release.name, version)
+    name, version = config.released_as(report.body.run_id)
+    card = model_card(evidence, report, ledger, name, version)
     write_bytes(tree / "README.md", card.encode())
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]

@@ -121,8 +121,8 @@ def _check_name(
     report: Written[PrivacyReport],
 ) -> None:
     """The name is the one the run was configured with: an old release cannot pose as a new one."""
-    release, named = evidence.config.release, (manifest.body.name, manifest.body.version)
-    wanted = (release.name, release.version or report.body.run_id)
+    named = (manifest.body.name, manifest.body.version)
+    wanted = evidence.config.released_as(report.body.run_id)
     if named != wanted:
         raise SignatureInvalid(
             f"the manifest calls the bundle {' '.join(named)}, its run was to release "

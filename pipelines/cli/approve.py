@@ -54,7 +54,7 @@ def approve(
     from fedemb.reports.utility_words import floors_sentence
     from fedemb.storage import open_store
 
-    report, own_ledger, own_witness = _report(run)
+    (report, own_ledger, own_witness), signer = _report(run), _signer(key)
     root, witness = ledger or own_ledger, witness or own_witness
     if root is None:
         raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
@@ -68,6 +68,11 @@ def approve(
             f"the ledger of policy {opened.policy_id!r} has no run {body.run_id!r} attempt "
             f"{body.attempt}; name the ledger the run was reserved in"
         )
+    if not opened.terms.approvals:
+        raise Refused(
+            f"policy {opened.policy_id!r} releases without approvals, for its life; a policy that "
+            "wants them says policy.approvals from its start"
+        )
     typer.echo(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
     typer.echo(f"guarantee: {guarantee_sentence(body.guarantee)}")
     if words := all_runs(body):
@@ -80,7 +85,7 @@ def approve(
         Reservation.of(attempt.reserve),
         model_sha=body.model_sha,
         report_sha=report.sha,
-        signer=_signer(key),
+        signer=signer,
     )
     given = opened.state.approvals_of(body.model_sha, report.sha)
     typer.echo(
@@ -108,6 +113,11 @@ def approvers(
         for public, name in opened.state.approvers.items():
             typer.echo(f"{name}  {public}")
         return
+    if not opened.terms.approvals:
+        raise Refused(
+            f"policy {opened.policy_id!r} releases without approvals, for its life; name approvers "
+            "where policy.approvals says how many"
+        )
     people: dict[str, str] = {}
     for entry in named:
         name, _, path = entry.partition("=")

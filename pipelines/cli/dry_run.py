@@ -8,8 +8,14 @@ from urllib.parse import unquote
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.ledger import policies
-from fedemb.pipelines.cli.ledger_summary import admission, load, planned_series
+from fedemb.ledger import Ledger, policies
+from fedemb.pipelines.cli.ledger_summary import (
+    admission,
+    content_of,
+    load,
+    planned_series,
+    would_admit,
+)
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
@@ -48,6 +54,25 @@ def _found(uri: str) -> bool:
     return uri == "builtin" or any(sign in uri for sign in "*?[") or path.exists()
 
 
+def refusal(config: RunConfig) -> str | None:
+    """Why the ledger would refuse a new run as it stands; None: it would not, or is not there yet.
+
+    Asked before a run begins: its public pretraining comes before its reservation, and takes long.
+    """
+    ledger = _begun(config)
+    return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
+
+
+def _begun(config: RunConfig) -> Ledger | None:
+    """The ledger of a policy; None: a folder where it has not begun."""
+    if config.storage.ledger is None:
+        return None
+    store, policy_id = open_store(config.storage.ledger), config.policy.policy_id
+    if store.local_root is not None and policy_id not in policies(store):
+        return None
+    return load(config.storage.ledger, policy_id, None, signatures=False)
+
+
 def _budget(config: RunConfig) -> str:
     ledger, policy = config.storage.ledger, config.policy
     new = f"a new ledger, which lets epsilon grow to {policy.epsilon_cap:g}"
@@ -55,10 +80,10 @@ def _budget(config: RunConfig) -> str:
         new = "a simulation costs nothing; it would begin a new ledger"
     if ledger is None:
         return f"{new}, for this run alone"
-    store = open_store(ledger)
-    if store.local_root is not None and policy.policy_id not in policies(store):
-        others = ", ".join(policies(store))
+    begun = _begun(config)
+    if begun is None:
+        others = ", ".join(policies(open_store(ledger)))
         beside = f", beside {others}: on the same users epsilons add up" if others else ""
         terms = f"{policy.policy_id} has the terms of this configuration for its life"
         return f"{new}, in {ledger}{beside}; policy {terms}"
-    return admission(load(ledger, policy.policy_id, None, signatures=False), config)
+    return admission(begun, config)

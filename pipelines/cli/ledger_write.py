@@ -151,7 +151,11 @@ def _weights_sha(path: Path) -> str:
     from fedemb.pipelines.run.directory import RunDirectory
 
     if path.is_dir():
-        path = (RunDirectory.open(path).output("model") or path) / "model.json"
+        run = RunDirectory.open(path)
+        model = run.output("model")
+        if model is None:
+            raise InputError(f"run {run.run_id} has trained no model; there is nothing to waive")
+        path = model / "model.json"
     try:
         sha = json.loads(path.read_bytes())["weights_sha"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -127,8 +127,9 @@ def run(
     ] = False,
 ) -> None:
     """Run the whole pipeline on this machine."""
+    from fedemb.pipelines.cli.dry_run import refusal
     from fedemb.pipelines.run.artifact_store import store_overrides
-    from fedemb.pipelines.run.command import checked, execute, prepare
+    from fedemb.pipelines.run.command import checked, execute, make_directory
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.pipelines.run.load_config import policy_overrides
     from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
@@ -143,10 +144,13 @@ def run(
     if resume is None:
         places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
         overrides = [*places, *(set_ or [])]
+        loaded = checked(config, overrides, runs, data)
         if dry_run:
-            _say(checked(config, overrides, runs, data), (), charged=False)
+            _say(loaded, (), charged=False)
             return
-        directory = prepare(config, overrides, runs, run_id, data)
+        if said := refusal(loaded):
+            raise Refused(f"{said}; nothing was read or written")
+        directory = make_directory(loaded, runs, run_id, data)
     else:
         below = runs / resume
         directory = RunDirectory.open(below if not resume.exists() and below.exists() else resume)
@@ -206,7 +210,9 @@ def report(
         from fedemb.pipelines.run.signed import signed_report
 
         signed = signed_report(found)
-        typer.echo(json.dumps(signed and signed.json, indent=1))
+        if signed is None:
+            raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
+        typer.echo(json.dumps(signed.json, indent=1))
         return
     for line in found.read_state().get("closing_lines", []):
         typer.echo(line)

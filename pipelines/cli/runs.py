@@ -24,11 +24,14 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+REFUSES = {"reserve_budget": "ledger", "gate_release": "gate"}
 NOT_SIGNED = "not signed, or its ledger is gone"
 """Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
 
 
 def _price(run: RunDirectory) -> tuple[str, str]:
+    if _refused_by(run) == "reserve_budget":
+        return "-", "-"  # it spent nothing
     try:
         plan = signed_plan(run)
     except FedEmbError:
@@ -49,6 +52,11 @@ def _gain(run: RunDirectory) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def _refused_by(run: RunDirectory) -> str | None:
+    state = run.read_state()
+    return state.get("failed_step") if state.get("exit_code") == 3 else None
+
+
 def _verdict(run: RunDirectory) -> str:
     """How the run stands, in a word or two."""
     state = run.read_state()
@@ -58,7 +66,8 @@ def _verdict(run: RunDirectory) -> str:
         case 0:
             return "released"
         case 3:
-            return "refused"
+            step = _refused_by(run)
+            return f"refused by the {REFUSES[step]}" if step in REFUSES else f"refused in {step}"
         case _:
             return (
                 f"stopped in {state['failed_step']}" if state.get("failed_step") else "unfinished"

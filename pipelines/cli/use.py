@@ -67,7 +67,8 @@ def embed(
 ) -> None:
     """Embed photos by a released model; run again, it goes on where it was stopped.
 
-    What is no photo is a row with a reason and no embedding.
+    A classifier writes the probabilities of its classes, and the best of them. What is no photo is
+    a row with a reason and neither.
     """
     from fedemb.embedding.embed_photos import embed_photos
 
@@ -81,8 +82,12 @@ def embed(
             beam_options=beam or (),
             progress=progress,
         )
-    typer.echo(f"{output}: {done:,} photos, {bad:,} without an embedding, see their reason")
-    typer.echo(f"embedding space: {released.space_id}")
+    classes = released.config.model.classes
+    what = "probabilities" if classes else "an embedding"
+    typer.echo(f"{output}: {done:,} photos, {bad:,} without {what}, see their reason")
+    typer.echo(
+        f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}"
+    )
 
 
 def search(
@@ -99,10 +104,11 @@ def search(
 ) -> None:
     """Find the stored photos nearest to one, and say which of them are alike."""
     from fedemb.data.photos import BadImageError
-    from fedemb.embedding.search import PhotoIndex, threshold
+    from fedemb.embedding.search import PhotoIndex, require_embeddings, threshold
     from fedemb.errors import InputError
 
     released = _opened(model, trust)
+    require_embeddings(released)
     released.check_parity()
     rate, least = threshold(model, false_accept_rate)
     index = PhotoIndex(embeddings, released)
@@ -155,7 +161,7 @@ def serve(
     from fedemb.errors import InputError
 
     released = _opened(model, trust)
-    called = name or released.config.release.name
+    called = name or released.config.release_name
     if manifest is not None:
         import json
 

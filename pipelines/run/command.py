@@ -91,7 +91,13 @@ def prepare(
       InputError: a run of this name exists, or the backbone to import does not.
       ArtifactError: the backbone to import is none that may be trained.
     """
-    loaded = checked(config, overrides, parent, data)
+    return make_directory(checked(config, overrides, parent, data), parent, run_id, data)
+
+
+def make_directory(
+    loaded: RunConfig, parent: Path, run_id: str | None, data: str | None
+) -> RunDirectory:
+    """What `prepare` does with the configuration that it has checked."""
     if data is not None:
         for line in _said_of(loaded):
             typer.echo(line)

@@ -118,6 +118,8 @@ class RunDirectory:
           InputError: there is no run at this path.
         """
         run = cls(path.resolve())
+        if inside := sorted(path.glob("*/config.yaml")):
+            raise InputError(f"{path} is a folder of runs; name one, such as {inside[0].parent}")
         if not (run.root / "config.yaml").is_file():
             raise InputError(f"no run at {path}; `fedemb run` makes one and prints its path")
         return run

@@ -95,7 +95,7 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             "evaluate_embeddings"
         )
     published = run.document("release") or {}
-    name = (after.release.name, after.release.version or run.run_id)
+    name = after.released_as(run.run_id)
     if (published.get("name"), published.get("version")) == name:
         raise ConfigError(
             f"run {run.run_id} has released {' '.join(name)}, and a release does not change; name "

@@ -272,7 +272,7 @@ class Version:
 
 def run_name(config: RunConfig, when: datetime) -> str:
     """What a list of runs is read by: policy, week and model, such as `glyphs 2027-W05 letters`."""
-    return f"{config.policy.policy_id} {_week(when)} {config.release.name}"
+    return f"{config.policy.policy_id} {_week(when)} {config.release_name}"
 
 
 def _week(when: datetime) -> str:

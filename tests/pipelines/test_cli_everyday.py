@@ -88,6 +88,9 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     assert "budget: refused: " in refused
     done = CliRunner().invoke(app, [*map(str, words), "--set", "mechanism.noise_multiplier=0.5"])
     assert done.exit_code == 3
+    with pytest.raises(Refused, match=r"weekly|quickstart.*nothing was read or written"):
+        run(capsys, *words[:1], *words[2:], "--set", "mechanism.noise_multiplier=0.5")
+    assert not list((tmp_path / "runs").glob("*/config.yaml"))
 
 
 def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsys):

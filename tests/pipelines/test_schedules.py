@@ -632,7 +632,7 @@ def test_submit_checks_then_starts_one_run_each_time(folder, kfp):
     assert kfp.runs[run_id]["runtime_config"]["parameters"] == loaded.arguments
     assert kfp.runs[run_id]["service_account"] == "fedemb-run"
     assert kfp.runs[run_id]["description"] == "epsilon 1"
-    policy, model = loaded.config.policy.policy_id, loaded.config.release.name
+    policy, model = loaded.config.policy.policy_id, loaded.config.release_name
     assert re.fullmatch(rf"{policy} \d{{4}}-W\d\d {model}", kfp.runs[run_id]["display_name"])
     assert "enable_caching" not in json.dumps(kfp.runs[run_id])
     bare = loaded.config.updated({"storage.keys": None})

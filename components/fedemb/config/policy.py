@@ -111,8 +111,8 @@ class AuditConfig(Section):
 class ReleaseConfig(Section):
     """Name under which a model is published."""
 
-    name: Name = "embedding"
-    """Folder below the releases."""
+    name: Name | None = None
+    """Folder below the releases; null: `embedding` or `classifier`, as the task is."""
     version: Name | None = None
     """Null: the run id."""
     licence: Annotated[str, Field(max_length=200)] = ""

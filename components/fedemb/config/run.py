@@ -25,6 +25,7 @@ FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
 reservation binds every other section, also one that is added later."""
 
 _LEAST_LISTED = 4
+_CALLED = {"embedding": "embedding", "classification": "classifier"}
 
 
 def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
@@ -123,6 +124,15 @@ class RunConfig(Section):
     def public_start(self) -> PublicStart:
         """What public pretraining depends on."""
         return PublicStart(model=self.model, pretraining=self.pretraining, seed=self.training.seed)
+
+    def released_as(self, run_id: str) -> tuple[str, str]:
+        """Name and version under which a run is published."""
+        return self.release_name, self.release.version or run_id
+
+    @property
+    def release_name(self) -> str:
+        """What the released model is called."""
+        return self.release.name or _CALLED[self.task]
 
     def _check_task(self) -> None:
         classes, algorithm = self.model.classes, self.training.algorithm

@@ -7,6 +7,7 @@ releases must not be compared. `embed_beam.py` spreads the same parts over worke
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from fedemb.errors import InputError, Refused
 from fedemb.storage import Store, open_store
 
 SPACE = b"embedding_space_id"
+_CLASSES = b"classes"
 _PHOTOS = b"photos_sha256"
 """Of a part: names and bytes of its photos."""
 PART = 2048
@@ -192,6 +194,13 @@ class KeptParts:
 
     uri: str
     space_id: str
+    classes: tuple[str, ...] = ()
+    """Of a classifier, in the order of its probabilities."""
+
+    @property
+    def column(self) -> str:
+        """What is kept of a photo."""
+        return "probabilities" if self.classes else "embedding"
 
     def find(self, name: str, photos: Sequence[Photo]) -> Done | None:
         """A part that is kept already.
@@ -212,7 +221,7 @@ class KeptParts:
                 f"{self.uri} was made of other photos than there are now; remove it, and embed "
                 "all of them again"
             )
-        return Done(name, len(table), table["embedding"].null_count)
+        return Done(name, len(table), table[self.column].null_count)
 
     def write(self, part: Pixels, embeddings: np.ndarray) -> Done:
         """Keeps a part; readers see it whole or not at all."""
@@ -221,13 +230,17 @@ class KeptParts:
 
         embedded = iter(embeddings)
         rows = [None if reason else next(embedded) for reason in part.reasons]
-        table = pa.table(
-            {
-                "name": pa.array(part.names, pa.string()),
-                "embedding": pa.array(rows, pa.list_(pa.float32())),
-                "reason": pa.array(part.reasons, pa.string()),
-            }
-        ).replace_schema_metadata({SPACE: self.space_id.encode(), _PHOTOS: part.photos_sha})
+        columns = {
+            "name": pa.array(part.names, pa.string()),
+            self.column: pa.array(rows, pa.list_(pa.float32())),
+            "reason": pa.array(part.reasons, pa.string()),
+        }
+        if self.classes:
+            best = [None if row is None else self.classes[int(row.argmax())] for row in rows]
+            columns["class"] = pa.array(best, pa.string())
+        table = pa.table(columns).replace_schema_metadata(
+            {**self._metadata(), _PHOTOS: part.photos_sha}
+        )
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)
         open_store(self.uri).write(part.name, sink.getvalue().to_pybytes())
@@ -237,18 +250,22 @@ class KeptParts:
         """Writes the parts, in the order of the source, to one file."""
         import pyarrow.parquet as pq
 
-        kept, space = open_store(self.uri), {SPACE: self.space_id.encode()}
+        kept, whose = open_store(self.uri), self._metadata()
         with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
             whole = Path(scratch, "embeddings.parquet")
             with ExitStack() as stack:
                 writer = None
                 for part in sorted(parts, key=lambda part: part.name):
                     with kept.as_file(part.name) as path:
-                        table = pq.read_table(path).replace_schema_metadata(space)
+                        table = pq.read_table(path).replace_schema_metadata(whose)
                     if writer is None:
                         writer = stack.enter_context(pq.ParquetWriter(whole, table.schema))
                     writer.write_table(table)
             store.upload(whole, output)
+
+    def _metadata(self) -> dict[bytes, bytes]:
+        classes = {_CLASSES: json.dumps(self.classes).encode()} if self.classes else {}
+        return {SPACE: self.space_id.encode(), **classes}
 
     def remove(self) -> None:
         """Removes what was kept."""
@@ -269,7 +286,7 @@ def embed_photos(
     beam_options: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, int]:
-    """Embeds every photo of a folder or of Parquet files.
+    """Embeds every photo of a folder or of Parquet files; of a classifier: its probabilities.
 
     What was embedded before a stop is kept beside the output and not embedded again.
 
@@ -297,7 +314,8 @@ def embed_photos(
     if store.exists(file):
         raise InputError(f"{output} exists; name another file, or remove it")
     model.check_parity()
-    source, kept = PhotoSource(uri, id_column), KeptParts(f"{address}.parts", model.space_id)
+    source = PhotoSource(uri, id_column)
+    kept = KeptParts(f"{address}.parts", model.space_id, model.config.model.classes)
     if beam_options:
         from fedemb.embedding.embed_beam import embed_on_beam
 

@@ -44,6 +44,19 @@ class PhotoIndex:
         return [(self.names[p], float(s)) for s, p in zip(found[0], places[0], strict=True)]
 
 
+def require_embeddings(model: ReleasedModel) -> None:
+    """Refuses a classifier: nothing was measured of its probabilities that says what is alike.
+
+    Raises:
+      InputError: it is one.
+    """
+    if model.config.model.classes:
+        raise InputError(
+            f"{model.bundle.name} is a classifier, and a search needs embeddings; `fedemb embed` "
+            "writes the probabilities of its classes"
+        )
+
+
 def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
     """The similarity from which two photos are taken for one, and its false accept rate.
 

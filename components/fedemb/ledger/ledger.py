@@ -461,15 +461,15 @@ class Ledger:
             attempt = self.attempt(reservation)
             if attempt.void is not None:
                 return attempt.void
-            if keys is not None and keys.used(root) and not keys.exists(root):
-                raise Refused(
-                    f"the root key of run {reservation.run_id!r} was destroyed, as at a commit: it "
-                    "trained, and this ledger is older than its runs; restore the newest backup"
-                )
             if attempt.bind is not None:
                 raise Refused(
                     f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
                     "and stays charged; resume it, or let it be"
+                )
+            if keys is not None and keys.used(root) and not keys.exists(root):
+                raise Refused(
+                    f"the root key of run {reservation.run_id!r} was destroyed, as at a commit: it "
+                    "trained, and this ledger is older than its runs; restore the newest backup"
                 )
             return {"reservation": reservation.sequence, "reason": reason}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import warnings
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedemb.embedding.embed_photos import (
 from fedemb.embedding.export import FORMS
 from fedemb.embedding.export import export as export_model
 from fedemb.embedding.released import ReleasedModel
-from fedemb.embedding.search import PhotoIndex, threshold
+from fedemb.embedding.search import PhotoIndex, require_embeddings, threshold
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.use import embed, search
 
@@ -253,6 +254,24 @@ def classifier(tmp_path_factory):
     save_for_serving(backbone, config.model, bundle / "saved_model")
     (bundle / "config.json").write_text(config.model_dump_json())
     return ReleasedModel(bundle)
+
+
+def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
+    classifier, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(classifier, "check_parity", lambda: None)  # no step wrote its parity file
+    whole, classes = tmp_path / "whole.parquet", classifier.config.model.classes
+    photos, bad = embed_photos(str(folder), classifier, whole)
+    table = pq.read_table(whole)
+    assert table.column_names == ["name", "probabilities", "reason", "class"]
+    assert json.loads(table.schema.metadata[b"classes"]) == list(classes)
+    assert 0 < bad == table["class"].null_count == table["probabilities"].null_count < photos
+    read = table.filter(table["probabilities"].is_valid())
+    chances = np.stack(read["probabilities"].to_pylist())
+    np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-5)
+    assert [classes[best] for best in chances.argmax(axis=1)] == read["class"].to_pylist()
+    with pytest.raises(InputError, match="is a classifier, and a search needs embeddings"):
+        require_embeddings(classifier)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -320,6 +320,23 @@ def test_terms_of_the_release_are_said_before_somebody_approves(tmp_path, capsys
     assert "asked for a gain over the best start whose interval lies above 0 points" in out
 
 
+def test_policy_that_wants_no_approvals_takes_none(tmp_path):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    key, before = ssh_key(tmp_path, "ada"), run.ledger().head
+    with pytest.raises(Refused, match="releases without approvals"):
+        call("approve", run.report, "--key", key, "--ledger", run.ledger_uri, "--yes")
+    stores = ("--ledger", run.ledger_uri, "--keys", run.keys_uri, "--reason", "a board")
+    with pytest.raises(Refused, match="releases without approvals"):
+        call("ledger", "approvers", f"ada={key}.pub", *stores)
+    assert run.ledger().head == before
+
+
+def test_key_is_looked_at_before_anybody_is_asked(run, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"no key")
+    with pytest.raises(InputError, match="no private key of OpenSSH"):
+        call("approve", run.report, "--key", tmp_path / "photo.jpg", "--ledger", run.ledger_uri)
+
+
 def test_approval_asks_the_witness_of_the_policy(tmp_path):
     witness = str(tmp_path / "witness")
     run = started(tmp_path / "run", **{"storage.witness": witness})

@@ -239,6 +239,11 @@ def test_void_is_refused_once_anything_was_bound(kit):
     kit_.bind(ledger, reservation)
     with pytest.raises(Refused, match="stays charged"):
         ledger.void(reservation, "changed our mind")
+    root = reservation_key_name("monday", 1)
+    kit.keys.create(root)
+    kit.keys.destroy(root)  # as a commit does: no sign here of an old ledger
+    with pytest.raises(Refused, match="stays charged"):
+        ledger.void(reservation, "changed our mind", kit.keys)
 
 
 def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit):
