@@ -222,7 +222,7 @@ def verify(
     anchors = []
     for item in anchor or []:
         sequence, _, sha = item.partition(":")
-        if not sequence.isdigit():
+        if not sequence.isdecimal():
             raise InputError(f"--anchor {item!r} is not SEQUENCE:SHA256")
         anchors.append(Anchor(int(sequence), sha, "--anchor"))
     opened = text.load(ledger, policy, _trust(trust), signatures=True)

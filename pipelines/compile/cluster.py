@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from fedemb.config import Section
+from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
@@ -148,11 +149,13 @@ def _read_profile(source: str | Path) -> dict[str, Any]:
         names = ", ".join(sorted(item.stem for item in PROFILES.glob("*.yaml")))
         raise ConfigError(f"no profile {source}; give a YAML file or one of {names}")
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = parse_yaml(path.read_text(), aliases=True)
         if not isinstance(tree, dict) or not isinstance(tree.get("steps") or {}, dict):
             raise ConfigError(f"profile {path.name} is no mapping; see {PROFILES / 'cpu.yaml'}")
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"profile {path.name} is no YAML: {error}") from error
+    except NotYaml as error:
+        raise ConfigError(f"profile {path.name} is {error}; mend it and compile again") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"profile {path.name} is no text; give a YAML file") from error
     return tree
 
 

@@ -16,6 +16,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
 from fedemb.pipelines.schedules.schedule import Schedule
+from fedemb.storage import open_store
 
 if TYPE_CHECKING:
     from fedemb.ledger.budget import Charge, Spent
@@ -103,7 +104,8 @@ def check_together(schedules: Sequence[_Priced]) -> None:
     policies: dict[tuple[str | None, str], list[_Priced]] = {}
     for schedule, config in schedules:
         if schedule.enabled:
-            policy = (config.storage.ledger, config.policy.policy_id)
+            ledger = config.storage.ledger and open_store(config.storage.ledger).uri  # one spelling
+            policy = (ledger, config.policy.policy_id)
             policies.setdefault(policy, []).append((schedule, config))
     for (_, policy_id), sharing in policies.items():
         if len(sharing) > 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
+from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.package import check_package, check_runs, run_arguments
@@ -59,15 +60,14 @@ def load_schedules(folder: Path) -> list[Loaded]:
 def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
     try:
-        documents = list(yaml.safe_load_all(file.read_text()))
-        if any(isinstance(item, dict) and "deploymentSpec" in item for item in documents):
+        text = file.read_text()
+        if re.search("^deploymentSpec:", text, re.MULTILINE):
             raise ConfigError(
                 f"{file.name} is a compiled pipeline, and its folder is for schedules; move it to "
                 f"{file.parent.name}/packages/ and say so in package.path"
             )
-        (tree,) = documents if len(documents) == 1 else (documents,)
-        schedule = Schedule.model_validate(tree)
-    except (ValidationError, yaml.YAMLError, OSError) as error:
+        schedule = Schedule.model_validate(parse_yaml(text))
+    except (ValidationError, NotYaml, UnicodeDecodeError, OSError) as error:
         raise ConfigError(
             f"schedule {file.name} is wrong: {_first_line(error)}; see `fedemb schedule schema`"
         ) from error

@@ -602,7 +602,8 @@ steps:
             "accelerator",
         ),
         ("- steps", "no mapping"),
-        ("steps: [", "no YAML"),
+        ("steps: [", "not YAML"),
+        ("steps: {default: {cpu: '1', cpu: '64'}}", "'cpu' twice, again at line 1"),
     ],
 )
 def test_wrong_profiles_are_sentences(tmp_path, text, sentence):

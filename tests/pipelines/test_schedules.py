@@ -176,6 +176,22 @@ def test_schedules_of_one_policy_are_added_up(folder):
     assert len(load_schedules(folder)) == 2
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"storage.ledger": "gs://example-fedemb-ledger/"}, {"release.name": "another"}],
+    ids=["ledger spelled otherwise", "other release"],
+)
+def test_schedules_of_one_ledger_are_added_up_however_they_name_it_or_their_release(folder, other):
+    terms = {"policy.composition": "renyi", "policy.epsilon_cap": 100.0}
+    whole = {"budget": {"epsilon": 100.0}, "overrides": terms}
+    alone = load_schedule(_change(folder, "weekly", **whole)).cost.epsilon
+    whole["overrides"]["policy.epsilon_cap"] = alone * 1.05
+    _change(folder, "weekly", **whole)
+    _change(folder, "again", **{**whole, "overrides": {**whole["overrides"], **other}})
+    with pytest.raises(BudgetExceeded, match="again, weekly share policy"):
+        load_schedules(folder)
+
+
 def test_schedules_of_one_policy_agree_on_its_terms(folder):
     _change(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.epsilon_cap": 7.5})
     with pytest.raises(ConfigError, match="other terms"):
@@ -216,6 +232,16 @@ def test_schedule_needs_an_end(folder):
     del tree["end"]
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match="end"):
+        load_schedule(path)
+
+
+def test_schedule_that_says_two_things_is_refused(folder):
+    path = folder / "weekly.yaml"
+    path.write_text(path.read_text() + "budget: {epsilon: 1000000.0}\n")
+    with pytest.raises(ConfigError, match=r"weekly\.yaml is wrong: .*'budget' twice, again"):
+        load_schedule(path)
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match=r"weekly\.yaml is wrong"):
         load_schedule(path)
 
 

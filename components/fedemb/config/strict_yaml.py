@@ -15,13 +15,8 @@ class NotYaml(ValueError):
     """Says what is wrong, and where, in a few words."""
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader without anchors: nothing in a configuration stands for something else."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise NotYaml("YAML with an alias, and a configuration says all where it stands")
-        return super().compose_node(parent, index)
+class _WithAliases(yaml.SafeLoader):
+    """A safe loader of mappings that hold each key once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -38,8 +33,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str) -> Any:
+class _Loader(_WithAliases):
+    """The same without anchors: nothing in a configuration stands for something else."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise NotYaml("YAML with an alias, and a configuration says all where it stands")
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str, *, aliases: bool = False) -> Any:
     """Parses YAML text.
+
+    Args:
+      text: of the file.
+      aliases: True takes them, as in the profile of a cluster.
 
     Raises:
       NotYaml: no YAML, a key twice, an alias, too deep or too long.
@@ -48,7 +56,7 @@ def parse_yaml(text: str) -> Any:
         raise NotYaml(f"{len(text)} characters long, at most {_LARGEST}")
     _check_depth(text)
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _WithAliases if aliases else _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise NotYaml(f"not YAML at line {mark.line + 1}" if mark else "not YAML") from error

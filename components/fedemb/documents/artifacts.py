@@ -68,15 +68,16 @@ def canonical_json(value: Any) -> bytes:
     """Returns the one byte string of a JSON value: sorted keys, no spaces, UTF-8, no NaN.
 
     Raises:
-      ArtifactError: the value holds NaN, infinity or something JSON has no word for.
+      ArtifactError: the value holds NaN, infinity, half a character or something JSON has no word
+        for.
     """
     try:
         text = json.dumps(
             value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
-    except (TypeError, ValueError) as error:
+        return text.encode()
+    except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError too
         raise ArtifactError(f"this value cannot be written as canonical JSON: {error}") from error
-    return text.encode()
 
 
 def sha256_hex(data: bytes) -> str:
@@ -269,7 +270,7 @@ def _too_deep(value: Any) -> bool:
 
 
 def strict_json(data: bytes, name: str) -> Any:
-    """Parses JSON that holds no key twice, no NaN, and not too much.
+    """Parses JSON that holds no key twice, no NaN, no half of a character, and not too much.
 
     Raises:
       ArtifactError: not such JSON in UTF-8.
@@ -277,9 +278,12 @@ def strict_json(data: bytes, name: str) -> Any:
     try:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"{len(data)} bytes, at most {LARGEST_JSON}")
-        value = _STRICT.decode(data.decode())
+        text = data.decode()
+        value = _STRICT.decode(text)
         if _too_deep(value):
             raise ValueError("nested without end")
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # refuses half of a character
     except (ValueError, RecursionError) as error:
         why = "nested without end" if isinstance(error, RecursionError) else error
         raise ArtifactError(

@@ -150,15 +150,15 @@ def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
     """The one way to write a document's JSON object: sorted, in a line or indented for people.
 
     Raises:
-      ArtifactError: it holds NaN, infinity or what JSON has no word for.
+      ArtifactError: it holds NaN, infinity, half a character or what JSON has no word for.
     """
     if compact:
         return canonical_json(content)
     try:
         text = json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        return text.encode() + b"\n"
+    except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError too
         raise ArtifactError(f"this document cannot be written as JSON: {error}") from error
-    return text.encode() + b"\n"
 
 
 def written(document: D, signature: Mapping[str, str] | None = None) -> Written[D]:

@@ -85,7 +85,9 @@ class LocalKeyStore(KeyStore):
         path = self._path(name)
         with self._reached(name):
             later = (item.name.rpartition("@")[2] for item in path.parent.glob(f"{path.name}@*"))
-            return max([int(path.exists()), *(int(number) for number in later if number.isdigit())])
+            return max(
+                [int(path.exists()), *(int(number) for number in later if number.isdecimal())]
+            )
 
     @override
     def renew(self, name: str) -> int:

@@ -11,9 +11,10 @@ Nothing is ever replaced, so the store may forbid it.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time as clock
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,8 +33,10 @@ HEADS = "heads"
 """Folder of the signed heads, one per record."""
 CLOCK_TOLERANCE = timedelta(minutes=10)
 """Between this machine and the store."""
+_NUMBERED = re.compile(r"[0-9]{8}\.json")
 _RETRIES = 10_000
 _PARALLEL_READS = 32
+_READS_AT_ONCE = 16 * _PARALLEL_READS
 
 
 @dataclass(frozen=True)
@@ -210,18 +213,14 @@ class Chain:
             )
 
     def _highest(self, folder: str) -> int:
-        """Highest numbered object directly in a folder, -1 if none."""
+        """Highest numbered object directly in a folder, -1 if none; other names are not ours."""
         if self.store.local_root is not None:
             path = self.store.local_root / folder
             names = os.listdir(path) if path.is_dir() else []  # noqa: PTH208  ten times faster
         else:
             listed = (name.removeprefix(f"{folder}/") for name in self.store.list(f"{folder}/"))
             names = [name for name in listed if "/" not in name]
-        stems = [name.partition(".json") for name in names]
-        return max(
-            (int(stem) for stem, json, rest in stems if stem.isdigit() and json and not rest),
-            default=-1,
-        )
+        return max((int(name[:8]) for name in names if _NUMBERED.fullmatch(name)), default=-1)
 
     def _read_one(self, sequence: int) -> bytes | None:
         try:
@@ -230,13 +229,8 @@ class Chain:
             return None
 
     def _read(self, sequences: range) -> list[bytes]:
-        if self.store.local_root is not None or len(sequences) < 4:
-            found = [self._read_one(sequence) for sequence in sequences]
-        else:
-            with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-                found = list(pool.map(self._read_one, sequences))
         whole: list[bytes] = []
-        for sequence, data in zip(sequences, found, strict=True):
+        for sequence, data in zip(sequences, self._found(sequences), strict=True):
             if data is None:
                 raise LedgerError(
                     f"ledger record {record_name(self.policy_id, sequence)} is missing while later "
@@ -244,6 +238,15 @@ class Chain:
                 )
             whole.append(data)
         return whole
+
+    def _found(self, sequences: range) -> Iterator[bytes | None]:
+        """A few at a time: whatever number a name claims, the first gap ends it."""
+        if self.store.local_root is not None or len(sequences) < 4:
+            yield from map(self._read_one, sequences)
+            return
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            for first in range(0, len(sequences), _READS_AT_ONCE):
+                yield from pool.map(self._read_one, sequences[first : first + _READS_AT_ONCE])
 
     def _head_name(self, sequence: int) -> str:
         return f"{self.policy_id}/{HEADS}/{sequence:08d}.json"

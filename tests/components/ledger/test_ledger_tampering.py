@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from fedemb.documents.artifacts import canonical_json, sha256_hex
-from fedemb.errors import FedEmbError, SignatureInvalid
+from fedemb.errors import FedEmbError, LedgerError, SignatureInvalid
 from fedemb.ledger import open_ledger
+from fedemb.ledger.chain import Chain
+from fedemb.ledger.records import decode_record
+from fedemb.storage import open_store
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,39 @@ def test_records_swapped_or_replayed_are_denied(kit):
     with pytest.raises(FedEmbError, match="00000005"):
         kit.reader()
     kit.path(5).unlink()
+
+
+def test_half_a_character_is_denied_also_where_the_chain_alone_is_read(kit):
+    data = kit.path(1).read_bytes().replace(b'"actor":"', b'"actor":"\\ud800')
+    for canonical in (True, False):
+        with pytest.raises(LedgerError, match=r"is broken: .* is not JSON as we write it"):
+            decode_record(data, "weekly/00000001.json", canonical=canonical)
+
+
+@pytest.mark.parametrize("name", ["²", "99999999999999"])
+@pytest.mark.parametrize("folder", ["", "heads"])
+def test_what_is_no_name_of_a_record_is_left_alone(kit, folder, name):
+    foreign = kit.path(0).parent / folder / f"{name}.json"
+    foreign.write_bytes(b"{}")
+    try:
+        assert len(kit.reader().chain.records) == 5
+    finally:
+        foreign.unlink()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_name_with_the_highest_number_is_a_gap_and_not_a_hundred_million_reads(kit, place):
+    store = open_store(kit.ledger_uri)
+    store.local_root = store.local_root if place == "folder" else None
+    chain = Chain(store, "weekly", kit.trust)
+    kit.path(99_999_999).write_bytes(b"{}")
+    try:
+        with pytest.raises(LedgerError, match=r"00000005\.json is missing while later ones exist"):
+            chain.refresh()
+    finally:
+        kit.path(99_999_999).unlink()
+    chain.refresh()
+    assert len(chain.records) == 5
 
 
 def test_ledger_signed_by_somebody_else_is_denied(kit, tmp_path):
