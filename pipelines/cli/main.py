@@ -150,21 +150,23 @@ def run(
             return
         if said := refusal(loaded):
             raise Refused(f"{said}; nothing was read or written")
-        directory = make_directory(loaded, runs, run_id, data)
+        directory, changed = make_directory(loaded, runs, run_id, data), None
     else:
         below = runs / resume
         directory = RunDirectory.open(below if not resume.exists() and below.exists() else resume)
-        changed = measured_otherwise(directory, set_, from_) if set_ else directory.config()
+        changed = measured_otherwise(directory, set_, from_) if set_ else None
         taken_over = steps_taken_over(directory, from_)  # refuses before anything changes
         if dry_run:
             charged = "reserve_budget" in directory.read_state().get("seconds", {})
-            _say(changed, taken_over, charged)
+            _say(changed or directory.config(), taken_over, charged)
             return
-        if set_:
+    with directory.alone():
+        if changed is not None:
             directory.change_config(changed)
-    if beam:
-        directory.set_beam_options(beam)
-    sys.exit(execute(directory, from_))
+        if beam:
+            directory.set_beam_options(beam)
+        exit_code = execute(directory, from_)
+    sys.exit(exit_code)
 
 
 def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:

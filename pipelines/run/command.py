@@ -61,7 +61,9 @@ def run(
         loaded = config if isinstance(config, RunConfig) else load_config(config, ())
         config = loaded.updated(dict(item.split("=", 1) for item in policy_overrides(Path(policy))))
     directory = prepare(config, (), Path(runs), run_id, data)
-    if execute(directory):
+    with directory.alone():
+        exit_code = execute(directory)
+    if exit_code:
         state = directory.read_state()
         kind = getattr(errors, str(state.get("error")), errors.FedEmbError)
         raise kind(f"{state.get('message') or 'the run failed'}; see {directory.log}")

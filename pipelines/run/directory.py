@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,6 +126,31 @@ class RunDirectory:
         if not (run.root / "config.yaml").is_file():
             raise InputError(f"no run at {path}; `fedemb run` makes one and prints its path")
         return run
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While entered, no other process runs this run; where the file system has locks.
+
+        Raises:
+          InputError: another process does; nothing has been changed.
+        """
+        try:
+            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:  # who cannot write here finds out by what they want to write
+            yield
+            return
+        try:
+            with suppress(OSError):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise InputError(
+                        f"run {self.run_id} is running already, in another `fedemb run`; nothing "
+                        "was changed: wait for its end, or stop it by Ctrl-C there, then resume it"
+                    ) from error
+            yield
+        finally:
+            os.close(descriptor)
 
     def config(self) -> RunConfig:
         """The frozen configuration.

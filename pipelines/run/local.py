@@ -2,19 +2,23 @@
 
 kfp runs in a process of its own (`python -m fedemb.pipelines.run.local RUN`), whose output goes to
 the run's log; this side reads the events in it, shows them, and passes Ctrl-C on as a request to
-stop after the current round.
+stop after the current round, and so it does when its terminal is closed. If this side is killed,
+the other one asks its step to stop.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,8 +84,9 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
 
     The steps in `taken_over` do not run again.
 
-    Nothing is retried. After Ctrl-C the running step is asked to stop (the trainer finishes its
-    round); a second Ctrl-C ends it at once. Either way the run can be resumed.
+    Nothing is retried. After Ctrl-C, SIGTERM or a closed terminal the running step is asked to stop
+    (the trainer finishes its round); a second Ctrl-C ends it at once. Either way the run can be
+    resumed.
     """
     finished = run.read_state().get("seconds", {})
     outcome = Outcome(seconds={name: finished[name] for name in taken_over})
@@ -140,6 +145,7 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 outcome.seconds[step] = event["seconds"]
                 view.finished(step, event["seconds"])
             case "step_failed":
+                stop.pid = None
                 outcome.failed_step, outcome.error = step, event["error"]
                 outcome.message, outcome.exit_code = event["message"], event["exit_code"]
                 view.failed(step, event["message"])
@@ -162,21 +168,35 @@ class _StopOnInterrupt:
         self.requested = False
 
     def __enter__(self) -> None:
-        self._previous = {
-            number: signal.signal(number, self._handle)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it was started by nohup
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _handle(self, *_: object) -> None:
-        if self.requested or self.pid is None:
+    def _handle(self, number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:
+            _say_no_more()
+            if self.requested:  # shell and kernel both say that a terminal is closed
+                return
+        before, self.requested = self.requested, True
+        with suppress(ProcessLookupError):
+            if self.pid is not None and not before:
+                os.kill(self.pid, signal.SIGTERM)
+                return
+        with suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
-        else:
-            os.kill(self.pid, signal.SIGTERM)
-        self.requested = True
+
+
+def _say_no_more() -> None:
+    """What is written to a terminal or pipe that nobody reads any more would end this process."""
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        for descriptor in (1, 2):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere.fileno(), descriptor)
 
 
 class PlainView:
@@ -283,6 +303,21 @@ def iter_runs(parent: Path) -> Iterator[RunDirectory]:
 # ---- the kfp side -----------------------------------------------------------------------------
 
 
+def _end_with_parent() -> None:
+    """Asks the running step to stop when the process that watches it was killed (on Linux)."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # it is of the group, too
+        os.killpg(0, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    if sys.platform == "linux":
+        pr_set_pdeathsig, parent = 1, os.getppid()
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the kernel knew whom to tell
+            stop()
+
+
 def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
     """Runs the pipeline with kfp in this process."""
     from kfp import local
@@ -306,6 +341,7 @@ def _execute(run: RunDirectory, taken_over: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    _end_with_parent()
     try:
         _execute(RunDirectory.open(Path(sys.argv[1])), sys.argv[2:])
     except FedEmbError as error:

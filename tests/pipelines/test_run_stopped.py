@@ -1,0 +1,122 @@
+"""A local run that is stopped from outside: what its state says, and what goes on without it."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedemb.errors import InputError
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.directory import RunDirectory
+from tests import honest_run
+
+WATCHED = """#!{python} -u
+# Stands for kfp and its step: of a step that ends at once, a last word, and then nothing.
+import json, os, signal, subprocess, sys, time
+def say(kind, **fields):
+    print("fedemb-event:", json.dumps(dict(kind=kind, step="train_dp_fedemb", **fields)))
+def failed(error, code):
+    say("step_failed", error=error, message="m", exit_code=code)
+def stop(*_):
+    failed("Interrupted", 5)
+    sys.exit(1)
+case = {case!r}
+if case == "goes on":
+    signal.signal(signal.SIGTERM, stop)
+    say("step_started", pid=os.getpid())
+else:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    say("step_started", pid=gone.pid)
+    if case == "failed":
+        failed("StorageError", 4)
+time.sleep(300)
+"""
+WATCHING = """
+import sys
+from pathlib import Path
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.local import PlainView, run_pipeline
+sys.executable = sys.argv[2]
+run_pipeline(RunDirectory(Path(sys.argv[1])), PlainView(lambda text: print(text, flush=True)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "word", "wanted"),
+    [
+        ("goes on", [signal.SIGTERM], ("Interrupted", 5)),
+        ("goes on", [signal.SIGHUP, signal.SIGHUP], ("Interrupted", 5)),
+        ("failed", [signal.SIGTERM], ("StorageError", 4)),
+        ("was killed", [signal.SIGTERM], (None, 5)),
+    ],
+)
+def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, wanted):
+    watched = tmp_path / "watched"
+    watched.write_text(WATCHED.format(python=sys.executable, case=case))
+    watched.chmod(0o755)
+    run = RunDirectory(tmp_path / "one")
+    run.root.mkdir()
+    command = [sys.executable, "-c", WATCHING, str(run.root), str(watched)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        last = "stopped: m" if case == "failed" else "train_dp_fedemb ..."
+        for line in process.stdout:
+            if last in line:
+                break
+        if signal.SIGHUP in word:
+            process.stdout.close()  # as a closed terminal is
+        for number in word:
+            process.send_signal(number)
+        assert process.wait(60) == 0
+    state = run.read_state()
+    assert (state["error"], state["exit_code"]) == wanted
+
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(300)
+"""
+CHILD = """
+import subprocess
+from fedemb.pipelines.run.local import _end_with_parent
+_end_with_parent()
+step = subprocess.Popen(["sleep", "300"])
+print(step.pid, flush=True)
+step.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_no_step_goes_on_unwatched_after_its_run_was_killed():
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        step = Path("/proc", process.stdout.readline().strip(), "stat")
+        assert step.exists()
+        process.kill()
+        deadline = time.monotonic() + 30
+        while step.exists() and step.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_run_that_runs_is_not_run_a_second_time(tmp_path):
+    run = RunDirectory.create(tmp_path, "one", honest_run.config())
+    again = ["run", "--resume", str(run.root), "--beam=--runner=X"]
+    sentence = "is running already, in another `fedemb run`; nothing was changed"
+    with run.alone():
+        refused = CliRunner().invoke(app, again)
+        assert isinstance(refused.exception, InputError)
+        assert sentence in str(refused.exception)
+        with pytest.raises(InputError, match=sentence):
+            run.alone().__enter__()
+    assert run.beam_options() == ()
+    assert run.read_state() == {}
+    with run.alone():
+        pass
