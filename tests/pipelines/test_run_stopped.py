@@ -73,6 +73,7 @@ def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, 
         for number in word:
             process.send_signal(number)
         assert process.wait(60) == 0
+    assert run.log.stat().st_mode & 0o777 == 0o600
     state = run.read_state()
     assert (state["error"], state["exit_code"]) == wanted
 

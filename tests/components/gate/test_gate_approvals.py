@@ -139,6 +139,14 @@ def test_one_person_with_a_new_key_counts_once(run, ada, bob):
     assert codes(run) == ["not_approved"]
 
 
+def test_one_key_under_a_new_name_counts_once(run, ada, bob):
+    name(run, ada=ada, bob=bob)
+    approve(run, ada)
+    name(run, "another name", eve=ada, bob=bob)
+    put(run, ada, "eve", body_of(run))
+    assert codes(run) == ["not_approved"]
+
+
 def test_one_key_under_two_names_is_refused(run, ada):
     with pytest.raises(LedgerError, match="stands there twice"):
         name(run, ada=ada, bob=ada)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import multiprocessing
+import shutil
 import threading
 
 import ledger_kit as kit_
@@ -11,7 +12,9 @@ import pytest
 from fedemb.errors import FedEmbError, Refused
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.terms import terms_of
+from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
+from fedemb.training.claim import claim
 from tests.evaluation_run import config
 
 
@@ -28,6 +31,16 @@ def test_second_private_root_is_refused_and_the_first_goes_on(kit):
         kit_.bind(kit.open(), reservation, root="there")
     assert kit_.bind(kit.open(), reservation, root="here") == first
     assert kit.open().head == first
+
+
+def test_neither_a_copy_nor_the_same_path_elsewhere_is_the_place_that_was_claimed(tmp_path):
+    here, there, key = tmp_path / "here", tmp_path / "there", bytes(32)
+    first = claim(open_store(here), key)
+    assert claim(open_store(here), key) == first
+    shutil.copytree(here, there)
+    assert claim(open_store(there), key) != first
+    shutil.rmtree(here)
+    assert claim(open_store(here), key) != first
 
 
 def test_another_root_does_not_hide_that_inputs_changed(kit):

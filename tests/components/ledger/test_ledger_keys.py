@@ -163,6 +163,15 @@ def test_keys_are_private_to_their_owner(tmp_path):
         keys.fetch("policy/p")
 
 
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_key_of_another_length_is_no_key(tmp_path, size):
+    keys = open_key_store(str(tmp_path / "keys"))
+    keys.create("policy/p")
+    (tmp_path / "keys" / "policy" / "p").write_bytes(bytes(size))
+    with pytest.raises(LedgerError, match=f"has {size} bytes, expected 32"):
+        keys.fetch("policy/p")
+
+
 @pytest.fixture
 def stranger(tmp_path):
     """A key store that this process may not enter; also root does not, as another user."""

@@ -81,6 +81,15 @@ def test_what_was_never_trained_to_its_end_is_not_measured(kit):
         ledger.look("monday", MODEL, evaluator(kit))
 
 
+def test_written_look_at_what_was_not_committed_breaks_the_ledger(kit):
+    ledger = kit.open()
+    body = {"reservation": 1, "model_sha": MODEL}
+    kit_.bind(ledger, ledger.reserve(run_id="monday", content=kit_.content()))
+    ledger._append("look", lambda: body, run_id="monday", attempt=lambda: 1, signer=evaluator(kit))
+    with pytest.raises(LedgerError, match="only a committed model is measured"):
+        kit.reader().verify()
+
+
 @pytest.mark.parametrize("role", ["ledger", "trainer"])
 def test_a_look_is_signed_by_evaluation_and_by_no_other(kit, role):
     ledger = committed(kit)

@@ -85,6 +85,16 @@ def test_retired_key_adds_nothing_more(kit):
         kit.reader()
 
 
+def test_retired_key_counts_before_the_record_that_retires_it_and_not_at_it(kit):
+    old, content = Signer.load_or_create(kit.keys, "report"), {"schema": "fedemb/any/1"}
+    signature = old.sign(content)
+    (record,) = rotate(kit)
+    trust = kit.reader().chain.trust
+    trust.verify(content, signature, "report", "it", at=record.sequence - 1)
+    with pytest.raises(SignatureInvalid, match="had retired"):
+        trust.verify(content, signature, "report", "it", at=record.sequence)
+
+
 def test_rotation_that_was_cut_off_is_missed(kit):
     """The record would otherwise lie unanchored until the next step writes one."""
     rotate(kit)

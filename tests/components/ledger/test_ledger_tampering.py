@@ -119,6 +119,18 @@ def test_what_is_no_name_of_a_record_is_left_alone(kit, folder, name):
         foreign.unlink()
 
 
+def test_signed_head_of_another_policy_is_denied_as_such(tmp_path):
+    kit = kit_.make(tmp_path)
+    other = dataclasses.replace(kit, policy_id="daily")
+    other.open().create_policy(kit_.terms(), other.owner)
+    for each in (kit, other):
+        each.open().reserve(run_id="monday", content=kit_.content())
+    head, foreign = (each.path(1).parent / "heads" / "00000001.json" for each in (kit, other))
+    shutil.copy(foreign, head)
+    with pytest.raises(LedgerError, match="belongs to another policy or record"):
+        kit.reader()
+
+
 @pytest.mark.parametrize("place", ["folder", "bucket"])
 def test_name_with_the_highest_number_is_a_gap_and_not_a_hundred_million_reads(kit, place):
     store = open_store(kit.ledger_uri)
