@@ -144,7 +144,7 @@ class RoundAudit:
                 receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
                 noise_key=self._keys.noise_key,
             )
-            failed |= one.problems(index, read(number).mechanism_state["tag"])
+            failed |= one.problems(index, read(number).mechanism_state)
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
     def found(self, released: np.ndarray, delta: float) -> MechanismAudit:

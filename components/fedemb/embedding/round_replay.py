@@ -11,6 +11,7 @@ from fedemb.embedding.round_kind import RoundKind
 from fedemb.privacy.auditing.receipts import NoiseReceipts
 from fedemb.privacy.mechanisms.noise import round_tag
 from fedemb.privacy.mechanisms.sampling import VirtualClient
+from fedemb.privacy.queries.clipped_sum import next_clip
 
 
 class OneRound:
@@ -33,13 +34,19 @@ class OneRound:
         self._receipts, self._noise_key = receipts, noise_key
         function.mechanism.rewind(before)
 
-    def problems(self, index: Any, tag: str) -> set[str]:
-        """What is not as it must be."""
+    def problems(self, index: Any, after: dict[str, Any]) -> set[str]:
+        """What is not as it must be.
+
+        Args:
+          index: the users.
+          after: the mechanism's state that the round's record holds.
+        """
         clients = self._function.mechanism.sample_clients(self._number, index)
         failed, total = self._without_one(index, clients)
-        if round_tag(self._noise_key, self._number, _quantities(total)).hex() != tag:
+        tag = bytes.fromhex(after["tag"])
+        if round_tag(self._noise_key, self._number, _quantities(total)) != tag:
             failed.add("sum")
-        if not self._holds(total[0], bytes.fromhex(tag)):
+        if not self._holds(total[0], tag) or not self._moves(total, tag, after["l2_norm_clip"]):
             failed.add("noise")
         return failed
 
@@ -84,6 +91,16 @@ class OneRound:
         output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
         output *= mechanism.l2_norm_clip / plan.normaliser
         return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
+
+    def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:
+        """Whether the clip stayed, or moved by the noised count, but for a float32's digits."""
+        mechanism = self._function.mechanism
+        plan, wanted = mechanism.plan, mechanism.l2_norm_clip
+        if (settings := plan.adaptive_clip) is not None:
+            below = float(total[1][0]) / 2.0**plan.grid_bits
+            below += self._receipts.drawn_count(tag, settings.count_noise_multiplier)
+            wanted = next_clip(plan, settings, wanted, below)
+        return abs(found - wanted) <= 1e-6 * wanted
 
     def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
         slabs = self._function.slabs(map(self._load, clients), self._number)

@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import ledger_kit as kit_
 import pytest
-from dp_accounting import NeighboringRelation
+from dp_accounting import NeighboringRelation, pld
+from dp_accounting import dp_event as dpe
+from dp_accounting.rdp import compute_epsilon
 
 from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import (
@@ -25,7 +27,7 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Charge, PlannedSeries
 from fedemb.ledger import state as ledger_state
-from fedemb.ledger.budget import renyi_epsilon, spent
+from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.records import encode_record
 from fedemb.pipelines.cli.ledger_summary import fitting
@@ -399,6 +401,32 @@ def test_planned_series_refuses_a_run_of_another_plan(tmp_path):
     kit = kit_.make(tmp_path, composition="planned", series=_series(3))
     with pytest.raises(PlanMismatch, match="not of the series"):
         kit.open().reserve(run_id="odd", content=kit_.content(noise=3.0))
+
+
+def test_a_planned_series_has_the_share_of_the_sampler_of_each_of_its_runs():
+    terms = kit_.terms(delta=1e-10, composition="planned", series=_series(40, noise=8.0))
+    event = canonical_json(kit_.content(noise=8.0)["event"])
+    charge = Charge(0, "a", event, "REPLACE_ONE", 20, 20)
+    together = dpe.SelfComposedDpEvent(kit_.event(8.0).event, 40 * kit_.event(8.0).count)
+    accountant = pld.PLDAccountant(REPLACE_ONE).compose(together)
+    found = spent(terms, [charge] * 40).epsilon
+    left = terms.delta - 40 * 2.0**-51 * (1 + math.exp(found))
+    assert left < 0.999 * terms.delta
+    assert found >= accountant.get_epsilon(left) * (1 - 1e-6)
+    assert found > accountant.get_epsilon(terms.delta - 2.0**-51 * (1 + math.exp(found)))
+
+
+def test_epsilon_of_a_divergence_is_that_of_dp_accounting():
+    for order, divergence in ((4.0, 0.5), (16.0, 1.0), (3.0, 8.0)):
+        theirs, _ = compute_epsilon([order], [divergence], 1e-6)
+        assert renyi_epsilon(divergence, order, 1e-6) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_a_run_that_is_not_of_equal_rounds_stays_charged_in_full():
+    equal = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(1.0), 6)
+    assert lowered(equal, 6, 2).count == 2
+    epochs = dpe.SelfComposedDpEvent(dpe.GaussianDpEvent(1.0), 2)  # of three rounds each
+    assert lowered(epochs, 6, 1) == epochs
 
 
 def test_every_run_of_the_filter_has_its_share_of_the_sampler():

@@ -10,18 +10,37 @@ from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
 from training_run import classifier_config, prepare
 
-from fedemb.errors import UnsupportedAccounting
+import fedemb
+from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.allocation import LossAccountant
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.loss_grid import DISCRETISATION
-from fedemb.privacy.mechanisms.capped_image_poisson import binomial_mixture
+from fedemb.privacy.mechanisms.capped_image_poisson import (
+    CappedImagePoissonConfig,
+    binomial_mixture,
+)
+from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def _plan(**changes):
     return make_plan("capped_image_poisson", **changes)
+
+
+def test_whoever_plans_it_says_how_many_images_one_user_may_have():
+    section = CappedImagePoissonConfig(
+        rounds=20, sampling_probability=0.1, images_per_round=40, noise_multiplier=3.0
+    )
+    with pytest.raises(ConfigError, match="say max_images_per_user"):
+        fedemb.plan(section, virtual_clients=100)
+    assert fedemb.plan(section, virtual_clients=100, max_images_per_user=4).images_per_user == 4
+    units = PoissonGaussianConfig(
+        rounds=20, sampling_probability=0.1, units_per_round=40, noise_multiplier=3.0
+    )
+    image = fedemb.guarantee(fedemb.plan(units, virtual_clients=100, unit="image"), 1e-5)
+    assert "for one image" in str(image)
 
 
 def test_one_image_of_a_user_costs_what_a_unit_alone_does():

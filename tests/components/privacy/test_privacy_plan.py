@@ -1,5 +1,6 @@
 """The mechanism plan: what it holds, refuses and costs."""
 
+import itertools
 import json
 import math
 
@@ -96,7 +97,7 @@ def test_more_refusals():
         # Within the limit, on a grid too fine for it.
         make_plan(noise_multiplier=1e6, grid_bits=40)
     with pytest.raises(ConfigError, match="grid_bits"):
-        make_plan(grid_bits=16)
+        make_plan(grid_bits=31)
     with pytest.raises(ConfigError, match="constant clip"):
         make_plan("tree_aggregation", adaptive_clip=adaptive())
     with pytest.raises(ConfigError, match="not_private"):
@@ -138,6 +139,10 @@ def test_participation_must_be_possible(kind):
         make_plan(kind, min_separation=6)
     with pytest.raises(ConfigError, match="max_participations"):
         make_plan(kind, max_participations=3)
+    with pytest.raises(ConfigError, match="need at least 40 virtual clients, got 39"):
+        make_plan(kind, virtual_clients=39, rounds=19)
+    with pytest.raises(ConfigError, match="need 5 participations"):
+        make_plan(kind, rounds=21)
     with pytest.raises(PlanMismatch, match="matrix_sensitivity"):
         make_plan(kind).replaced(matrix_sensitivity=1.0)
 
@@ -191,6 +196,20 @@ def test_adaptive_clip_is_one_joint_event():
     assert group.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
     users = make_plan("user_poisson", noise_multiplier=2.0, adaptive_clip=settings)
     assert users.round_event.event.noise_multiplier == pytest.approx(0.9988, abs=5e-5)
+    units = make_plan("poisson_gaussian", noise_multiplier=2.0, adaptive_clip=settings)
+    assert units.round_event.event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
+    whole = units.replaced(sampling_probability=1.0)
+    assert whole.round_event.noise_multiplier == pytest.approx(1.9975, abs=5e-5)
+
+
+def test_every_mechanism_with_an_adaptive_clip_prices_its_count():
+    kinds = [kind for kind in KINDS if "adaptive_clip" in MECHANISMS[kind].section.model_fields]
+    assert len(kinds) >= 3
+    for kind in kinds:
+        alone = make_plan(kind, noise_multiplier=4.0)
+        counted = alone.replaced(adaptive_clip=adaptive(count_noise_multiplier=1.0))
+        prices = [price(plan.event(), plan.relation, 1e-5, "rdp") for plan in (alone, counted)]
+        assert prices[1].epsilon > 1.5 * prices[0].epsilon, kind
 
 
 # ---- correlated noise ---------------------------------------------------------------------------
@@ -237,6 +256,15 @@ def test_tree_sensitivity_with_restarts_is_an_upper_bound(rounds, gap, most, res
     squared = tree_sensitivity.sensitivity(rounds, gap, most, restart) ** 2
     exact = brute_force_tree(rounds, gap, most, restart)
     assert exact - 1e-9 <= squared <= 1.5 * exact
+
+
+def test_tree_sensitivity_is_never_below_the_maximum_over_all_patterns():
+    """The last tree may be shorter than the others, and one participation has a way of its own."""
+    for rounds, gap, most, restart in itertools.product(
+        range(1, 10), (1, 3), (1, 2, 3), (0, 2, 3, 5, 6)
+    ):
+        squared = tree_sensitivity.sensitivity(rounds, gap, most, restart) ** 2
+        assert squared >= brute_force_tree(rounds, gap, most, restart) - 1e-9
 
 
 def test_tree_sensitivity_of_published_runs():

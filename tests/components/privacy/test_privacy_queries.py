@@ -214,7 +214,7 @@ def cumulative_noise(m, rounds, dim):
     return np.cumsum(np.array(outs, np.float64) * m.plan.normaliser, axis=0)
 
 
-@pytest.mark.parametrize(("restart", "rounds"), [(0, 9), (4, 9)])
+@pytest.mark.parametrize(("restart", "rounds"), [(0, 9), (4, 9), (5, 12)])
 def test_tree_noise_has_the_covariance_of_its_nodes(restart, rounds):
     """Cov of prefix sums = number of shared nodes; 7 sigma bounds of a dim-4000 estimate."""
     m, dim = mechanism(make_plan("tree_aggregation", restart_every=restart)), 4000
@@ -380,6 +380,20 @@ def test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one():
         return m.l2_norm_clip
 
     assert next_clip(ROOT) != next_clip(bytes(32))
+
+
+@pytest.mark.statistical
+def test_count_of_an_adaptive_clip_has_the_noise_that_was_priced():
+    """Read off the clips; 6 sigma of an estimate from 400 rounds of nobody: 2e-9."""
+    settings = adaptive(count_noise_multiplier=1.5)
+    plan, rounds = make_plan(adaptive_clip=settings, rounds=400, virtual_clients=80), 400
+    m, clips = mechanism(plan), []
+    for r in range(rounds):
+        clips.append(m.l2_norm_clip)
+        m.aggregate(r, m.initial_sample_state(1))
+    steps = np.diff(np.log([*clips, m.l2_norm_clip])) / -settings.learning_rate
+    counts = (steps + settings.target_quantile - 0.5) * plan.normaliser
+    assert np.std(counts) == pytest.approx(1.5, rel=6 / math.sqrt(2 * rounds))
 
 
 def test_the_clip_moves_as_the_stock_quantile_estimator_moves_it():

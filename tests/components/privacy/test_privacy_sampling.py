@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from privacy_worlds import ROOT, World, make_plan
 
 from fedemb.errors import PlanMismatch
+from fedemb.privacy.mechanisms import sampling
 from fedemb.privacy.mechanisms.noise import coin_threshold, coins, heads
 from fedemb.privacy.mechanisms.sampling import ParticipationLog
 
@@ -145,3 +146,13 @@ def test_coin_threshold_never_exceeds_the_probability():
     assert heads(coins(ROOT, 1000), 1.0).all()
     assert not heads(coins(ROOT, 1000), 1e-30).any()
     assert coin_threshold(0.1) / 2**64 <= 0.1
+
+
+def test_more_units_or_images_than_a_sum_has_room_for_are_refused(monkeypatch):
+    monkeypatch.setattr(sampling, "MOST_UNITS", 10)
+    assert sampling.sample_units(0.5, ROOT, World(range(10), 4)) is not None
+    assert sampling.sample_images(2, 0.5, ROOT, World(range(5), 4)) is not None
+    with pytest.raises(PlanMismatch, match="more than 10 units"):
+        sampling.sample_units(0.5, ROOT, World(range(11), 4))
+    with pytest.raises(PlanMismatch, match="more than 10 images, 2 of each user"):
+        sampling.sample_images(2, 0.5, ROOT, World(range(6), 4))

@@ -303,6 +303,40 @@ def test_noise_is_missed_also_where_a_slope_says_little(fresh, monkeypatch, name
     assert "noise" in evidence_of(fresh(name)).replay.failed
 
 
+def count_below_the_clip_without_noise(patch):
+    sound = KeyedNoise.add
+
+    def add(self, name, values, scale):
+        return values if name == "below" else sound(self, name, values, scale)
+
+    patch.setattr(KeyedNoise, "add", add)
+
+
+def count_below_the_clip_with_half_its_noise(patch):
+    sound = KeyedNoise.add
+    patch.setattr(
+        KeyedNoise,
+        "add",
+        lambda self, name, values, scale: sound(
+            self, name, values, scale / 2 if name == "below" else scale
+        ),
+    )
+
+
+@pytest.mark.planted_bug(4)
+@pytest.mark.mutation
+@pytest.mark.parametrize(
+    "damage",
+    [
+        count_below_the_clip_without_noise,
+        pytest.param(count_below_the_clip_with_half_its_noise, marks=pytest.mark.slow),
+    ],
+)
+def test_noise_is_missed_on_the_count_of_an_adaptive_clip(fresh, monkeypatch, damage):
+    damage(monkeypatch)
+    assert "noise" in evidence_of(fresh("adaptive clip")).replay.failed
+
+
 def coins_of_images_by_place_in_the_list(patch):
     sound = sampling.user_words
 

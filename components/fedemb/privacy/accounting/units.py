@@ -5,10 +5,9 @@ A guarantee for one image promises a person less than one for a user; no text ma
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Unit = Literal["user", "image"]
-"""Whose presence the guarantee hides."""
+from fedemb.privacy.mechanisms.mechanism import Unit
 
 
 class UnitWords(NamedTuple):

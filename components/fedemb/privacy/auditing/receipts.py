@@ -75,6 +75,10 @@ class NoiseReceipts:
         self._begin(size)
         return self._row(self._stream, tensor_key(self._key, tag, "update"))
 
+    def drawn_count(self, tag: bytes, count_noise_multiplier: float) -> float:
+        """The noise of a round on the count of records below an adaptive clip, again."""
+        return float(gaussian(tensor_key(self._key, tag, "below"), 1)[0]) * count_noise_multiplier
+
     def _known(self, tag: bytes, size: int) -> Floats | float:
         """What the round might as well have been noised with, where rounds share noise.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fedemb.config import MechanismConfig
+from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.units import Unit
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.registry import plan_of
 from fedemb.privacy.planning.prices import guarantee_of
@@ -15,6 +17,8 @@ def plan(
     virtual_clients: int,
     groupings: int = 1,
     population: int | None = None,
+    unit: Unit = "user",
+    max_images_per_user: int | None = None,
 ) -> MechanismPlan:
     """Plans a mechanism: sampler, clip, noise and price in one object.
 
@@ -30,16 +34,28 @@ def plan(
       groupings: independent groupings.
       population: a public number below which the users never fall, for mechanisms that draw a
         fixed number of users; None takes one user per virtual client, which prices safely.
+      unit: who is protected: a user with everything they own, or one image.
+      max_images_per_user: at most so many images of a user take part. A mechanism that samples
+        images one by one costs more the more they are, and wants it said.
 
     Raises:
-      ConfigError: the mechanism cannot run on these virtual clients with the guarantee it claims.
+      ConfigError: the mechanism cannot run on these virtual clients with the guarantee it claims,
+        or it samples images and nobody said how many one user may have.
     """
     numbers = PublicNumbers(
         virtual_clients=virtual_clients,
         groupings=groupings,
         users_lower_bound=population or virtual_clients,
+        max_images_per_user=max_images_per_user or 1,
+        unit=unit,
     )
-    return plan_of(mechanism, numbers)
+    planned = plan_of(mechanism, numbers)
+    if planned.samples_images and max_images_per_user is None:
+        raise ConfigError(
+            f"{planned.kind} samples the images of a user one by one, and its price follows from "
+            "how many they have; say max_images_per_user"
+        )
+    return planned
 
 
 def guarantee(planned: MechanismPlan, delta: float) -> PrivacyGuarantee:

@@ -147,15 +147,27 @@ class AdaptiveClippedSum(ClippedSum):
         update, count = sums[0], sums[1].reshape(1)
         self._noise.begin(round_index, {"update": update, "below": count})
         result = self._noised_sum(update, clip)
-        settings, one = self._settings, np.float32(1.0)
-        noised = self._noise.add("below", count, settings.count_noise_multiplier * self._grid)
-        share = np.float32(noised[0] / self._grid) / np.float32(self._plan.normaliser)
-        share = np.clip(share + np.float32(0.5), np.float32(0.0), one)
-        step = np.float32(settings.learning_rate) * (share - np.float32(settings.target_quantile))
-        first = self._plan.l2_norm_clip
-        moved = float(np.float32(clip) * np.exp(-step))
-        moved = float(np.clip(moved, first / _CLIP_RANGE, first * _CLIP_RANGE))
-        return result, self.clip_of(moved)
+        scale = self._settings.count_noise_multiplier * self._grid
+        noised = self._noise.add("below", count, scale)[0] / self._grid
+        return result, next_clip(self._plan, self._settings, clip, noised)
+
+
+def next_clip(
+    plan: MechanismPlan, settings: AdaptiveClipConfig, clip: float, below: float
+) -> float:
+    """The clip of the next round, a float32.
+
+    Args:
+      plan: the mechanism.
+      settings: its adaptive clip.
+      clip: of this round.
+      below: noised count of records below it, each a half above or below zero.
+    """
+    share = np.float32(below) / np.float32(plan.normaliser)
+    share = np.clip(share + np.float32(0.5), np.float32(0.0), np.float32(1.0))
+    step = np.float32(settings.learning_rate) * (share - np.float32(settings.target_quantile))
+    first, moved = plan.l2_norm_clip, float(np.float32(clip) * np.exp(-step))
+    return float(np.float32(np.clip(moved, first / _CLIP_RANGE, first * _CLIP_RANGE)))
 
 
 def _exact_ops() -> Any:
