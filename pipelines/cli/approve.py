@@ -136,15 +136,15 @@ def _report(run: Path) -> tuple[Written[PrivacyReport], str | None, str | None]:
     from fedemb.documents.document import read
     from fedemb.documents.privacy_report import PrivacyReport
     from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.signed import signed_report
 
     if run.is_file():
         return read(run, PrivacyReport), None, None
     directory = RunDirectory.open(run)
-    path = directory.output("privacy_report")
-    if path is None:
+    report = signed_report(directory)
+    if report is None:
         raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
-    witness = directory.config().storage.witness
-    return read(path, PrivacyReport), directory.stores()["ledger"], witness
+    return report, directory.stores()["ledger"], directory.config().storage.witness
 
 
 def _signer(path: Path) -> Signer:

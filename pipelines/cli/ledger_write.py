@@ -75,15 +75,17 @@ def waive(
             f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
             f"{', '.join(WAIVABLE)} can"
         )
-    weights = _weights_sha(model)
     opened, key_store = open_for_people(ledger, keys, policy, witness)
+    run_id, weights = _committed(model, opened)
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
         if (record.body["code"], record.body["model_sha"]) == (code, weights):
             typer.echo(f"{code} is waived for this model already, by record {record.sequence}")
             return
     record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
-    typer.echo(f"{code} is waived for model {weights[:12]} as record {record.sequence}")
+    typer.echo(
+        f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}"
+    )
 
 
 def rotate(
@@ -145,24 +147,34 @@ def reason_text(reason: str) -> str:
     return reason.strip()
 
 
-def _weights_sha(path: Path) -> str:
-    import json
+def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
+    """Run and weights of a model that this ledger has committed.
 
+    Raises:
+      InputError: the run has trained none.
+      ArtifactError: its card cannot be read.
+      Refused: the ledger has no such card in a commit, or the run's folder holds another run's.
+    """
+    from fedemb.documents.document import read
+    from fedemb.documents.model import ModelCard
     from fedemb.pipelines.run.directory import RunDirectory
 
-    if path.is_dir():
-        run = RunDirectory.open(path)
+    run = RunDirectory.open(path) if path.is_dir() else None
+    if run is not None:
         model = run.output("model")
         if model is None:
             raise InputError(f"run {run.run_id} has trained no model; there is nothing to waive")
         path = model / "model.json"
-    try:
-        sha = json.loads(path.read_bytes())["weights_sha"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path.name} is no model.json that can be read; name the run directory, or that "
-            "file of the train step's output `model`"
-        ) from error
-    if not isinstance(sha, str):
-        raise InputError(f"weights_sha in {path.name} is no digest; name the model's own file")
-    return sha
+    card = read(path, ModelCard)
+    named = card.body.run_id
+    commits = [attempt.commit for attempt in ledger.state.attempts.values() if attempt.commit]
+    cards = [commit.body["round_log"]["card_sha"] for commit in commits]
+    if card.sha not in cards or (run is not None and named != run.run_id):
+        raise Refused(
+            f"{path.name} says it is of run {named!r}, and "
+            + (f"lies in run {run.run_id!r}; " if run and named != run.run_id else "")
+            + f"the ledger of policy {ledger.policy_id!r} has "
+            + ("committed it there" if card.sha in cards else "committed no such model")
+            + "; name the run whose model was refused by the gate"
+        )
+    return named, card.body.weights_sha

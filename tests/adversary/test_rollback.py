@@ -194,8 +194,6 @@ def test_act_of_people_names_the_witness_of_the_policy(month, tmp_path, words, n
     """Else ledger and key store put back together would be taken by whoever does not name it."""
     if month.witness is None:
         pytest.skip("this policy has no witness")
-    (tmp_path / "model.json").write_text('{"weights_sha": "' + 64 * "0" + '"}')
-    words = [str(tmp_path / word) if word == "model.json" else word for word in words]
     before, also = _state(month), ("--witness", named) if named else ()
     with pytest.raises(Refused, match=r"has a witness for life, and (none|another store) was"):
         _fedemb("ledger", *words, *_at(month), "--reason=x", *also)

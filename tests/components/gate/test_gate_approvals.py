@@ -11,13 +11,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedemb.documents.document import read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.errors import GateDenied, InputError, LedgerError, Refused, SignatureInvalid
+from fedemb.errors import (
+    ArtifactError,
+    GateDenied,
+    InputError,
+    LedgerError,
+    Refused,
+    SignatureInvalid,
+)
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
 from fedemb.ledger import name_approvers, read_reservation
 from fedemb.ledger.records import encode_record, record_name
 from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.directory import RunDirectory
 
 POLICY = {"approvals": 2}
 
@@ -337,6 +345,23 @@ def test_policy_that_wants_no_approvals_takes_none(tmp_path):
     with pytest.raises(Refused, match="releases without approvals"):
         call("ledger", "approvers", f"ada={key}.pub", *stores)
     assert run.ledger().head == before
+
+
+def test_folder_that_holds_the_report_of_another_run_is_not_approved(run, tmp_path):
+    stores = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
+    folder = RunDirectory.create(tmp_path / "runs", "friday", run.config.updated(stores))
+    report = folder.public / "dp-fedemb-1" / "account-privacy" / "privacy_report"
+    report.parent.mkdir(parents=True)
+    report.write_bytes(run.report.read_bytes())
+    key, head = ssh_key(tmp_path, "ada"), run.ledger().head
+    call(
+        *("ledger", "approvers", f"ada={key}.pub", "--ledger", run.ledger_uri),
+        *("--keys", run.keys_uri, "--reason", "alone"),
+    )
+    named = run.ledger().head
+    with pytest.raises(ArtifactError, match="of run friday is of another run"):
+        call("approve", folder.root, "--key", key, "--yes")
+    assert run.ledger().head == named != head
 
 
 def test_key_is_looked_at_before_anybody_is_asked(run, tmp_path):
