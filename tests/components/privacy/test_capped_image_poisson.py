@@ -15,7 +15,7 @@ from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.allocation import LossAccountant
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.loss_grid import DISCRETISATION
+from fedemb.privacy.accounting.loss_grid import DISCRETISATION, discretisation
 from fedemb.privacy.mechanisms.capped_image_poisson import (
     CappedImagePoissonConfig,
     binomial_mixture,
@@ -41,6 +41,17 @@ def test_whoever_plans_it_says_how_many_images_one_user_may_have():
     )
     image = fedemb.guarantee(fedemb.plan(units, virtual_clients=100, unit="image"), 1e-5)
     assert "for one image" in str(image)
+
+
+def test_grid_is_fine_for_published_settings_and_never_endless():
+    """Points of the losses of a mixture are sought one by one."""
+    assert discretisation(binomial_mixture(10, 0.08192, 10.0)) == DISCRETISATION
+    assert discretisation(binomial_mixture(4, 0.08192, 2.5)) == DISCRETISATION
+    for most, noise in ((20, 2.0), (60, 1.0), (500, 0.5)):
+        one = binomial_mixture(most, 0.05, noise)
+        moved = max(one.sensitivities) / noise
+        event = dpe.SelfComposedDpEvent(one, 100)
+        assert (moved**2 / 2 + 8 * moved) / discretisation(event) <= 200_001
 
 
 def test_one_image_of_a_user_costs_what_a_unit_alone_does():

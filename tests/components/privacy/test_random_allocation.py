@@ -1,5 +1,7 @@
 """Random allocation: the price against Monte Carlo, and a sampler that does what is priced."""
 
+import math
+
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
@@ -171,3 +173,10 @@ def test_others_move_nobody():
 
     gone = int(keys[7])
     assert [there - {gone} for there in drawn(keys)] == drawn(np.delete(keys, 7))
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2, 0.3, 0.5])
+def test_with_next_to_no_noise_it_is_infinite(noise):
+    """No grid of ratios holds them, and none is asked."""
+    event = RandomAllocationDpEvent(10, dpe.GaussianDpEvent(noise))
+    assert price(dpe.SelfComposedDpEvent(event, 5), ADD, 1e-5).epsilon == math.inf

@@ -79,6 +79,9 @@ def allocation_losses(
       steps: rounds to choose from (t).
       noise_multiplier: of each round's sum, for a unit that moves it by 1.
       grid: of the losses.
+
+    Raises:
+      OverflowError: so little noise that ratios, 1 on average, lie between two points of a grid.
     """
     return plds.PrivacyLossDistribution(
         _losses(steps, noise_multiplier, grid, with_unit=True),
@@ -97,6 +100,8 @@ def _losses(steps: int, noise: float, grid: float, *, with_unit: bool) -> pld_pm
     reach = steps + 12 * spread * math.sqrt(steps) + 4 * largest
     wanted = math.ceil(math.log2(reach / _SPACING))
     points = min(_MOST_POINTS, 2**wanted)
+    if reach > points:
+        raise OverflowError(f"noise multiplier {noise:g} leaves losses that no grid holds")
     edges: Doubles = np.arange(points + 1, dtype=np.float64) * (reach / points)
 
     def chances(shift: float) -> Doubles:
