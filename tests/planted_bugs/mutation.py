@@ -76,7 +76,7 @@ def planted(mutant: Mutant, folder: Path) -> Path:
       ValueError: a text to be replaced does not stand there exactly once.
     """
     for tree in TREES:
-        shutil.copytree(REPOSITORY / tree, folder / tree, symlinks=True, copy_function=os.link)
+        shutil.copytree(REPOSITORY / tree, folder / tree, symlinks=True)
     for file, old, new in mutant.edits:
         path = folder / file
         text = path.read_text()
@@ -85,7 +85,6 @@ def planted(mutant: Mutant, folder: Path) -> Path:
                 f"{mutant.name}: {file} has {text.count(old)} times {old!r}, expected once; the "
                 "product was rewritten, so write the bug again"
             )
-        path.unlink()  # a link so far
         path.write_text(text.replace(old, new))
     return folder
 

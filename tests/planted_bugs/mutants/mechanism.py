@@ -341,9 +341,8 @@ MUTANTS = (
         "clip_from_the_exact_count",
         (
             CLIP,
-            '        noised = self._noise.add("below", count, '
-            "settings.count_noise_multiplier * self._grid)\n",
-            "        noised = count\n",
+            '        noised = self._noise.add("below", count, scale)[0] / self._grid\n',
+            "        noised = count[0] / self._grid\n",
         ),
         f"{QUERIES}::test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one",
     ),
