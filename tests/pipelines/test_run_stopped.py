@@ -37,10 +37,11 @@ else:
 time.sleep(300)
 """
 WATCHING = """
-import sys
+import signal, sys
 from pathlib import Path
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import PlainView, run_pipeline
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
 sys.executable = sys.argv[2]
 run_pipeline(RunDirectory(Path(sys.argv[1])), PlainView(lambda text: print(text, flush=True)))
 """
@@ -72,7 +73,10 @@ def test_run_that_is_told_to_stop_says_how_its_step_ended(tmp_path, case, word, 
             process.stdout.close()  # as a closed terminal is
         for number in word:
             process.send_signal(number)
-        assert process.wait(60) == 0
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     assert run.log.stat().st_mode & 0o777 == 0o600
     state = run.read_state()
     assert (state["error"], state["exit_code"]) == wanted
