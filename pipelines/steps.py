@@ -76,7 +76,7 @@ def rights_of_groups() -> dict[str, dict[str, Any]]:
 def key_claims(rights: Rights) -> dict[str, str]:
     """Claim -> folder of the key store: the volumes a step mounts where keys lie on volumes."""
     claims = {f"{KEYS_CLAIM}-{role}": f"signing/{role}" for role in rights.signing}
-    return claims if rights.keys == "none" else {KEYS_CLAIM: "", **claims}
+    return {KEYS_CLAIM: "", **claims} if rights.keys else claims
 
 
 def keys_file() -> str:

@@ -46,7 +46,8 @@ SECRETS = {
     "destroy": {"get", "destroy"},
 }
 SIGNING = {
-    f"fedemb-{hashlib.sha256(f'signing/{role}'.encode()).hexdigest()}": role for role in ROLES
+    f"fedemb-signing-{hashlib.sha256(f'signing/{role}'.encode()).hexdigest()}": role
+    for role in ROLES
 }
 """Names of secrets as `SecretManagerKeyStore` makes them."""
 
@@ -185,12 +186,12 @@ class FencedKeys(FakeSecretManager):
         rights = GROUPS.get(self.fence.group or "")
         if rights is None:
             return
-        role = SIGNING.get(secret_id)
-        granted = verb in SECRETS[rights["keys"]]
+        role, kind = SIGNING.get(secret_id), secret_id.split("-")[1]
+        granted = verb in SECRETS[rights["keys"].get(kind, "none")]
         if role is not None:
             granted = verb == "get" and role in rights["signing"]
         try:
-            self.fence.ask("signing" if role else "keys", role or "", verb, granted)
+            self.fence.ask("signing" if role else "keys", role or kind, verb, granted)
         except Forbidden as error:
             raise exceptions.PermissionDenied(str(error)) from error
 

@@ -56,8 +56,9 @@ class Rights:
     """`append` may create a record, never replace or delete one."""
     signing: tuple[str, ...] = ()
     """Roles whose signing keys it may read."""
-    keys: Literal["none", "read", "create", "destroy"] = "none"
-    """The other keys; `create` and `destroy` include `read`."""
+    keys: Mapping[str, Literal["read", "create", "destroy"]] = field(default_factory=dict)
+    """Kind of the other keys (`KeyStore`: the first part of their names) -> right; `create` and
+    `destroy` include `read`."""
     releases: Literal["none", "read", "create"] = "none"
     witness: Literal["none", "append"] = "none"
     """`append`, where `storage.witness` names a store: may add a mark, never replace one."""

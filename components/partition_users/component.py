@@ -22,7 +22,7 @@ from fedemb.step import Rights, step
         input=("private", "public"),
         ledger="read",
         signing=("partition",),
-        keys="read",
+        keys={"deletion_marks": "read", "policy": "read"},
     ),
 )
 def partition_users(

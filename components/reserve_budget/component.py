@@ -15,7 +15,12 @@ from fedemb.step import Rights, step
         input=("names",),
         ledger="append",
         signing=("ledger",),
-        keys="create",
+        keys={
+            "deletion_marks": "read",
+            "ledger": "create",
+            "policy": "create",
+            "reservation": "create",
+        },
         witness="append",
     ),
 )

@@ -16,7 +16,7 @@ from fedemb.step import Rights, step
         private={"users": "read", "train": "write", "diagnostics": "write"},
         ledger="append",
         signing=("ledger", "trainer"),
-        keys="destroy",
+        keys={"policy": "read", "reservation": "destroy"},
     ),
 )
 def train_dp_fedemb(

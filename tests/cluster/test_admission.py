@@ -87,8 +87,8 @@ def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
 
 
 def _held(group: str) -> set[str]:
-    rights = GROUPS.get(group, {"signing": [], "keys": "none"})
-    others = set() if rights["keys"] == "none" else {"fedemb-keys"}
+    rights = GROUPS.get(group, {"signing": [], "keys": {}})
+    others = {"fedemb-keys"} if rights["keys"] else set()
     return others | {f"fedemb-keys-{role}" for role in rights["signing"]}
 
 

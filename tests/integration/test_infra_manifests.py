@@ -208,7 +208,11 @@ def test_rights_follow_the_table_of_artifacts():
     assert {group for group, rights in GROUPS.items() if rights["releases"] == "create"} == {
         "release"
     }
-    assert {group for group, rights in GROUPS.items() if rights["keys"] == "destroy"} == {"train"}
+    destroyed = {kind for rights in GROUPS.values() for kind in rights["keys"].items()}
+    assert {kind for kind, right in destroyed if right == "destroy"} == {"reservation"}, (
+        "a policy's key and the marks of its ledger outlive every run"
+    )
+    assert "destroy" not in {*GROUPS["reserve"]["keys"].values()}
     assert {group for group, rights in GROUPS.items() if rights["witness"] != "none"} == {"reserve"}
     assert not [group for group, rights in GROUPS.items() if "policy" in rights["signing"]], (
         "the policy's owner signs by hand: no step holds that key"
@@ -308,7 +312,7 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
 
     store = SecretManagerKeyStore("project", client=object())
     digest = hashlib.sha256(b"signing/report").hexdigest()
-    assert store._secret_id("signing/report") == f"fedemb-{digest}"
+    assert store._secret_id("signing/report") == f"fedemb-signing-{digest}"
     text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
     roles = re.search(r"signing_roles = toset\(\[(.*?)\]\)", text, re.S)
     assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)

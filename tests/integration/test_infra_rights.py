@@ -260,10 +260,11 @@ def test_no_group_has_more_than_its_steps_ask_for(group, simulated, classified, 
         asked = verbs.get((bucket, ""), set())
         found[bucket] = most if "create" in asked else "read" if asked else "none"
     found["signing"] = sorted(role for kind, role in verbs if kind == "signing")
-    asked = verbs.get(("keys", ""), set())
-    found["keys"] = next(
-        (right for right in ("destroy", "create") if right in asked), "read" if asked else "none"
-    )
+    found["keys"] = {
+        of: next((right for right in ("destroy", "create") if right in asked), "read")
+        for (kind, of), asked in verbs.items()
+        if kind == "keys"
+    }
     table = GROUPS[group]
     ordered = {name: sorted(table[name]) for name in ("input", "signing")}
     assert found == {**table, **ordered}

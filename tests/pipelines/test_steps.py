@@ -193,7 +193,7 @@ def test_titles_read_as_people_write():
 
 def test_steps_of_one_service_account_declare_the_same_rights(monkeypatch):
     train = declared("train_dp_fedemb")
-    other = replace(train, name="train_otherwise", rights=Rights(keys="read"))
+    other = replace(train, name="train_otherwise", rights=Rights(keys={"policy": "read"}))
     monkeypatch.setattr(steps, "all_steps", lambda: {"a": train, "b": other})
     with pytest.raises(ValueError, match="must declare the same rights"):
         steps.rights_of_groups()

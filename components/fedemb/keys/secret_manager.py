@@ -136,9 +136,10 @@ class SecretManagerKeyStore(KeyStore):
             raise self._failed(name, error) from error
 
     def _secret_id(self, name: str) -> str:
-        """Name of the secret: one for all generations of a key."""
+        """Name of the secret: one for all generations of a key. Rights go by kind, so it shows."""
         key = checked_name(name).partition("@")[0]
-        return f"{self._prefix}-{hashlib.sha256(key.encode()).hexdigest()}"
+        kind = key.partition("/")[0]
+        return f"{self._prefix}-{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
 
     def _version(self, name: str) -> str:
         generation = name.partition("@")[2] or "1"

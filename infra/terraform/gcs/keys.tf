@@ -1,19 +1,23 @@
-# Rights on keys. Reservation keys have names that nobody knows beforehand, so their rights are on
-# the project, with a condition that leaves out every signing key.
+# Rights on keys. Reservation keys have names that nobody knows beforehand, so rights go by the kind
+# of key, with which the names of its secrets begin. The trainer destroys keys of reservations and
+# no others: a policy's key and the marks of its ledger outlive every run.
 
 data "google_project" "keys" {
   project_id = var.keys_project
 }
 
 locals {
-  not_signing = join(" && ", [
-    for role in local.signing_roles :
-    "!resource.name.startsWith(\"projects/${data.google_project.keys.number}/secrets/${local.secret_ids["signing/${role}"]}\")"
-  ])
   key_permissions = {
     read    = ["secretmanager.versions.access"]
-    create  = ["secretmanager.versions.access", "secretmanager.secrets.create", "secretmanager.versions.add"]
+    create  = ["secretmanager.versions.access", "secretmanager.versions.add"]
     destroy = ["secretmanager.versions.access", "secretmanager.versions.destroy"]
+  }
+  # A condition may have twelve logical operators at most.
+  of_kinds = {
+    for name, granted in local.keys : name => join(" || ", [
+      for kind in granted.kinds :
+      "resource.name.startsWith(\"projects/${data.google_project.keys.number}/secrets/fedemb-${kind}-\")"
+    ])
   }
 }
 
@@ -26,14 +30,14 @@ resource "google_project_iam_custom_role" "keys" {
 }
 
 resource "google_project_iam_member" "keys" {
-  for_each = { for group, rights in local.groups : group => rights if rights.keys != "none" }
+  for_each = local.keys
   project  = var.keys_project
-  role     = google_project_iam_custom_role.keys[each.value.keys].name
-  member   = local.member[each.key]
+  role     = google_project_iam_custom_role.keys[each.value.right].name
+  member   = local.member[each.value.group]
 
   condition {
-    title      = "no signing key"
-    expression = local.not_signing
+    title      = "keys of ${join(", ", each.value.kinds)}"
+    expression = local.of_kinds[each.key]
   }
 }
 
@@ -46,7 +50,7 @@ resource "google_project_iam_custom_role" "keys_new" {
 }
 
 resource "google_project_iam_member" "keys_new" {
-  for_each = { for group, rights in local.groups : group => rights if rights.keys == "create" }
+  for_each = { for group, rights in local.groups : group => rights if contains(values(rights.keys), "create") }
   project  = var.keys_project
   role     = google_project_iam_custom_role.keys_new.name
   member   = local.member[each.key]

@@ -3,7 +3,7 @@
 locals {
   groups = yamldecode(file("${path.module}/../../rights.yaml")).groups
 
-  # Names of secrets as privacy/secret_manager.py makes them.
+  # Names of secrets as components/fedemb/keys/secret_manager.py makes them.
   signing_roles = toset([
     "policy", "ledger", "plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report",
     "gate", "release", "bundle",
@@ -12,7 +12,7 @@ locals {
     for name in concat(
       [for role in local.signing_roles : "signing/${role}"],
       [for policy in var.policy_ids : "policy/${policy}"],
-    ) : name => "fedemb-${sha256(name)}"
+    ) : name => "fedemb-${split("/", name)[0]}-${sha256(name)}"
   }
 
   # group/folder -> rights, for folders of the private root.
@@ -22,6 +22,17 @@ locals {
         group  = group
         folder = folder
         right  = right
+      }
+    }
+  ]...)
+
+  # group/right -> kinds of keys, signing keys apart.
+  keys = merge([
+    for group, rights in local.groups : {
+      for right in toset(values(rights.keys)) : "${group}/${right}" => {
+        group = group
+        right = right
+        kinds = [for kind, given in rights.keys : kind if given == right]
       }
     }
   ]...)
