@@ -261,6 +261,21 @@ def test_s3_policies_grant_what_the_table_says_and_no_more(group):
         assert ("arn:aws:s3:::fedemb-witness/*" in never) == (rights["witness"] != "none")
 
 
+def test_bucket_policies_of_s3_let_nobody_replace_a_record():
+    """Every write that makes an object must create it; the parts of a large one come before."""
+    for name in ("ledger", "witness"):
+        (statement,) = json.loads((INFRA / "s3" / "buckets" / f"{name}.json").read_text())[
+            "Statement"
+        ]
+        assert (statement["Effect"], statement["Principal"]) == ("Deny", "*")
+        assert statement["Action"] == ["s3:PutObject"]
+        assert statement["Resource"] == [f"arn:aws:s3:::fedemb-{name}/*"]
+        assert statement["Condition"] == {
+            "Null": {"s3:if-none-match": "true"},
+            "Bool": {"s3:ObjectCreationOperation": "true"},
+        }
+
+
 # ---- Terraform -------------------------------------------------------------------------------
 
 
