@@ -122,6 +122,23 @@ def test_no_record_leaves_the_ball_however_features_and_errors_lie():
             assert np.linalg.norm(summed.astype(np.float64)) <= 2.0**32
 
 
+def test_images_that_cancel_move_no_other_unit():
+    """Their record is short, their parts are not, and those must stay exact in doubles, too."""
+    features = whole_features(np.full((2, 5), 0.7, np.float32))
+    errors = np.full((3, 2, 4), 1e-3)
+    errors[1] = [[1e9], [-1e9]]
+
+    def total(units):
+        batch = features._replace(
+            mantissas=np.stack([features.mantissas] * len(units)),
+            scales=np.stack([features.scales] * len(units)),
+        )
+        return clipped_product_sum(batch, errors[units], l2_norm_clip=1.0, grid_bits=32)[0]
+
+    np.testing.assert_array_equal(total([0, 1, 2]), total([0]) + total([1]) + total([2]))
+    assert np.all(total([0]) != 0)
+
+
 def test_an_error_that_is_no_number_adds_nothing():
     features = whole_features(np.ones((2, 3), np.float32))
     batch = features._replace(

@@ -29,6 +29,7 @@ from fedemb.embedding.losses import build_loss
 from fedemb.embedding.objective import Objective
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.queries import build_mechanism
 
 SIZE, DIM = 12, 8
@@ -160,6 +161,36 @@ def test_one_user_sends_no_other_client_to_another_worker():
     for changed in (grown, gone):
         after = workers([changed, *many[1:]])
         assert all(before[first] == worker for first, worker in after.items())
+
+
+@pytest.mark.planted_bug(9)
+def test_unit_that_is_not_there_sends_no_other_to_another_worker():
+    """Alone, a unit is there or not: those after it may not move up."""
+
+    def workers(units):
+        (slab,) = function.slabs(units, 0)
+        return {
+            share.data.images[start].tobytes(): number
+            for number, share in enumerate(slab)
+            for start in share.offsets[:-1]
+        }
+
+    plan = PoissonGaussian(
+        rounds=50,
+        l2_norm_clip=0.5,
+        noise_multiplier=1.0,
+        virtual_clients=20,
+        groupings=1,
+        sampling_probability=0.5,
+        units_per_round=10,
+    )
+    function = _function(mechanism=build_mechanism(plan, b"k" * 32, "r", 1, "0" * 64), workers=2)
+    units = _clients(8)
+    before = workers(units)
+    assert set(before.values()) == {0, 1}
+    after = workers(units[1:])
+    assert len(after) == 7
+    assert all(before[first] == worker for first, worker in after.items())
 
 
 def test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs(monkeypatch):

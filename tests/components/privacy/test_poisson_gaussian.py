@@ -257,7 +257,7 @@ def test_every_setting_of_the_frontier_costs_the_target():
     assert [point.full_batch for point in points] == [False, False, True, True]
     for point in points:
         same = plan_at(point.noise_multiplier, clients_per_round=point.batch, rounds=point.rounds)
-        assert guarantee_of(same, 1e-5).epsilon == pytest.approx(3.0, rel=5e-3)
+        assert 3.0 * (1 - 5e-3) < guarantee_of(same, 1e-5).epsilon <= 3.0
     middle = points[1]
     assert middle.noise_multiplier == pytest.approx(3.50, rel=5e-3)
     assert middle.epochs == pytest.approx(875 * 4096 / 50_000)

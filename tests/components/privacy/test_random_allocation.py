@@ -8,8 +8,10 @@ from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
 from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
+from scipy.special import ndtr
 
 from fedemb.errors import ConfigError, UnsupportedAccounting
+from fedemb.privacy.accounting import allocation
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
@@ -44,6 +46,24 @@ def test_price_is_what_sampled_sums_show(steps, noise, epochs):
             error = 5 * terms.std() / np.sqrt(len(terms)) + 1e-6
             delta = priced.get_delta_for_epsilon(epsilon)
             assert terms.mean() - error <= delta <= 1.02 * terms.mean() + error
+
+
+@pytest.mark.parametrize("with_unit", [True, False])
+def test_a_coarser_grid_costs_more_and_never_less(monkeypatch, with_unit):
+    """Every rounding errs to the side of privacy: of ratios, of losses, and of what is left out."""
+
+    def deltas(grid):
+        losses = allocation._losses(8, 2.0, grid, with_unit=with_unit)
+        assert losses._infinity_mass >= allocation._ROUNDING
+        return losses.get_delta_for_epsilon([0.1, 0.3, 0.6, 1.0])
+
+    finest = np.array(deltas(1e-4))
+    assert np.all(np.array(deltas(0.05)) > finest)
+    monkeypatch.setattr(allocation, "_SPACING", 0.02)
+    assert np.all(np.array(deltas(1e-4)) > finest)
+    monkeypatch.setattr(allocation, "_SPACING", 2e-4)
+    monkeypatch.setattr(allocation, "_TAIL", 3.0)
+    assert np.all(np.array(deltas(1e-4)) > finest + ndtr(-3.0)), "what was cut off is lost"
 
 
 def test_one_round_an_epoch_is_the_plain_gaussian():
