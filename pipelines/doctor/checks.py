@@ -85,6 +85,10 @@ def _archive(doctor: Doctor, repository: dict[str, Any]) -> Finding:
     return Finding("log-archive", "ok", f"{where}; steps log public events only")
 
 
+EDITOR = "default-editor"
+"""The account on which Kubeflow runs notebooks, and runs that name none."""
+
+
 def rights(doctor: Doctor) -> Iterator[Finding]:
     """Each account may write its result, and cannot help itself to more."""
     needs = [
@@ -119,6 +123,28 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
         yield Finding("rights", "unsafe", lacking[0], APPLY)
     if not excess and not lacking:
         yield Finding("rights", "ok", f"{len(groups)} accounts may what they need and no more")
+
+
+def editors(doctor: Doctor) -> Iterator[Finding]:
+    """Whoever edits the namespace, as Kubeflow lets notebooks and contributors, is no step."""
+    asked = [
+        ("create", ("argoproj.io", "workflows", "")),
+        ("delete", ("networking.k8s.io", "networkpolicies", "fedemb-nothing-else")),
+    ]
+    if secret := doctor.profile.group_secret:
+        asked.insert(0, ("get", ("", "secrets", f"{secret.name}-partition")))
+    for verb, thing in asked:
+        allowed = doctor.api.may(EDITOR, doctor.namespace, verb, thing)
+        if allowed is None:
+            remedy = "ask who may create SubjectAccessReviews"
+            yield Finding("editors", "could not tell", "RBAC was not to be asked", remedy)
+            return
+        if allowed:
+            remedy = "have no notebooks and no contributors there, then accept this in a profile"
+            what = f"{EDITOR} may {verb} {thing[1]} {thing[2]}".rstrip()
+            yield Finding("editors", "unsafe", f"{what}: it can be any step", remedy)
+            return
+    yield Finding("editors", "ok", f"{EDITOR} can be no step")
 
 
 def admission(doctor: Doctor) -> Iterator[Finding]:
@@ -369,6 +395,7 @@ def clock(doctor: Doctor) -> Iterator[Finding]:
 CHECKS: tuple[Check, ...] = (
     controller,
     rights,
+    editors,
     admission,
     pod_security,
     network,

@@ -146,11 +146,16 @@ def _compared(
             excess.append(f"fedemb-{group} may {verb} {place}")
         if wanted and not allowed:
             lacking.append(f"fedemb-{group} may not {verb} {place}")
-    for wrong in (excess, lacking):
+    try:
+        strangers = _everybody_of_a_project(there)
+    except StorageError as error:
+        yield Finding("stores", "could not tell", str(error), REMEDY)
+        return
+    for wrong in (excess, lacking, strangers):
         if wrong:
             more = f", and {len(wrong) - 1} more of the kind" if wrong[1:] else ""
             yield Finding("stores", "unsafe", wrong[0] + more, REMEDY)
-    if not excess and not lacking:
+    if not excess and not lacking and not strangers:
         what = f"{len(questions)} questions in {len(there)} places: each account as the table says"
         yield Finding("stores", "ok", what)
 
@@ -257,6 +262,7 @@ def _ask(ask: Callable[..., Any], **what: Any) -> Mapping[str, Any] | None:
 _OF_ROLE = {
     "roles/storage.objectUser": set(VERBS),
     "roles/storage.objectViewer": {"list", "read"},
+    "roles/storage.legacyBucketReader": {"list"},
     "fedembGet": {"read"},
     "fedembList": {"list"},
     "fedembAppend": {"list", "read", "write"},
@@ -265,6 +271,23 @@ _OF_ROLE = {
 }
 """Role, or the last part of a custom role's name, as infra/terraform/gcs makes them -> verbs."""
 _EVERYBODY = ("allUsers", "allAuthenticatedUsers")
+_OF_A_PROJECT = ("projectViewer:", "projectEditor:")
+
+
+def _everybody_of_a_project(there: list[Place]) -> list[str]:
+    """What a new bucket of Google's grants to whoever views or edits its project."""
+    closed = {
+        place.bucket: place
+        for place in there
+        if place.address.startswith("gs://") and place.store not in ("public_root", "input")
+    }
+    return [
+        f"{member} holds {binding['role']} on the bucket {bucket}"
+        for bucket in closed
+        for binding in _bindings(bucket)
+        for member in sorted(binding["members"])
+        if member.startswith(_OF_A_PROJECT)
+    ]
 
 
 def _held_on_google(doctor: Doctor, there: list[Place]) -> Held:

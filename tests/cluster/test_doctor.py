@@ -98,7 +98,16 @@ def test_a_cluster_as_the_runbook_leaves_it_is_safe(ask_doctor, kubeflow):
     result, states = ask_doctor()
     assert not {check for check, (state, _) in states.items() if state == "unsafe"}, result.output
     assert result.exception is None or result.exit_code == 0
-    for check in ("rights", "thief", "pod-security", "network", "quota", "log-archive", "clock"):
+    for check in (
+        "rights",
+        "editors",
+        "thief",
+        "pod-security",
+        "network",
+        "quota",
+        "log-archive",
+        "clock",
+    ):
         assert states[check][0] == "ok", result.output
     assert states["key-volumes"][0] == "ok", result.output
     assert "name the run's configuration by --config" in states["stores"][1]
@@ -109,6 +118,10 @@ HARMS = {
     "rights": [
         *("create", "rolebinding", "too-much", "-n", "fedemb", "--clusterrole=admin"),
         "--serviceaccount=fedemb:fedemb-evaluate",
+    ],
+    "editors": [
+        *("create", "rolebinding", "too-much", "-n", "fedemb", "--clusterrole=edit"),
+        "--serviceaccount=fedemb:default-editor",
     ],
     "thief": ["delete", "validatingadmissionpolicybinding", "fedemb-step-accounts"],
     "admission": ["delete", "mutatingadmissionpolicy", "fedemb-step-pods"],

@@ -96,7 +96,8 @@ def test_pods_reach_what_a_run_needs_and_nothing_else(plane, overlay):
 
     stores = {
         "gke": {(block("199.36.153.4/30"), 443)}
-        | {(block("169.254.169.252/30"), port) for port in (80, 988, 8080)},
+        | {(block("169.254.169.252/30"), port) for port in (80, 988, 8080)}
+        | {(block(f"{resolver}/32"), 53) for resolver in ("169.254.169.254", "169.254.20.10")},
         "s3": {(of("minio"), 9000)},
     }[overlay]
     kubeflow = {(of("kubeflow"), port) for port in (8080, 8887, 8888, 8333, 9000)}

@@ -1,7 +1,8 @@
 """gcp-storage-emulator with the preconditions it lacks; run as `python gcs_stand_in.py PORT`.
 
-A generation that does not match is answered with 412, a missing bucket with the message of the real
-service, and a request whose body was cut changes nothing. The emulator serves one request at a
+A generation that does not match is answered with 412 (to replace anything in a bucket
+`...-create-only` with 403), a missing bucket with the message of the real service, and a request
+whose body was cut changes nothing. The emulator serves one request at a
 time, so check and change are one step.
 """
 
@@ -13,6 +14,9 @@ from http import HTTPStatus
 from gcp_storage_emulator import server
 from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
+
+CREATE_ONLY = "-create-only"
+"""In buckets named so nobody may replace, and rights are looked at before conditions."""
 
 
 def _generation(storage, bucket, name):
@@ -36,6 +40,11 @@ def _guard(handler, target):
             storage.get_bucket(bucket) or _missing()
         except NotFound:
             return _refuse(response, HTTPStatus.NOT_FOUND, "The specified bucket does not exist.")
+        there = name and _generation(storage, bucket, name) != "0"
+        if handler.__name__ == "insert" and there and bucket.endswith(CREATE_ONLY):
+            request.data  # read the body before the answer  # noqa: B018
+            message = "Caller does not have storage.objects.delete access to the object."
+            return _refuse(response, HTTPStatus.FORBIDDEN, message)
         if wanted is not None and name and wanted != _generation(storage, bucket, name):
             request.data  # read the body before the answer  # noqa: B018
             return _refuse(

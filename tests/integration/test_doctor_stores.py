@@ -230,7 +230,7 @@ def _google_policies() -> dict[str, list[dict]]:
         if "private" in row["input"]:
             bind("photos", group, "roles/storage.objectViewer")
         if "names" in row["input"]:
-            bind("photos", group, "projects/runs/roles/fedembList")
+            bind("photos", group, "roles/storage.legacyBucketReader")
     return made
 
 
@@ -298,6 +298,23 @@ def test_each_wrong_right_on_google_cloud_is_found(google, found):
     assert [state for state, _ in findings] == ["unsafe"]
     assert found.partition(" ")[0] in findings[0][1]
     assert bucket in findings[0][1]
+
+
+@pytest.mark.parametrize("everybody", ["projectViewer:runs", "projectEditor:runs"])
+@pytest.mark.parametrize("bucket", ["private", "ledger", "witness", "releases"])
+def test_what_google_grants_to_a_whole_project_is_found(google, everybody, bucket):
+    """A new bucket is readable to whoever views its project, until Terraform closes it."""
+    policies = _google_policies()
+    role = "roles/storage.legacyObjectReader"
+    policies["public"].append({"role": role, "members": [everybody]})
+    google(policies)
+    assert [state for state, _ in _look("gs")] == ["ok"]
+    policies[bucket].append({"role": role, "members": [everybody]})
+    google(policies)
+    ((state, what),) = _look("gs")
+    assert state == "unsafe"
+    assert f"{everybody} holds {role}" in what
+    assert bucket in what
 
 
 def test_a_right_too_few_on_google_cloud_is_found(google):

@@ -222,6 +222,18 @@ def test_rights_follow_the_table_of_artifacts():
         assert len(holders) == 1, f"the key signing/{role} is in the hands of {holders}"
 
 
+def test_no_policy_is_called_like_a_folder_that_rights_go_by():
+    """`policy/deletion_marks/train/...` would be the trainer's to write."""
+    from fedemb.config.policy import PRIVATE_FOLDERS, PolicyConfig
+
+    folders = {folder for rights in GROUPS.values() for folder in rights["private"]}
+    assert folders == PRIVATE_FOLDERS
+    fields = {"users_lower_bound": 100, "delta": 1e-3, "epsilon_cap": 1.0}
+    assert PolicyConfig(policy_id="trains", **fields)
+    with pytest.raises(ValueError, match="may not be called train"):
+        PolicyConfig(policy_id="train", **fields)
+
+
 @pytest.mark.parametrize("group", [*GROUPS, "run"])
 def test_s3_policies_grant_what_the_table_says_and_no_more(group):
     policy = json.loads((INFRA / "s3" / f"{group}.json").read_text())
@@ -315,6 +327,12 @@ def test_ledger_is_locked_and_keys_are_in_no_bucket():
     assert locked == {"google_storage_bucket.ledger", "google_storage_bucket.witness"}
     witness = buckets["google_storage_bucket.witness"]
     assert "var.witness_project" in str(witness["project"]), "not the ledger's"
+    (closed,) = [
+        body for name, body in resources.items() if name.endswith("iam_binding.given_by_google")
+    ]
+    assert "projectOwner" in str(closed["members"])
+    text = (folder / "stores.tf").read_text()
+    assert all(f'"{name}"' in text for name in ("private", "ledger", "releases", "witness"))
     for body in buckets.values():
         assert str(body["public_access_prevention"]).strip('"') == "enforced"
 
@@ -329,6 +347,7 @@ def test_names_of_signing_secrets_are_those_of_the_key_store():
     digest = hashlib.sha256(b"signing/report").hexdigest()
     assert store._secret_id("signing/report") == f"fedemb-signing-{digest}"
     text = (INFRA / "terraform" / "gcs" / "rights.tf").read_text()
+    assert '"${var.key_prefix}-${split("/", name)[0]}-${sha256(name)}"' in text
     roles = re.search(r"signing_roles = toset\(\[(.*?)\]\)", text, re.S)
     assert sorted(re.findall(r'"(\w+)"', roles.group(1))) == sorted(ROLES)
 

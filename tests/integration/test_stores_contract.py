@@ -36,6 +36,22 @@ def test_create_refuses_a_name_that_exists(store_uri):
     assert store.read("entry") == b"mine"
 
 
+def test_create_refuses_a_name_that_exists_where_nobody_may_replace(gcs_environment):
+    """Google may look at rights before it looks at conditions."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    client = storage.Client(credentials=AnonymousCredentials(), project="stand-in")
+    client.create_bucket("fedemb-create-only")
+    store = open_store("gs://fedemb-create-only/root")
+    store.create("entry", b"mine")
+    with pytest.raises(FileExistsError):
+        store.create("entry", b"other")
+    with pytest.raises(StorageError, match="could not be written"):
+        store.write("entry", b"other")
+    assert store.read("entry") == b"mine"
+
+
 def test_list_is_sorted_relative_and_by_string_prefix(store_uri):
     store = open_store(store_uri)
     for name in ("b", "a/2", "a/1", "ab"):

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from fedemb.config.section import Address, Name, Section, WebAddress
+
+PRIVATE_FOLDERS = frozenset(
+    {
+        *("users", "evaluation", "rejects", "partition", "train", "diagnostics", "audit"),
+        "deletion_marks",
+    }
+)
+"""Folders of a run in the private root, by whose names the stores tell rights apart."""
+
+
+def _no_folder(policy_id: str) -> str:
+    if policy_id in PRIVATE_FOLDERS:
+        raise ValueError(
+            f"a policy may not be called {policy_id}: rights on the private root go by names of "
+            "folders, that among them, and deletion marks lie in one named by the policy; choose "
+            "another"
+        )
+    return policy_id
 
 
 class PolicyConfig(Section):
     """The budget this run draws from, and for whom the guarantee must hold."""
 
-    policy_id: Name = "default"
+    policy_id: Annotated[Name, AfterValidator(_no_folder)] = "default"
     """Name of the policy in the ledger; caps and keys belong to it."""
     unit: Literal["user", "image"] = "user"
     """Whose presence the guarantee hides, for the policy's life: a user with everything they own,

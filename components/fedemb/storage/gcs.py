@@ -50,13 +50,17 @@ class GcsStore(Store):
 
         A retry after a lost answer meets its own object: the writer's mark tells.
         """
-        from google.api_core.exceptions import PreconditionFailed
+        from google.api_core.exceptions import Forbidden, PreconditionFailed
 
         mark = secrets.token_hex(16)
         metadata = {"fedemb-sha256": sha256_hex(data), "fedemb-writer": mark}
         try:
             self._send(name, data, metadata, if_generation_match=0)
-        except PreconditionFailed as error:
+        except (PreconditionFailed, StorageError) as error:
+            # Whoever may not replace may be told so before the condition is looked at.
+            told = isinstance(error, PreconditionFailed) or isinstance(error.__cause__, Forbidden)
+            if not told or not self.exists(name):
+                raise
             if self._metadata(name).get("fedemb-writer") != mark:
                 raise FileExistsError(f"{name} exists already in {self.uri}") from error
 

@@ -16,7 +16,7 @@ locals {
   of_kinds = {
     for name, granted in local.keys : name => join(" || ", [
       for kind in granted.kinds :
-      "resource.name.startsWith(\"projects/${data.google_project.keys.number}/secrets/fedemb-${kind}-\")"
+      "resource.name.startsWith(\"projects/${data.google_project.keys.number}/secrets/${var.key_prefix}-${kind}-\")"
     ])
   }
 }

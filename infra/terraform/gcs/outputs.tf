@@ -5,7 +5,7 @@ output "storage" {
     private_root   = "gs://${google_storage_bucket.private.name}"
     deletion_marks = "gs://${google_storage_bucket.private.name}/policy/deletion_marks"
     ledger         = "gs://${google_storage_bucket.ledger.name}"
-    keys           = "gsm://${var.keys_project}/fedemb"
+    keys           = "gsm://${var.keys_project}/${var.key_prefix}"
     releases       = "gs://${google_storage_bucket.releases.name}"
     witness        = one([for bucket in google_storage_bucket.witness : "gs://${bucket.name}"])
   }

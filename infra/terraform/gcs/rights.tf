@@ -12,7 +12,7 @@ locals {
     for name in concat(
       [for role in local.signing_roles : "signing/${role}"],
       [for policy in var.policy_ids : "policy/${policy}"],
-    ) : name => "fedemb-${split("/", name)[0]}-${sha256(name)}"
+    ) : name => "${var.key_prefix}-${split("/", name)[0]}-${sha256(name)}"
   }
 
   # group/folder -> rights, for folders of the private root.
@@ -156,6 +156,35 @@ resource "google_storage_bucket_iam_member" "witness" {
   member = local.member[each.key]
 }
 
+# The data owners begin policies, waive, approve and rotate keys; the pipeline is not asked.
+resource "google_storage_bucket_iam_member" "ledger_owners" {
+  for_each = var.data_owners
+  bucket   = google_storage_bucket.ledger.name
+  role     = google_project_iam_custom_role.append.name
+  member   = each.key
+}
+
+resource "google_storage_bucket_iam_member" "witness_owners" {
+  for_each = var.witness_project == null ? toset([]) : var.data_owners
+  bucket   = google_storage_bucket.witness[0].name
+  role     = google_project_iam_custom_role.witness[0].name
+  member   = each.key
+}
+
+resource "google_storage_bucket_iam_member" "public_owners" {
+  for_each = var.data_owners
+  bucket   = google_storage_bucket.public.name
+  role     = "roles/storage.objectUser"
+  member   = each.key
+}
+
+resource "google_storage_bucket_iam_member" "releases_owners" {
+  for_each = var.data_owners
+  bucket   = google_storage_bucket.releases.name
+  role     = "roles/storage.objectViewer"
+  member   = each.key
+}
+
 # ---- private root --------------------------------------------------------------------------------
 
 resource "google_storage_bucket_iam_member" "private" {
@@ -199,6 +228,7 @@ resource "google_storage_bucket_iam_member" "private_input" {
   member = local.member[each.value.group]
 }
 
+# These buckets may be of another project, where a custom role of this one does not count.
 resource "google_storage_bucket_iam_member" "private_input_names" {
   for_each = {
     for pair in setproduct(var.private_input_buckets, keys(local.groups)) :
@@ -206,7 +236,7 @@ resource "google_storage_bucket_iam_member" "private_input_names" {
     if contains(local.groups[pair[1]].input, "names")
   }
   bucket = each.value.bucket
-  role   = google_project_iam_custom_role.list.name
+  role   = "roles/storage.legacyBucketReader"
   member = local.member[each.value.group]
 }
 

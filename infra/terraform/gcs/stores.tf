@@ -86,6 +86,32 @@ resource "google_storage_bucket" "releases" {
   }
 }
 
+# Google lets whoever views the project read a new bucket, and whoever edits it write there. In these
+# only its owners keep that right.
+locals {
+  closed = merge(
+    {
+      private  = google_storage_bucket.private
+      ledger   = google_storage_bucket.ledger
+      releases = google_storage_bucket.releases
+    },
+    { for bucket in google_storage_bucket.witness : "witness" => bucket },
+  )
+  given_by_google = {
+    for pair in setproduct(
+      concat(["private", "ledger", "releases"], var.witness_project == null ? [] : ["witness"]),
+      ["legacyBucketOwner", "legacyBucketReader", "legacyObjectOwner", "legacyObjectReader"],
+    ) : "${pair[0]}/${pair[1]}" => { store = pair[0], role = pair[1] }
+  }
+}
+
+resource "google_storage_bucket_iam_binding" "given_by_google" {
+  for_each = local.given_by_google
+  bucket   = local.closed[each.value.store].name
+  role     = "roles/storage.${each.value.role}"
+  members  = ["projectOwner:${local.closed[each.value.store].project}"]
+}
+
 # The key store: Secret Manager in a project of its own. A key is version 1 of its secret; it is
 # never in a bucket, so no version, backup or soft delete keeps a destroyed one.
 resource "google_project_service" "secret_manager" {

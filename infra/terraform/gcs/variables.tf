@@ -13,6 +13,12 @@ variable "keys_project" {
   }
 }
 
+variable "key_prefix" {
+  type        = string
+  description = "What names of secrets begin with; another one begins a new set of keys."
+  default     = "fedemb"
+}
+
 variable "witness_project" {
   type        = string
   description = "Project of the witness, whose owners are not those of project and keys_project; null: none."
@@ -56,7 +62,7 @@ variable "policy_ids" {
 
 variable "data_owners" {
   type        = set(string)
-  description = "Members (group:...) who may read diagnostics, delete private data and write deletion marks; no machine."
+  description = "Members (group:...) who begin policies, waive, approve and rotate keys, read diagnostics, delete private data and write deletion marks; no machine."
   default     = []
 }
 
