@@ -71,7 +71,7 @@ def applied(plane, tmp_path_factory) -> Callable[[str], AbstractContextManager[N
         )
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr
-        _wait_until_in_force(plane)
+        wait_until_in_force(plane)
         plane.deployed = folder / "deploy" / "overlays" / name
         yield
         plane.kubectl("delete", "-k", str(plane.deployed), "--ignore-not-found", "--wait=true")
@@ -88,7 +88,7 @@ def overlay(request, applied) -> Iterator[str]:
         yield request.param
 
 
-def _wait_until_in_force(plane: ControlPlane) -> None:
+def wait_until_in_force(plane: ControlPlane) -> None:
     """Admission policies reach the API server a moment after they are written."""
     until = time.monotonic() + PATIENCE
     while True:
@@ -107,7 +107,7 @@ def reapply(plane, overlay):
 
     def again() -> None:
         plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(plane.deployed))
-        _wait_until_in_force(plane)
+        wait_until_in_force(plane)
 
     return again
 

@@ -187,7 +187,7 @@ def test_the_thief_of_the_runbook_is_refused(plane, overlay):
         *arguments[0].split()[1:], f"--overrides={arguments[1].strip().strip(chr(39))}"
     )
     assert refused.returncode != 0
-    assert "(Forbidden)" in refused.stderr
+    assert "ValidatingAdmissionPolicy" in refused.stderr, "and not by Pod Security"
 
 
 def test_more_accelerators_than_the_quota_are_refused(ask, overlay):

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import FRAME, INFRA, MAY_MAKE_PODS
+from conftest import FRAME, INFRA, MAY_MAKE_PODS, wait_until_in_force
 from control_plane import ControlPlane
 from test_doctor import ARGO
 
@@ -30,10 +30,10 @@ HEAD = """\
 Every line of the runbook, `infra/README.md`, in its order, from an empty cluster, with what it
 printed: made by `tests/cluster/test_walk.py`. The API server, its controllers and admission are
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
-`terraform` or `mc` needs a cloud or a store: it is named, not tried. The run that is verified and
-resumed is the tests' own (`tests/honest_run.py`): no image trained it. Addresses and digests are
-shortened; words in capitals stand for one's own, as in the runbook. `<code>` after a line is its
-exit code, where it is not 0.
+`terraform`, `aws` or `mc` needs a cloud or a store: it is named, not tried. The run that is
+verified and resumed is the tests' own (`tests/honest_run.py`): no image trained it. Addresses and
+digests are shortened; words in capitals stand for one's own, as in the runbook. `<code>` after a
+line is its exit code, where it is not 0.
 
 """
 NAMESPACES = FRAME[:2]
@@ -115,11 +115,14 @@ def _cluster_lines(walk: Walk, plane: ControlPlane, line: str, block: list[str])
         }
         plane.apply(argo, store)  # Kubeflow's own
     else:
-        done = walk.run(line, line.replace("overlays/gke", "overlays/s3"))
         refused = "run thief" in line
+        if refused:
+            wait_until_in_force(plane)
+        done = walk.run(line, line.replace("overlays/gke", "overlays/s3"))
         differs = " diff " in line
         nothing = line.startswith("kubectl -n fedemb logs")
         assert done.returncode == (1 if refused or differs or nothing else 0), done.stdout
+        assert not refused or "ValidatingAdmissionPolicy" in done.stdout
 
 
 def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch):
@@ -144,7 +147,8 @@ def test_the_runbook_from_an_empty_cluster(empty, tmp_path_factory, monkeypatch)
             if first == "for" and not line.endswith("done"):
                 while block[-1] != "done":
                     block, at = [*block, lines[at]], at + 1
-            if first in runbook.NOT_HERE or "mc mb" in line or line.startswith("cd infra"):
+            elsewhere = "mc mb" in line or "do aws " in line
+            if first in runbook.NOT_HERE or elsewhere or line.startswith("cd infra"):
                 walk.say(line, "(not tried: needs a cloud, or a store)")
             elif first == "fedemb":
                 _our_line(walk, line, world)
