@@ -169,12 +169,15 @@ def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
     named = card.body.run_id
     commits = [attempt.commit for attempt in ledger.state.attempts.values() if attempt.commit]
     cards = [commit.body["round_log"]["card_sha"] for commit in commits]
-    if card.sha not in cards or (run is not None and named != run.run_id):
+    if card.sha not in cards:
         raise Refused(
-            f"{path.name} says it is of run {named!r}, and "
-            + (f"lies in run {run.run_id!r}; " if run and named != run.run_id else "")
-            + f"the ledger of policy {ledger.policy_id!r} has "
-            + ("committed it there" if card.sha in cards else "committed no such model")
-            + "; name the run whose model was refused by the gate"
+            f"{path.name} says it is of run {named!r}, and the ledger of policy "
+            f"{ledger.policy_id!r} has committed no such model; name the run whose model was "
+            "refused by the gate"
+        )
+    if run is not None and named != run.run_id:
+        raise Refused(
+            f"{path.name} says it is of run {named!r}, and lies in run {run.run_id!r}; name the "
+            "run whose model was refused by the gate"
         )
     return named, card.body.weights_sha
