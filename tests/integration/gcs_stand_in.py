@@ -15,8 +15,8 @@ from gcp_storage_emulator import server
 from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import objects
 
-CREATE_ONLY = "-create-only"
-"""In buckets named so nobody may replace, and rights are looked at before conditions."""
+CREATE_ONLY, READ_ONLY = "-create-only", "-read-only"
+"""In buckets named so nobody may replace, or write; rights are looked at before conditions."""
 
 
 def _generation(storage, bucket, name):
@@ -41,9 +41,10 @@ def _guard(handler, target):
         except NotFound:
             return _refuse(response, HTTPStatus.NOT_FOUND, "The specified bucket does not exist.")
         there = name and _generation(storage, bucket, name) != "0"
-        if handler.__name__ == "insert" and there and bucket.endswith(CREATE_ONLY):
+        forbidden = bucket.endswith(READ_ONLY) or (there and bucket.endswith(CREATE_ONLY))
+        if handler.__name__ == "insert" and forbidden:
             request.data  # read the body before the answer  # noqa: B018
-            message = "Caller does not have storage.objects.delete access to the object."
+            message = "Caller does not have the access to the object that this needs."
             return _refuse(response, HTTPStatus.FORBIDDEN, message)
         if wanted is not None and name and wanted != _generation(storage, bucket, name):
             request.data  # read the body before the answer  # noqa: B018

@@ -43,12 +43,15 @@ def test_create_refuses_a_name_that_exists_where_nobody_may_replace(gcs_environm
 
     client = storage.Client(credentials=AnonymousCredentials(), project="stand-in")
     client.create_bucket("fedemb-create-only")
+    client.create_bucket("fedemb-read-only")
     store = open_store("gs://fedemb-create-only/root")
     store.create("entry", b"mine")
     with pytest.raises(FileExistsError):
         store.create("entry", b"other")
     with pytest.raises(StorageError, match="could not be written"):
         store.write("entry", b"other")
+    with pytest.raises(StorageError, match="could not be written"):
+        open_store("gs://fedemb-read-only/root").create("entry", b"mine")
     assert store.read("entry") == b"mine"
 
 
