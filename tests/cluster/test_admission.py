@@ -86,6 +86,14 @@ def test_no_pod_takes_the_access_key_of_another_group(ask, overlay, group, way):
         assert ask.pod(pod, CONTROLLER).taken == (other == group), f"{step} asks for {secret}"
 
 
+def test_a_pod_may_have_its_own_accounts_token_and_no_others(ask, overlay):
+    """Argo's agent, which asks a driver outside of the pod, mounts it as a secret."""
+    for account, taken in (("fedemb-run", True), ("fedemb-train", False)):
+        volumes = [{"name": "t", "secret": {"secretName": f"{account}.service-account-token"}}]
+        answer = ask.pod(plain("fedemb-run", volumes=volumes), CONTROLLER)
+        assert answer.taken == taken, answer.message
+
+
 def _held(group: str) -> set[str]:
     rights = GROUPS.get(group, {"signing": [], "keys": {}})
     others = {"fedemb-keys"} if rights["keys"] else set()
