@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.artifacts import config_digest
-from fedemb.errors import ConfigError, LedgerError, Refused
+from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.keys import KeyStore, commitment_key, policy_key_name, reservation_key_name
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
@@ -67,6 +68,7 @@ def run(
       The reservation document.
 
     Raises:
+      InputError: there is nothing at the address of the images.
       ConfigError: the cohorts are not those of the cohort column, or there is none.
       BudgetExceeded: every block would pass its cap.
       PlanMismatch: the run exists with another content, or is off a planned series; or the public
@@ -109,10 +111,7 @@ def run(
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
         "code_sha": code_digest(config),
-        "input": input_fingerprint
-        or fingerprint_input(
-            config.data.source.uri, commitment_key(keys, config.policy.policy_id), run_id
-        ),
+        "input": input_fingerprint or _bound_input(config, keys, run_id),
     }
     reservation = ledger.reserve(run_id=run_id, content=content, attempt=attempt)
     mark_high_water(ledger, keys, config.storage.witness)  # before any root key
@@ -226,6 +225,18 @@ def _check_before_charge(
             "released and nothing was charged; tune under the policy that is charged for it, or on "
             "public images"
         )
+
+
+def _bound_input(config: RunConfig, keys: KeyStore, run_id: str) -> str:
+    uri, key = config.data.source.uri, commitment_key(keys, config.policy.policy_id)
+    bound = fingerprint_input(uri, key, run_id)
+    # A path that is not here may be mounted where the partition is made.
+    if bound == uri and ("://" in uri or Path(uri).expanduser().exists()):
+        raise InputError(
+            f"there is nothing at data.source.uri={uri}; put the images there or name where they "
+            "are. Nothing was charged now"
+        )
+    return bound
 
 
 def _check_cohorts(config: RunConfig) -> None:

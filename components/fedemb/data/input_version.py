@@ -35,7 +35,7 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
       run_id: name of the run.
 
     Returns:
-      `<uri>#<commitment>`; the bare address if there is nothing at it, which partition_users says.
+      `<uri>#<commitment>`; the bare address if there is nothing at it.
 
     Raises:
       StorageError: the store cannot be listed.

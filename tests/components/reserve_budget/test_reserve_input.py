@@ -14,6 +14,7 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import (
     ArtifactError,
     ConfigError,
+    InputError,
     LedgerError,
     PlanMismatch,
     Refused,
@@ -108,6 +109,18 @@ def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
         _reserve(tmp_path, release, "monday")
     ledger = tmp_path / "ledger" / "default"
     assert not ledger.exists() or [p.name for p in ledger.glob("*.json")] == ["00000000.json"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
+    (tmp_path / "photos").mkdir()
+    config = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/photos"})
+    with pytest.raises(InputError, match="there is nothing at"):
+        _reserve(tmp_path, config, "monday")
+    ledger = tmp_path / "ledger" / "default"
+    assert [path.name for path in ledger.glob("*.json")] == ["00000000.json"]
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"")
+    assert "#" in _reserve(tmp_path, config, "monday")["input"]
 
 
 def test_run_whose_name_has_a_root_key_of_another_policy_is_refused_uncharged(tmp_path):
