@@ -29,8 +29,8 @@ from fedemb.embedding.losses import build_loss
 from fedemb.embedding.objective import Objective
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.queries import build_mechanism
+from tests.privacy_worlds import make_plan
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)
@@ -175,15 +175,7 @@ def test_unit_that_is_not_there_sends_no_other_to_another_worker():
             for start in share.offsets[:-1]
         }
 
-    plan = PoissonGaussian(
-        rounds=50,
-        l2_norm_clip=0.5,
-        noise_multiplier=1.0,
-        virtual_clients=20,
-        groupings=1,
-        sampling_probability=0.5,
-        units_per_round=10,
-    )
+    plan = make_plan("poisson_gaussian")
     function = _function(mechanism=build_mechanism(plan, b"k" * 32, "r", 1, "0" * 64), workers=2)
     units = _clients(8)
     before = workers(units)
