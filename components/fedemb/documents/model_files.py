@@ -36,6 +36,8 @@ _REFUSED = 3
 _PLAIN_LAYOUTS = (0, 1)
 """Of HDF5: compact and contiguous, not chunked and not virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
+_STANDARDISING = (b'"fedemb>StandardizedConv2D"', b'"fedemb>GainConv2D"')
+"""Layers that are stored with other kernels than they compute with; a model holds the latter."""
 _LIST = 64
 """Numbers in one list of a layer's settings: shapes, strides, axes; more would be a tensor."""
 _TEXT = 1024
@@ -67,9 +69,25 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
     return tuple(Tensor.model_validate(tensor) for tensor in _looked_into(_File(sha, path)))
 
 
+def computes_otherwise(start: Path) -> bool:
+    """Whether a start's convolutions standardise their weights, which the model then holds.
+
+    Raises:
+      ArtifactError: not a `.keras` file.
+    """
+    try:
+        with zipfile.ZipFile(start) as archive:
+            config = _member(archive, start, "config.json")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            f"{start.name} is not a readable .keras file; run the step that writes it again"
+        ) from error
+    return any(kind in config for kind in _STANDARDISING)
+
+
 def stored_move(
     start: Path, released: Path, share: float, shas: tuple[str, str]
-) -> tuple[float, int] | None:
+) -> tuple[float, int]:
     """How far a model lies from a share of its start, by the tensors that changed.
 
     Args:
@@ -79,14 +97,13 @@ def stored_move(
       shas: digests of both files, under which the answer is remembered.
 
     Returns:
-      The distance, and how many numbers those tensors hold; None where the files hold other
-      tensors, or the start computes with its kernels otherwise than the model does.
+      The distance, and how many numbers those tensors hold.
 
     Raises:
-      ArtifactError: as `stored_tensors`.
+      ArtifactError: the files hold other tensors than each other, or as `stored_tensors`.
     """
     found = _looked_into(_File(shas[1], released), _File(shas[0], start), share)
-    return None if found is None else (float(found[0]), int(found[1]))
+    return float(found[0]), int(found[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -163,16 +180,17 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
     return sorted(tensors, key=lambda tensor: tensor["name"])
 
 
-def _moved(start: Path, released: Path, share: float) -> tuple[float, int] | None:
+def _moved(start: Path, released: Path, share: float) -> tuple[float, int]:
     import h5py
     import numpy as np
 
     names = {tensor["name"]: tensor["shape"] for tensor in _tensors(start)}
     if names != {tensor["name"]: tensor["shape"] for tensor in _tensors(released)}:
-        return None
+        raise ArtifactError(
+            f"{released.name} holds other tensors than the public start, so nobody knows how far it"
+            " moved; run the training again"
+        )
     with zipfile.ZipFile(start) as first, zipfile.ZipFile(released) as last:
-        if b"Standardized" in first.read("config.json"):
-            return None
         packed = [archive.read("model.weights.h5") for archive in (first, last)]
     square, changed = 0.0, 0
     with h5py.File(io.BytesIO(packed[0])) as before, h5py.File(io.BytesIO(packed[1])) as after:

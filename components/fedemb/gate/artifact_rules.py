@@ -227,13 +227,10 @@ def away_from_start(case: Case) -> Iterator[Reason]:
     shas = file_digest(start), evidence.model_files["backbone.keras"]
     if shas[0] != evidence.model.body.initial_weights_sha:
         raise ArtifactError("the public start is not the one that the model was trained from")
-    floor = noise_floor(evidence.config, plan)
+    floor = noise_floor(evidence.config, plan, start)
     if floor is None:
         return
-    moved = stored_move(*evidence.backbones, floor.start_share, shas)
-    if moved is None:
-        return
-    distance, changed = moved
+    distance, changed = stored_move(*evidence.backbones, floor.start_share, shas)
     if not distance >= floor.length(changed):
         yield Reason(
             "below_noise_floor",

@@ -69,7 +69,7 @@ def report_page(
         samplers={other.name: other.words for other in plan.comparisons()},
         guarantee=words.report_sentence(signed.body),
         audit=audit_sentence(evidence.audit.body),
-        no_floor=why_no_floor(evidence.config, plan),
+        no_floor=why_no_floor(evidence.config, plan, (evidence.backbones or [None])[0]),
         self_test_passed=not signed.body.audit.self_test.failed,
         utility=utility_sentence(evidence.utility.body),
         floors=floors_sentence(release.min_gain_over_public, release.no_worse_than),

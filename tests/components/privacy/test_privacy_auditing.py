@@ -15,6 +15,8 @@ from training_run import config as embeddings
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Witness
+from fedemb.documents.model_files import stored_move
+from fedemb.errors import ArtifactError
 from fedemb.keys import derive
 from fedemb.privacy.auditing import noise_floor as floors
 from fedemb.privacy.auditing import witness as witnesses
@@ -341,6 +343,40 @@ def test_noise_floor_is_told_by_the_rule_that_trains():
 def test_where_no_floor_follows_from_the_plan_the_reason_is_told(plan, config, words):
     assert noise_floor(config, plan) is None
     assert words in why_no_floor(config, plan)
+
+
+def _saved(folder, name, **fields):
+    from fedemb.config import ModelConfig
+    from fedemb.embedding import build_backbone, save_backbone
+
+    model = ModelConfig(backbone=name, image_size=8, embedding_dim=4, **fields)
+    path = folder / f"{name}{len(fields)}.keras"
+    return path, save_backbone(build_backbone(model, 0), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "standardised"),
+    [
+        ("resnet8", {}, False),
+        ("resnet8_ws", {}, True),
+        ("resnet8", {"weight_standardization": "gain"}, True),
+    ],
+)
+def test_where_the_start_computes_with_other_kernels_no_floor_is_asked_and_said(
+    tmp_path, name, fields, standardised
+):
+    """The page takes its words from the function the gate asks."""
+    start, _ = _saved(tmp_path, name, **fields)
+    reason = why_no_floor(embeddings(), make_plan(), start)
+    assert (reason is not None and "standardise" in reason) == standardised
+    assert (noise_floor(embeddings(), make_plan(), start) is None) == standardised
+
+
+def test_model_with_other_tensors_than_its_start_has_moved_nobody_knows_how_far(tmp_path):
+    start, released = _saved(tmp_path, "tiny"), _saved(tmp_path, "lenet")
+    assert stored_move(start[0], start[0], 1.0, (start[1], start[1])) == (0.0, 0)
+    with pytest.raises(ArtifactError, match="other tensors than the public start"):
+        stored_move(start[0], released[0], 1.0, (start[1], released[1]))
 
 
 def test_noise_of_a_classifier_is_pulled_back_by_its_loss_and_not_below_its_floor():

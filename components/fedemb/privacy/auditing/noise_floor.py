@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedemb.documents.model_files import computes_otherwise
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedemb.config import RunConfig, ServerConfig
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
@@ -62,8 +66,14 @@ class NoiseFloor:
         return (1 - _DIGITS) * self.unit * length
 
 
-def why_no_floor(config: RunConfig, plan: MechanismPlan) -> str | None:
-    """Why no floor follows from the plan; None: one does."""
+def why_no_floor(config: RunConfig, plan: MechanismPlan, start: Path | None = None) -> str | None:
+    """Why no floor is asked; None: one is.
+
+    Args:
+      config: of the run.
+      plan: its mechanism.
+      start: `.keras` file of the public start; None asks the plan alone.
+    """
     if plan.tracks_participation:
         return "its rounds share noise"
     if plan.adaptive_clip is not None:
@@ -72,18 +82,22 @@ def why_no_floor(config: RunConfig, plan: MechanismPlan) -> str | None:
         return "the head is solved from the noised sum"
     if config.training.server.optimizer != "sgd":
         return f"{config.training.server.optimizer} is not linear in the noised means"
+    if start is not None and computes_otherwise(start):
+        return "its convolutions standardise their weights, and the model holds those"
     return None
 
 
-def noise_floor(config: RunConfig, plan: MechanismPlan) -> NoiseFloor | None:
-    """The floor of a run; None where none follows from the plan, see `why_no_floor`."""
-    if why_no_floor(config, plan) is not None:
+def noise_floor(
+    config: RunConfig, plan: MechanismPlan, start: Path | None = None
+) -> NoiseFloor | None:
+    """The floor of a run; None where none is asked, see `why_no_floor`."""
+    if why_no_floor(config, plan, start) is not None:
         return None
     server = config.training.server
-    start, means = _weights(server, plan.rounds)
+    share, means = _weights(server, plan.rounds)
     clip = 1.0 if server.rescale_to_unit_norm else plan.l2_norm_clip
     return NoiseFloor(
-        start_share=start,
+        start_share=share,
         round_weights=tuple(means.tolist()),
         unit=clip / plan.normaliser,
         noise_multiplier=plan.noise_multiplier,
