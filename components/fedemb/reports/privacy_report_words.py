@@ -28,8 +28,9 @@ def assumptions(unit: Unit) -> dict[str, str]:
         "people protects the owner of the record only.",
         "one_row_an_image": "Every image is one row, the same in every run of the policy; a copy "
         "of it in another row is another image, with an account of its own.",
-        "computational": "Noise and sampling coins come from ChaCha20 under a secret key, so the "
-        "guarantee is computational: it holds against whoever cannot break the cipher.",
+        "computational": "Noise and sampling coins come from ciphers (ChaCha20, AES-256) under a "
+        "secret key, so the guarantee is computational: it holds against whoever cannot break "
+        "them.",
         "private_root": "Whoever reads the private root (images, diagnostics, rejects, raw audit "
         "scores, logs of failures) is outside the guarantee.",
         "one_id_and_cohort": "A user has one id and, where a column names cohorts, one cohort, the "
@@ -53,8 +54,8 @@ def limitations(unit: Unit) -> dict[str, str]:
         "declared_tuning": "How hyperparameters were chosen is declared, not observed: each "
         "private run that was looked at costs its own price in the ledger, and what lies in no "
         "ledger is not covered.",
-        "monitoring": "The attack of the audit is monitoring: it can refute the guarantee, never "
-        "prove it.",
+        "monitoring": "The attack of the audit is monitoring: it can raise suspicion, and neither "
+        "bounds epsilon nor proves anything.",
         "timing": f"How long steps take depends on how many {words.many} took part; whoever "
         "watches the pipeline's clock sees that, and it is not covered.",
         "other_policies": f"Other policies over the same {words.many} add up; this report knows "

@@ -13,6 +13,7 @@ from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
+from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 from fedemb.privacy.accounting.calibration import with_target_epsilon
 from fedemb.privacy.accounting.events import event_from_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
@@ -163,6 +164,18 @@ def test_events_follow_the_rule_table():
         plan = make_plan(kind)
         assert plan.round_event == dpe.UnsupportedDpEvent()
         assert plan.event() == dpe.GaussianDpEvent(1 / (2 * plan.matrix_sensitivity))
+    one = dpe.GaussianDpEvent(1.0)
+    times = dpe.SelfComposedDpEvent
+    alone = {
+        make_plan("poisson_gaussian"): times(dpe.PoissonSampledDpEvent(0.25, one), 20),
+        make_plan("least_squares"): one,
+        make_plan("random_allocation"): times(RandomAllocationDpEvent(4, one), 5),
+        make_plan("capped_image_poisson", images_per_user=2): times(
+            dpe.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0, 2.0], [0.5625, 0.375, 0.0625]), 20
+        ),
+    }
+    for plan, event in alone.items():
+        assert (plan.relation, plan.event()) == (Relation.ADD_OR_REMOVE_ONE, event)
     assert make_plan("not_private").event() == dpe.NonPrivateDpEvent()
 
 

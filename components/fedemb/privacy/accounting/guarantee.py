@@ -58,7 +58,7 @@ class PrivacyGuarantee:
             f"if {neighbours(self.relation, self.unit)}{over}; "
             f"{self.accountant.upper()} accountant under {self.relation.name}; delta includes "
             f"{self.sampler_delta:.2g} for the noise sampler; the guarantee is "
-            "computational, as noise and coins come from ChaCha20"
+            "computational, as noise and coins come from ciphers"
         )
 
     def to_json(self) -> dict[str, Any]:
