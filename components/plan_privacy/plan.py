@@ -13,8 +13,9 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import config_digest
 from fedemb.documents.plan import PrivacyPlan
+from fedemb.errors import ConfigError
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.privacy.accounting.accounting import library_version
+from fedemb.privacy.accounting.accounting import library_version, supports
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -40,8 +41,8 @@ def run(context: StepContext) -> dict[str, Any]:
       the (delta, epsilon) curve and projections to other populations.
 
     Raises:
-      ConfigError: the mechanism cannot run on this partition, or the pipeline's images have another
-        backend.
+      ConfigError: the mechanism cannot run on this partition, its policy cannot add up what it
+        costs, or the pipeline's images have another backend.
       UnsupportedAccounting: no accountant is valid for it.
     """
     require_backend(context.config.training.backend)
@@ -57,6 +58,7 @@ def document(config: RunConfig) -> PrivacyPlan:
     """The body of the plan, unwritten; see `run`."""
     plan = plan_mechanism(config)
     policy = config.policy
+    check_composition(config, plan)
     guarantee = guarantee_of(plan, policy.delta)
     fields: dict[str, Any] = {
         "config_sha": config_digest(config),
@@ -76,6 +78,20 @@ def document(config: RunConfig) -> PrivacyPlan:
         "accounting_library": f"dp-accounting {library_version()}",
     }
     return PrivacyPlan.of_fields(fields)
+
+
+def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
+    """Refuses a release whose policy cannot add up what its runs cost, before anything is made.
+
+    Raises:
+      ConfigError: it adds up Rényi divergences, and the mechanism has none.
+    """
+    summed = config.policy.composition == "renyi" and config.purpose == "release"
+    if summed and plan.private and not supports(plan.event(), plan.relation, "rdp"):
+        raise ConfigError(
+            "policy.composition=renyi adds up the Rényi divergences of runs, and "
+            f"{plan.kind} is priced by PLD alone; set policy.composition: planned"
+        )
 
 
 def warnings(config: RunConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ from fedemb.pipelines.cli.ledger_summary import (
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.steps.plan_privacy.plan import check_composition
 from fedemb.storage import open_store
 
 
@@ -42,6 +43,7 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
     if config.purpose == "simulation":
         yield "guarantee: none (simulation)"
     else:
+        check_composition(config, plan_mechanism(config))
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from contextlib import nullcontext
 
 import pytest
 from dp_accounting import NeighboringRelation as Relation
@@ -25,7 +26,7 @@ from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_
 from fedemb.privacy.planning.projection import project
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
-from fedemb.steps.plan_privacy.plan import document, run, warnings
+from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:
@@ -146,6 +147,23 @@ def test_participation_must_be_possible(kind):
         make_plan(kind, rounds=21)
     with pytest.raises(PlanMismatch, match="matrix_sensitivity"):
         make_plan(kind).replaced(matrix_sensitivity=1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policy_that_cannot_add_up_a_mechanism_is_refused_before_anything_is_made(kind):
+    """Else the run would train its public start and be refused by the ledger."""
+    alone = kind in ("random_allocation", "capped_image_poisson")
+    cases = [("renyi", "release"), ("planned", "release"), ("renyi", "simulation")]
+    for composition, purpose in cases:
+        terms = {
+            "policy.composition": composition,
+            "purpose": purpose,
+            "tuning": {"data": "public", "method": "on glyphs"},
+        }
+        config = run_config(GROUP).updated(terms)
+        refused = alone and (composition, purpose) == cases[0]
+        with pytest.raises(ConfigError, match="planned") if refused else nullcontext():
+            check_composition(config, make_plan(kind))
 
 
 def test_events_follow_the_rule_table():
