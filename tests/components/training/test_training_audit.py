@@ -46,7 +46,8 @@ def mechanism(**fields):
     return {"mechanism": {"rounds": 6, "noise_multiplier": 1.0, **fields}}
 
 
-TRAINERS = {"train_dp_fedemb": config(), "train_dp_sgd": classifier_config()}
+CLIPPED = {"mechanism.l2_norm_clip": 0.01}  # every record, so that a longer clip shows in each
+TRAINERS = {"train_dp_fedemb": config(), "train_dp_sgd": classifier_config(**CLIPPED)}
 SOUND = {
     **TRAINERS,
     "averaged": config(**{"training.server": {"ema_decay": 0.8, "momentum": 0.9}}),
@@ -260,11 +261,15 @@ def clients_cut_to_the_size_of_the_smallest(patch):
 
 
 def coins_that_know_how_many_users_there_are(patch):
-    sound = sampling.sample_groups
+    groups, units = sampling.sample_groups, sampling.sample_units
 
     def sample(plan, probability, key, index, users):
-        return sound(plan, probability, key[:-1] + bytes([users.user_count % 256]), index, users)
+        return groups(plan, probability, key[:-1] + bytes([users.user_count % 256]), index, users)
 
+    def alone(probability, key, index):
+        return units(probability, key[:-1] + bytes([len(index.user_keys) % 256]), index)
+
+    patch.setattr(sampling, "sample_units", alone)
     patch.setattr(sampling, "sample_groups", sample)
     patch.setattr(group_poisson_gaussian, "sample_groups", sample, raising=False)
 
