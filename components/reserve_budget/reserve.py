@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import ONE_COHORT, RunConfig
-from fedemb.data.input_version import fingerprint_input
+from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.keys import KeyStore, commitment_key, policy_key_name, reservation_key_name
@@ -229,9 +228,9 @@ def _check_before_charge(
 
 def _bound_input(config: RunConfig, keys: KeyStore, run_id: str) -> str:
     uri, key = config.data.source.uri, commitment_key(keys, config.policy.policy_id)
-    bound = fingerprint_input(uri, key, run_id)
+    bound, path = fingerprint_input(uri, key, run_id), local_path(uri)
     # A path that is not here may be mounted where the partition is made.
-    if bound == uri and ("://" in uri or Path(uri).expanduser().exists()):
+    if bound == uri and (path is None or path.exists()):
         raise InputError(
             f"there is nothing at data.source.uri={uri}; put the images there or name where they "
             "are. Nothing was charged now"

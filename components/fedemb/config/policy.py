@@ -15,12 +15,16 @@ from pydantic import (
 
 from fedemb.config.section import Address, Name, Section, WebAddress
 
-PRIVATE_FOLDERS = frozenset(
-    {
-        *("users", "evaluation", "rejects", "partition", "train", "diagnostics", "audit"),
-        "deletion_marks",
-    }
-)
+PRIVATE_FOLDERS = {
+    "users",
+    "evaluation",
+    "rejects",
+    "partition",
+    "train",
+    "diagnostics",
+    "audit",
+    "deletion_marks",
+}
 """Folders of a run in the private root, by whose names the stores tell rights apart."""
 
 

@@ -51,11 +51,17 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
     return f"{uri}#{commit_to(key, canonical_json(['input/1', run_id, listing.hexdigest()]))}"
 
 
+def local_path(uri: str) -> Path | None:
+    """Where on this machine an address is; None: in a bucket."""
+    if "://" in uri and not uri.startswith("file://"):
+        return None
+    path = Path(uri if "://" not in uri else unquote(uri.removeprefix("file://")))
+    return path.expanduser().absolute()
+
+
 def _entries(uri: str) -> Iterator[Entry]:
     """The files at an address, in order, with names below the last folder without wildcards."""
-    if "://" not in uri or uri.startswith("file://"):
-        path = Path(uri if "://" not in uri else unquote(uri.removeprefix("file://")))
-        path = path.expanduser().absolute()
+    if (path := local_path(uri)) is not None:
         if path.is_file():
             yield Entry(path.name, path.stat().st_size, "")
             return

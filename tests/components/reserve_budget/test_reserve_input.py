@@ -113,6 +113,10 @@ def test_release_is_refused_uncharged_where_planted_bugs_were_not_all_found(
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_nothing_is_charged_where_there_are_no_images(tmp_path, scheme):
+    elsewhere = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/elsewhere"})
+    assert "#" not in _reserve(tmp_path, elsewhere, "sunday")["input"], "mounted by another step"
+    shutil.rmtree(tmp_path / "ledger")
+    shutil.rmtree(tmp_path / "keys")
     (tmp_path / "photos").mkdir()
     config = _config(tmp_path, **{"data.source.uri": f"{scheme}{tmp_path}/photos"})
     with pytest.raises(InputError, match="there is nothing at"):
