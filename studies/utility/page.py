@@ -70,7 +70,7 @@ def _sentence(line: Line) -> str:
     sure = "above zero" if line.gain.low > 0 else "not certain"
     return (
         f"{line.net}, {line.name} at noise {line.noise:g}: {line.recall.value:.3f}, "
-        f"{value:+.0f} % [{low:+.0f}, {high:+.0f}] against the stronger centralized training; gain "
+        f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}] against the stronger centralized training; gain "
         f"over the public start {line.gain.value:+.3f}, {sure}."
     )
 

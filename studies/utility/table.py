@@ -215,7 +215,7 @@ def cells(line: Line) -> tuple[str, ...]:
     relative = "-"
     if line.relative is not None:
         value, low, high = (100 * part for part in line.relative)
-        relative = f"{value:+.0f} % [{low:+.0f}, {high:+.0f}]"
+        relative = f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}]"
     gain = "-"
     if line.gain is not None:
         gain = f"{line.gain.value:+.3f} [{line.gain.low:+.3f}, {line.gain.high:+.3f}]"
