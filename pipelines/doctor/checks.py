@@ -11,7 +11,7 @@ import yaml
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.doctor.doctor import Doctor
-from fedemb.pipelines.doctor.finding import Finding
+from fedemb.pipelines.doctor.finding import Finding, judged, unread
 from fedemb.pipelines.doctor.stores import stores
 from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
 
@@ -37,7 +37,7 @@ def controller(doctor: Doctor) -> Iterator[Finding]:
         f"/api/v1/namespaces/{KUBEFLOW}/configmaps/workflow-controller-configmap"
     )
     if answer.status != 200:
-        unknown = f"Argo's configuration was not to be read ({answer.status})"
+        unknown = f"Argo's configuration could not be read ({answer.status})"
         remedy = f"ask who may read the config map workflow-controller-configmap in {KUBEFLOW}"
         for check in ("retry", "time-to-live", "log-archive", "executor"):
             yield Finding(check, "could not tell", unknown, remedy)
@@ -57,12 +57,9 @@ def controller(doctor: Doctor) -> Iterator[Finding]:
     yield _archive(doctor, parsed.get("artifactRepository") or {})
     context = (parsed.get("executor") or {}).get("securityContext", {})
     closed = context.get("runAsNonRoot") and context.get("seccompProfile")
-    yield Finding(
-        "executor",
-        "ok" if closed else "unsafe",
-        "Argo's own containers are closed" if closed else "Argo's own containers may run as root",
-        "" if closed else "set executor.securityContext as Kubeflow 2.17 ships it",
-    )
+    what = "Argo's own containers are closed" if closed else "Argo's own containers may run as root"
+    remedy = "set executor.securityContext as Kubeflow 2.17 ships it"
+    yield judged("executor", bool(closed), what, remedy)
 
 
 def _archive(doctor: Doctor, repository: dict[str, Any]) -> Finding:
@@ -111,7 +108,7 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
             allowed = doctor.api.may(account, doctor.namespace, verb, thing)
             if allowed is None:
                 remedy = "ask who may create SubjectAccessReviews"
-                yield Finding("rights", "could not tell", "RBAC was not to be asked", remedy)
+                yield Finding("rights", "could not tell", "RBAC could not be asked", remedy)
                 return
             if not allowed and (verb, thing) in needs:
                 lacking.append(f"{account} may not {verb} {thing[1]}")
@@ -137,7 +134,7 @@ def editors(doctor: Doctor) -> Iterator[Finding]:
         allowed = doctor.api.may(EDITOR, doctor.namespace, verb, thing)
         if allowed is None:
             remedy = "ask who may create SubjectAccessReviews"
-            yield Finding("editors", "could not tell", "RBAC was not to be asked", remedy)
+            yield Finding("editors", "could not tell", "RBAC could not be asked", remedy)
             return
         if allowed:
             remedy = "have no notebooks and no contributors there, then accept this in a profile"
@@ -158,29 +155,27 @@ def admission(doctor: Doctor) -> Iterator[Finding]:
             policy = doctor.api.get(f"{path}/{kind}/{name}")
             bound = doctor.api.get(f"{path}/{kind.replace('policies', 'policybindings')}/{name}")
             if 403 in (policy.status, bound.status):
-                remedy = "ask who may read admission policies"
-                yield Finding("admission", "could not tell", f"{name} was not to be read", remedy)
+                yield unread("admission", f"the policy {name}")
             elif policy.status != 200 or bound.status != 200:
                 yield Finding("admission", "unsafe", f"{kind}/{name} is not in force", APPLY)
             elif policy.body["spec"].get("failurePolicy") != "Fail":
                 yield Finding("admission", "unsafe", f"{name} fails open", APPLY)
             elif "Deny" not in bound.body["spec"].get("validationActions", ["Deny"]):
                 yield Finding("admission", "unsafe", f"{name} warns and does not deny", APPLY)
-    yield _thief(doctor)
+    bad = "a pod without a step's label takes its account"
+    good = "a pod without a step's label is refused its account"
+    yield _refused(doctor, "thief", _pod_on("fedemb-train"), bad, good)
 
 
-def _thief(doctor: Doctor) -> Finding:
-    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), _pod_on("fedemb-train"))
+def _refused(doctor: Doctor, check: str, pod: dict[str, Any], bad: str, good: str) -> Finding:
+    """Whether a pod that may not be is refused by our policy, asked without making it."""
+    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
     if answer.status == 201:
-        return Finding("thief", "unsafe", "a pod without a step's label takes its account", APPLY)
+        return Finding(check, "unsafe", bad, APPLY)
     if "ValidatingAdmissionPolicy" in answer.message:
-        return Finding("thief", "ok", "a pod without a step's label is refused its account")
-    return Finding(
-        "thief",
-        "could not tell",
-        f"asked for a pod, was told {answer.status} ({answer.message[:80]})",
-        "ask as somebody who may create pods there",
-    )
+        return Finding(check, "ok", good)
+    what = f"asked for a pod, was told {answer.status} ({answer.message[:80]})"
+    return Finding(check, "could not tell", what, "ask as somebody who may create pods there")
 
 
 def _pod_on(account: str, **spec: Any) -> dict[str, Any]:
@@ -211,13 +206,7 @@ def pod_security(doctor: Doctor) -> Iterator[Finding]:
         return
     labels = answer.body["metadata"].get("labels", {})
     level = labels.get("pod-security.kubernetes.io/enforce", "nothing")
-    safe = level == "restricted"
-    yield Finding(
-        "pod-security",
-        "ok" if safe else "unsafe",
-        f"the namespace enforces {level}",
-        "" if safe else APPLY,
-    )
+    yield judged("pod-security", level == "restricted", f"the namespace enforces {level}", APPLY)
 
 
 def network(doctor: Doctor) -> Iterator[Finding]:
@@ -226,8 +215,7 @@ def network(doctor: Doctor) -> Iterator[Finding]:
     if answer.status == 200:
         yield Finding("network", "ok", "all ways in and out are closed but those opened by name")
     elif answer.status == 403:
-        remedy = "ask who may read network policies"
-        yield Finding("network", "could not tell", "network policies were not to be read", remedy)
+        yield unread("network", "network policies")
     else:
         yield Finding("network", "unsafe", "pods may open any connection", APPLY)
 
@@ -237,17 +225,20 @@ def secrets(doctor: Doctor) -> Iterator[Finding]:
     named = {secret.name for step in doctor.profile.steps.values() for secret in step.secrets}
     if doctor.profile.group_secret:
         named |= {f"{doctor.profile.group_secret.name}-{group}" for group in rights_of_groups()}
-    for name in sorted(named):
-        status = doctor.api.get(doctor.mine(f"secrets/{name}")).status
+    remedy = "make it as step 2 of infra/README.md says"
+    all_there = Finding("secrets", "ok", f"the {len(named)} secrets the profile names are there")
+    yield _missing(doctor, "secrets", "secrets", named, remedy) or all_there
+
+
+def _missing(doctor: Doctor, check: str, kind: str, names: set[str], remedy: str) -> Finding | None:
+    """The first of several named things of the namespace that is not there."""
+    for name in sorted(names):
+        status = doctor.api.get(doctor.mine(f"{kind}/{name}")).status
         if status == 403:
-            remedy = "ask who may read them"
-            yield Finding("secrets", "could not tell", "secrets were not to be read", remedy)
-            return
+            return unread(check, kind)
         if status != 200:
-            remedy = "make it as step 2 of infra/README.md says"
-            yield Finding("secrets", "unsafe", f"the secret {name} is missing", remedy)
-            return
-    yield Finding("secrets", "ok", f"the {len(named)} secrets the profile names are there")
+            return Finding(check, "unsafe", f"the {kind[:-1]} {name} is missing", remedy)
+    return None
 
 
 def key_volumes(doctor: Doctor) -> Iterator[Finding]:
@@ -255,37 +246,22 @@ def key_volumes(doctor: Doctor) -> Iterator[Finding]:
     if doctor.profile.key_volumes is None:
         yield Finding("key-volumes", "ok", "keys lie on no volume of the cluster")
         return
-    for name in sorted({name for step in all_steps().values() for name in key_claims(step.rights)}):
-        status = doctor.api.get(doctor.mine(f"persistentvolumeclaims/{name}")).status
-        if status == 403:
-            remedy = "ask who may read them"
-            yield Finding("key-volumes", "could not tell", "claims were not to be read", remedy)
-            return
-        if status != 200:
-            yield Finding("key-volumes", "unsafe", f"the claim {name} is missing", APPLY)
-            return
-    pod = _pod_on("fedemb-run", volumes=[_volume(KEYS_CLAIM)])
-    answer = doctor.api.post(doctor.mine("pods?dryRun=All"), pod)
-    if answer.status == 201:
-        yield Finding("key-volumes", "unsafe", "a pod without rights mounts the keys", APPLY)
-    elif "ValidatingAdmissionPolicy" in answer.message:
-        yield Finding("key-volumes", "ok", "each role's key is on its own volume, closed to others")
-    else:
-        what = f"asked for a pod, was told {answer.status} ({answer.message[:80]})"
-        remedy = "ask as somebody who may create pods there"
-        yield Finding("key-volumes", "could not tell", what, remedy)
-
-
-def _volume(claim: str) -> dict[str, Any]:
-    return {"name": "keys", "persistentVolumeClaim": {"claimName": claim}}
+    named = {name for step in all_steps().values() for name in key_claims(step.rights)}
+    missing = _missing(doctor, "key-volumes", "persistentvolumeclaims", named, APPLY)
+    if missing:
+        yield missing
+        return
+    volume = {"name": "keys", "persistentVolumeClaim": {"claimName": KEYS_CLAIM}}
+    bad = "a pod without rights mounts the keys"
+    good = "each role's key is on its own volume, closed to others"
+    yield _refused(doctor, "key-volumes", _pod_on("fedemb-run", volumes=[volume]), bad, good)
 
 
 def quota(doctor: Doctor) -> Iterator[Finding]:
     """A quota limits accelerators, and lets the largest step through."""
     answer = doctor.api.get(doctor.mine("resourcequotas"))
     if answer.status != 200:
-        remedy = "ask who may read quotas"
-        yield Finding("quota", "could not tell", "quotas were not to be read", remedy)
+        yield unread("quota", "quotas")
         return
     hard: dict[str, str] = {}
     for item in answer.body["items"]:
@@ -298,19 +274,15 @@ def quota(doctor: Doctor) -> Iterator[Finding]:
             yield Finding("quota", "unsafe", what, "raise the quota, or take another profile")
             return
     limited = any("gpu" in name or "tpu" in name for name in hard)
-    yield Finding(
-        "quota",
-        "ok" if limited else "unsafe",
-        "accelerators are limited" if limited else "no quota limits accelerators",
-        "" if limited else APPLY,
-    )
+    what = "accelerators are limited" if limited else "no quota limits accelerators"
+    yield judged("quota", limited, what, APPLY)
 
 
 def nodes(doctor: Doctor) -> Iterator[Finding]:
     """For each step some node has what it asks for."""
     answer = doctor.api.get("/api/v1/nodes")
     if answer.status != 200:
-        yield Finding("nodes", "could not tell", "nodes were not to be read", "ask who may")
+        yield unread("nodes", "nodes")
         return
     for name, step in doctor.profile.steps.items():
         fitting = [
@@ -354,12 +326,8 @@ def public_root(doctor: Doctor) -> Iterator[Finding]:
         return
     root = answer.body.get("data", {}).get("defaultPipelineRoot", "")
     named = "://" in root and "PROJECT" not in root
-    yield Finding(
-        "public-root",
-        "ok" if named else "unsafe",
-        f"artifacts go to {root or 'the default store of Kubeflow'}",
-        "" if named else "name the public root in the overlay's launcher.yaml",
-    )
+    what = f"artifacts go to {root or 'the default store of Kubeflow'}"
+    yield judged("public-root", named, what, "name the public root in the overlay's launcher.yaml")
 
 
 def clock(doctor: Doctor) -> Iterator[Finding]:
@@ -369,27 +337,20 @@ def clock(doctor: Doctor) -> Iterator[Finding]:
         yield Finding("clock", "could not tell", "the server told no time", "compare by hand")
     else:
         apart = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
-        safe = apart <= SKEW
         what = f"this clock and the cluster's are {apart:.0f} s apart"
-        yield Finding(
-            "clock", "ok" if safe else "unsafe", what, "" if safe else "set the clock by NTP"
-        )
+        yield judged("clock", apart <= SKEW, what, "set the clock by NTP")
     answer = doctor.api.get(
         f"/apis/apps/v1/namespaces/{KUBEFLOW}/deployments/ml-pipeline-scheduledworkflow"
     )
     if answer.status != 200:
         remedy = f"see that CRON_SCHEDULE_TIMEZONE of its deployment in {KUBEFLOW} is UTC"
-        yield Finding("schedules", "could not tell", "the scheduler was not to be read", remedy)
+        yield Finding("schedules", "could not tell", "the scheduler could not be read", remedy)
         return
     containers = answer.body["spec"]["template"]["spec"]["containers"]
     variables = {item["name"]: item.get("value") for c in containers for item in c.get("env", [])}
     zone = variables.get("CRON_SCHEDULE_TIMEZONE") or "UTC"
-    yield Finding(
-        "schedules",
-        "ok" if zone == "UTC" else "unsafe",
-        f"Kubeflow reads cron in {zone}",
-        "" if zone == "UTC" else "set CRON_SCHEDULE_TIMEZONE=UTC; schedules are priced in UTC",
-    )
+    remedy = "set CRON_SCHEDULE_TIMEZONE=UTC; schedules are priced in UTC"
+    yield judged("schedules", zone == "UTC", f"Kubeflow reads cron in {zone}", remedy)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -24,6 +24,17 @@ class Finding:
     """What to do about it; empty where it is ok."""
 
 
+def judged(check: str, safe: bool, what: str, remedy: str) -> Finding:
+    """Something that was read: ok, or unsafe with its remedy."""
+    return Finding(check, "ok", what) if safe else Finding(check, "unsafe", what, remedy)
+
+
+def unread(check: str, things: str) -> Finding:
+    """Something that whoever looks may not read."""
+    what = f"{things} could not be read"
+    return Finding(check, "could not tell", what, f"ask who may read {things}")
+
+
 def table(findings: Sequence[Finding], accepted: Sequence[str] = ()) -> str:
     """One line for each finding, the unsafe ones first."""
     order = {"unsafe": 0, "could not tell": 1, "ok": 2}

@@ -199,7 +199,7 @@ def _client(doctor: Doctor, group: str, environment: Mapping[str, str]) -> Any:
     name = f"{secret.name}-{group}"
     answer = doctor.api.get(doctor.mine(f"secrets/{name}"))
     if answer.status != 200:
-        raise StorageError(f"the secret {name} was not to be read ({answer.status})")
+        raise StorageError(f"the secret {name} could not be read ({answer.status})")
     data = answer.body.get("data", {})
     named = {
         variable: base64.b64decode(data.get(key, "")).decode()
@@ -343,7 +343,7 @@ def _bindings(bucket: str) -> list[Mapping[str, Any]]:
         policy = client.bucket(bucket).get_iam_policy(requested_policy_version=3, timeout=20)
     except (GoogleAPICallError, GoogleAuthError, OSError) as error:
         raise StorageError(
-            f"the IAM policy of {bucket} was not to be read ({type(error).__name__}); ask who has "
+            f"the IAM policy of {bucket} could not be read ({type(error).__name__}); ask who has "
             "storage.buckets.getIamPolicy"
         ) from error
     return list(policy.bindings)

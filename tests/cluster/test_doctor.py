@@ -152,7 +152,7 @@ def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, cla
     try:
         _, states = ask_doctor()
         assert states["key-volumes"] == ("unsafe", states["key-volumes"][1])
-        assert f"the claim {claim} is missing" in states["key-volumes"][1]
+        assert f"the persistentvolumeclaim {claim} is missing" in states["key-volumes"][1]
     finally:
         reapply()
 

@@ -189,7 +189,7 @@ def test_what_cannot_be_asked_of_s3_is_said(moto, monkeypatch):
     ((state, what),) = _look("s3", without)
     assert (state, what) == (
         "could not tell",
-        "the secret fedemb-s3-gate was not to be read (404)",
+        "the secret fedemb-s3-gate could not be read (404)",
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     ((state, what),) = _look("s3", secrets)
