@@ -22,7 +22,7 @@ from fedemb.ledger import (
     Ledger,
     Reservation,
     begin_policy,
-    blocks_of,
+    charged_content,
     check_high_water,
     ensure_policy_key,
     ensure_trust,
@@ -34,7 +34,6 @@ from fedemb.ledger import (
     write_reservation,
 )
 from fedemb.planted_bug_suite import read_record, record_problem
-from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.plan_document import read_plan
@@ -101,12 +100,7 @@ def run(
         _check_before_charge(config, plan, ledger, run_id, suite)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     content = {
-        "purpose": config.purpose,
-        "blocks_requested": blocks_of(config.partition),
-        "event": event_to_json(plan.event()),
-        "relation": plan.relation.name,
-        "delta": config.policy.delta,
-        "rounds": plan.rounds,
+        **charged_content(config, plan),
         "plan_sha": plan.digest,
         "config_sha": config_digest(config),
         "code_sha": code_digest(config),

@@ -113,24 +113,15 @@ def composition(terms: PolicyTerms) -> str:
 
 def content_of(config: RunConfig) -> dict[str, Any]:
     """What a reservation of this configuration would bind, as far as budget is concerned."""
-    from fedemb.ledger import blocks_of
-    from fedemb.privacy.accounting.events import event_to_json
+    from fedemb.ledger import charged_content
     from fedemb.privacy.mechanisms.registry import plan_mechanism
 
-    plan = plan_mechanism(config)
-    return {
-        "purpose": config.purpose,
-        "blocks_requested": blocks_of(config.partition),
-        "event": event_to_json(plan.event()),
-        "relation": plan.relation.name,
-        "delta": config.policy.delta,
-        "rounds": plan.rounds,
-    }
+    return charged_content(config, plan_mechanism(config))
 
 
 def fitting(ledger: Ledger, content: Mapping[str, Any]) -> int:
     """How many more runs with this content the worst requested block can pay, 100,000 at most."""
-    charge = _charge(content)
+    charge = Charge.planned(content)
     terms, state = ledger.terms, ledger.state
     blocks = content["blocks_requested"]
 
@@ -182,14 +173,7 @@ def planned_series(config: RunConfig) -> tuple[int, float] | None:
     if terms.series is None:
         return None
     runs = terms.series.runs
-    return runs, spent(terms, [_charge(content_of(config))] * runs).epsilon
-
-
-def _charge(content: Mapping[str, Any]) -> Charge:
-    from fedemb.documents.artifacts import canonical_json
-
-    event, rounds = canonical_json(content["event"]), content["rounds"]
-    return Charge(-1, "", event, content["relation"], rounds, rounds)
+    return runs, spent(terms, [Charge.planned(content_of(config))] * runs).epsilon
 
 
 def admission(ledger: Ledger, config: RunConfig) -> str:

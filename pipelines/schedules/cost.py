@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import BudgetExceeded, ConfigError, LedgerError
 from fedemb.pipelines.schedules.schedule import Schedule
 from fedemb.storage import open_store
@@ -51,8 +50,7 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
       ConfigError: the run has no price.
     """
     from fedemb.ledger.budget import Charge
-    from fedemb.ledger.terms import series_of, terms_of
-    from fedemb.privacy.accounting.events import event_to_json
+    from fedemb.ledger.terms import charged_content, series_of, terms_of
     from fedemb.privacy.mechanisms.registry import plan_mechanism
 
     if not config.mechanism.private:
@@ -60,14 +58,7 @@ def charge_of(config: RunConfig) -> tuple[Charge, PolicyTerms]:
             f"mechanism.kind={config.mechanism.kind} has no price and cannot be scheduled"
         )
     plan = plan_mechanism(config)
-    charge = Charge(
-        sequence=0,
-        run_id="",
-        event=canonical_json(event_to_json(plan.event())),
-        relation=plan.relation.name,
-        rounds=plan.rounds,
-        rounds_charged=plan.rounds,
-    )
+    charge = Charge.planned(charged_content(config, plan))
     return charge, terms_of(config, series_of(config, plan))
 
 

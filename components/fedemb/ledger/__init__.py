@@ -28,5 +28,6 @@ from fedemb.ledger.terms import PlannedSeries as PlannedSeries
 from fedemb.ledger.terms import PolicyTerms as PolicyTerms
 from fedemb.ledger.terms import UserTerms as UserTerms
 from fedemb.ledger.terms import blocks_of as blocks_of
+from fedemb.ledger.terms import charged_content as charged_content
 from fedemb.ledger.terms import series_of as series_of
 from fedemb.ledger.terms import terms_of as terms_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused
 from fedemb.ledger.budget import Charge, in_series
 from fedemb.ledger.state import LedgerState
@@ -48,14 +47,7 @@ def admit(state: LedgerState, policy_id: str, run_id: str, content: Mapping[str,
         )
     if content["purpose"] == "simulation":
         return blocks
-    charge = Charge(
-        sequence=-1,
-        run_id=run_id,
-        event=canonical_json(content["event"]),
-        relation=content["relation"],
-        rounds=content["rounds"],
-        rounds_charged=content["rounds"],
-    )
+    charge = Charge.planned(content, run_id)
     if terms.series is not None and terms.unplanned_runs == "refuse":
         if not in_series(terms, charge):
             raise PlanMismatch(

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, Self
 
 from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfComposedDpEvent
 
-from fedemb.documents.artifacts import sha256_hex
+from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.errors import LedgerError
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.privacy.accounting.sampler_share import with_sampler_share
@@ -45,6 +45,18 @@ class Charge:
     """Rounds reserved."""
     rounds_charged: int
     """Rounds started, once committed; else as reserved."""
+
+    @classmethod
+    def planned(cls, content: Mapping[str, Any], run_id: str = "") -> Self:
+        """Of a run that is not in the ledger yet.
+
+        Args:
+          content: `event` (JSON), `relation` and `rounds`, as in `charged_content`.
+          run_id: the run; empty where nobody is told which.
+        """
+        rounds = int(content["rounds"])
+        event = canonical_json(content["event"])
+        return cls(-1, run_id, event, content["relation"], rounds, rounds)
 
     @property
     def event_sha(self) -> str:

@@ -236,6 +236,21 @@ def _held_out(partition: PartitionConfig) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name != "classes" or value}
 
 
+def charged_content(config: RunConfig, plan: MechanismPlan) -> dict[str, Any]:
+    """What the reservation of a run binds as far as its charge is concerned.
+
+    The rest of a reservation is digests: of plan, configuration, code and input.
+    """
+    return {
+        "purpose": config.purpose,
+        "blocks_requested": blocks_of(config.partition),
+        "event": event_to_json(plan.event()),
+        "relation": plan.relation.name,
+        "delta": config.policy.delta,
+        "rounds": plan.rounds,
+    }
+
+
 def blocks_of(partition: PartitionConfig) -> list[str]:
     """The user blocks a run asks for: `cohort/bucket`, from public constants alone."""
     return [
