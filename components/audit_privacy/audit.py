@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import logging
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,9 @@ def _attack_real_users(
                 ):
                     pieces.append(piece)
             sizes.append(len(rows))
-    if min(sizes) < MIN_USERS:
+    # Nothing that is seen of training users decides whether the run goes on, nor its exit code: of
+    # a model that diverged the evaluation says so.
+    if min(sizes) < MIN_USERS or not all(np.isfinite(piece).all() for piece in chain(*seen)):
         return None
     owner_of = np.concatenate(owners)
     after, before = (

@@ -16,7 +16,6 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import Attack, attack_on
-from fedemb.errors import Diverged
 from fedemb.steps.audit_privacy.attack import verification_scores
 
 _TINY = 1e-30
@@ -39,12 +38,9 @@ class Scoring(ABC):
         """One score a user, float64 `[users]`.
 
         Args:
-          seen: of all images, as of `look`.
+          seen: of all images, as of `look`; finite.
           owners: int `[images]`, user of each image, 0..users-1.
           users: number of users.
-
-        Raises:
-          Diverged: an output is not finite.
         """
 
     @abstractmethod
@@ -98,11 +94,6 @@ class ConfidenceScore(Scoring):
 
     def scores(self, seen: np.ndarray, owners: np.ndarray, users: int) -> np.ndarray:
         """Mean over each unit's images; NaN for one without any."""
-        if not np.isfinite(seen).all():
-            raise Diverged(
-                "a probability is not finite, so nobody can be scored: the model diverged; its "
-                "budget is spent, lower the learning rates of the next run"
-            )
         counts = np.bincount(owners, minlength=users)
         with np.errstate(invalid="ignore"):
             return np.bincount(owners, seen, minlength=users) / counts

@@ -34,7 +34,8 @@ BEGUN = (
     "is left out from the next run on"
 )
 RESUMING = "resuming after round %d of %d"
-ROUND = "round %d/%d, %s"
+ROUND = "round %d/%d"
+"""Without a time: how long a round takes tells how many take part, and a log stays."""
 STOPPING = "asked to stop: finishing the round at hand"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"

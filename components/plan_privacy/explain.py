@@ -20,13 +20,20 @@ _ACCOUNTANTS = {
 }
 
 
-def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee) -> list[str]:
-    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits."""
+def explain(plan: MechanismPlan, guarantee: PrivacyGuarantee, covers_change: bool) -> list[str]:
+    """Returns paragraphs: unit, adjacency, sampler, clip and noise, accountant, limits.
+
+    Args:
+      plan: the mechanism.
+      guarantee: its price.
+      covers_change: `covers_change_own_data` of the run.
+    """
     if not plan.private:
         return [plan.explanation]
     unit = UNITS[plan.unit]
     protected = f"Unit. {unit.whole[0].upper()}{unit.whole[1:]}. {unit.covered}"
-    paragraphs = [protected, plan.adjacency, plan.explanation]
+    changed = f"{'Also' if covers_change else 'Not'} covered is one {plan.unit} that {unit.change}."
+    paragraphs = [protected, f"{plan.adjacency} {changed}", plan.explanation]
     paragraphs.append(
         f"Clip and noise. A contribution is scaled down to norm {plan.l2_norm_clip:g}; "
         f"normal noise of {plan.noise_multiplier:g} times that is added to every entry of the sum, "

@@ -216,6 +216,7 @@ def _report(
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
     from fedemb.privacy.accounting.tuning import conditions, price_tuning
     from fedemb.privacy.mechanisms.registry import plan_from_json
+    from fedemb.privacy.planning.adjacency import covers_change_own_data
     from fedemb.privacy.planning.prices import finite
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
@@ -261,7 +262,8 @@ def _report(
             "conditions": conditions(trials, law),
         }
     if words:
-        fields["explanation"] = explain(mechanism, guarantee)
+        covers_change = covers_change_own_data(config, mechanism)
+        fields["explanation"] = explain(mechanism, guarantee, covers_change)
     if figure is not None:
         fields["extrapolation"] = extrapolate(config, mechanism, figure, users_per_client)
     if frontier is not None:

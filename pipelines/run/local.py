@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ from fedemb.reports.utility_words import utility_sentence
 
 EVENT = re.compile(r"fedemb-event: (\{.*\})")
 WARNING = re.compile(r"WARNING fedemb[\w.]*: (.*)")
-ROUND = re.compile(r"INFO fedemb\.training[\w.]*: (round .*)")
+ROUND = re.compile(r"INFO fedemb\.training[\w.]*: round (\d+)/(\d+)")
+RECENT = 16
+"""Rounds that the time left is told from: the first ones compile, and compute features once."""
 
 
 class View(Protocol):
@@ -108,12 +111,12 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
             start_new_session=True,
         ) as child,
     ):
-        stop = _StopOnInterrupt(child)
+        stop, pace = _StopOnInterrupt(child), Pace()
         assert child.stdout is not None  # PIPE above
         with stop:
             for line in child.stdout:
                 log.write(line)
-                if _follow(line, outcome, view, stop) == "step_finished":
+                if _follow(line, outcome, view, stop, pace) == "step_finished":
                     run.write_state(outcome.state())  # taken over, even if this process is killed
         code = child.wait()
     if code == 0:
@@ -131,7 +134,9 @@ def _interrupted(stop: _StopOnInterrupt) -> str:
     return "stopped on request" if stop.requested else ""
 
 
-def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> str | None:
+def _follow(
+    line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt, pace: Pace
+) -> str | None:
     """Shows a line of the log; returns the kind of event it told, if any."""
     if found := EVENT.search(line):
         event = json.loads(found.group(1))
@@ -151,10 +156,31 @@ def _follow(line: str, outcome: Outcome, view: View, stop: _StopOnInterrupt) -> 
                 view.failed(step, event["message"])
         return event["kind"]
     elif found := ROUND.search(line):
-        view.progress(stop.step, found.group(1))
+        ended, rounds = map(int, found.groups())
+        view.progress(stop.step, f"round {ended}/{rounds}, {pace.left(ended, rounds)}")
     elif found := WARNING.search(line):
         view.warned(found.group(1))
     return None
+
+
+class Pace:
+    """How long a training still takes, as who watches it sees; the training itself must not say."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[int, float]] = deque(maxlen=1 + RECENT)
+
+    def left(self, ended: int, rounds: int) -> str:
+        """The time left in words, after a round has ended."""
+        self._ended.append((ended, time.monotonic()))
+        (first, then), (_, now) = self._ended[0], self._ended[-1]
+        if ended >= rounds:
+            return "done"
+        if ended <= first:
+            return "time left unknown"
+        left = (now - then) / (ended - first) * (rounds - ended)
+        if left >= 90:
+            return f"about {round(left / 60)} min left"
+        return f"about {max(1, round(left / 10)) * 10} s left"
 
 
 class _StopOnInterrupt:

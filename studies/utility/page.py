@@ -70,8 +70,8 @@ def _sentence(line: Line) -> str:
     sure = "above zero" if line.gain.low > 0 else "not certain"
     return (
         f"{line.net}, {line.name} at noise {line.noise:g}: {line.recall.value:.3f}, "
-        f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}] against the stronger centralized training; gain "
-        f"over the public start {line.gain.value:+.3f}, {sure}."
+        f"{value:+z.0f} % [{low:+z.0f}, {high:+z.0f}] against the stronger centralized training; "
+        f"gain over the public start {line.gain.value:+.3f}, {sure}."
     )
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from fedemb.errors import ConfigError, InputError
+from fedemb.pipelines.run import local
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.local import EVENT, ROUND, iter_runs
+from fedemb.pipelines.run.local import EVENT, ROUND, Pace, iter_runs
 
 POLICY = ["storage.ledger=/policy/ledger", "storage.keys=/policy/keys"]
 
@@ -68,5 +69,20 @@ def test_runs_are_listed_newest_first(tmp_path):
 def test_events_and_rounds_are_found_behind_the_indentation_of_kfp():
     line = '    fedemb-event: {"kind": "step_started", "step": "plan_privacy", "pid": 7}\n'
     assert EVENT.search(line).group(1).startswith('{"kind"')
-    line = "    INFO fedemb.training.trainer: round 3/60, 12 s left\n"
-    assert ROUND.search(line).groups() == ("round 3/60, 12 s left",)
+    line = "    INFO fedemb.training.trainer: round 3/60\n"
+    assert ROUND.search(line).groups() == ("3", "60")
+
+
+def test_time_left_is_told_by_who_watches_from_recent_rounds(monkeypatch):
+    """The first rounds compile: after `RECENT` others they count no more."""
+    now = [0.0]
+    monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
+    pace, said = Pace(), {}
+    for ended in range(1, 61):
+        now[0] += 600.0 if ended == 2 else 6.0
+        said[ended] = pace.left(ended, 60)
+    assert said[1] == "time left unknown"
+    assert said[2] == "about 580 min left"
+    assert said[20] == "about 4 min left"
+    assert said[50] == "about 60 s left"
+    assert said[60] == "done"

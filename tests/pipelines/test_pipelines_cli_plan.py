@@ -100,6 +100,19 @@ def test_words_search_and_sentence(tmp_path):
     assert "warning: delta=3e-05 is above the customary" in out
 
 
+@pytest.mark.parametrize(
+    ("preset", "said"),
+    [
+        ("quickstart", "Also covered is one user that changes all of their own data."),
+        ("omniglot_identities", "Not covered is one user that changes all of their own data."),
+    ],
+)
+def test_words_say_whether_a_changed_user_is_covered_as_the_report_does(tmp_path, preset, said):
+    """Where a column decides who is held out, another value brings a person among those."""
+    words = call(tmp_path, "--config", preset, "--explain")
+    assert said in " ".join(words.split())
+
+
 def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
     arguments = (*NUMBERS, "--noise-multiplier", "4", "--extrapolate", "--json",
                  "--figure", str(tmp_path / "f.svg"))  # fmt: skip

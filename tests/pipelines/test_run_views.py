@@ -17,7 +17,7 @@ from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.index import _headline
 from fedemb.pipelines.run.load_config import load_config, with_data
-from fedemb.pipelines.run.local import Outcome, PlainView, _follow, _guarantee
+from fedemb.pipelines.run.local import Outcome, Pace, PlainView, _follow, _guarantee
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
 
@@ -37,7 +37,7 @@ LINES = [
 
 def _shown(view, render):
     for line in LINES:
-        _follow(line, Outcome(), view, _Child())  # pyright: ignore[reportArgumentType]
+        _follow(line, Outcome(), view, _Child(), Pace())  # pyright: ignore[reportArgumentType]
     return render()
 
 

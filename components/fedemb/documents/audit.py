@@ -107,6 +107,6 @@ class AuditReport(Document):
     users_at_most: Count
     bootstrap_samples: Count
     measured: AttackFigures | None
-    """None: private, or too few users on one of the sides."""
+    """None: private, too few users on one of the sides, or a model whose outputs are not finite."""
     mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
     """What the trainer found of its mechanism; None at level `monitoring`."""

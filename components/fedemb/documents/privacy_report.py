@@ -74,7 +74,7 @@ class Adjacency(Part):
 class Clip(Part):
     """How much of one virtual client counts."""
 
-    kind: Literal["global_l2_per_virtual_client"]
+    kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
     l2_norm_clip: float
     adaptive: Json | None
 
@@ -114,7 +114,7 @@ class MechanismFacts(Part):
     sampling_probability: float | None
     virtual_clients: Count
     groupings: Count
-    grouping_rule: Literal["keyed_hash_of_user_id"]
+    grouping_rule: Literal["keyed_hash_of_user_id", "each_unit_alone"]
     rounds_planned: Count
     rounds_run: Count
     clip: Clip

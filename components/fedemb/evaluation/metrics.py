@@ -55,11 +55,10 @@ def require_finite(outputs: np.ndarray) -> None:
     Raises:
       Diverged: they hold NaN or infinity.
     """
-    wrong = int((~np.isfinite(outputs)).sum())
-    if wrong:
+    if not np.isfinite(outputs).all():
         raise Diverged(
-            f"{wrong} of {outputs.size} numbers that the model gives are not finite: it diverged; "
-            "its budget is spent, lower the learning rates of the next run"
+            "numbers that the model gives are not finite: it diverged; its budget is spent, lower "
+            "the learning rates of the next run"
         )
 
 

@@ -44,6 +44,8 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
+    if case.same_environment:
+        wanted["version"] = (case.evidence.utility.version, utility.newest)
     if utility.measured and case.evidence.utility.version > 1:  # before, no report had them all
         wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
     for name, (found, expected) in wanted.items():

@@ -45,21 +45,21 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
     folders = (name.split("/") for name in store.list())
     held = Counter(path[0] for path in folders if len(path) == 2 and path[1] != _OWNER)
     mine = held.pop(policy_id, 0)
-    here = f"{store.uri} holds {mine} deletion marks of policy {policy_id!r}"
     if mine:
         _require_owner(uri, keys, policy_id)
     if keys.used(_count(policy_id, mine + 1)):
-        raise StorageError(
-            f"{here}, and there were more: {_CONSEQUENCE}; mount or restore it, name the right "
-            "store, or forget the lost users again with `fedemb forget --lost`"
+        raise StorageError(  # how many were forgotten is told to whoever forgets, and to no log
+            f"{store.uri} lacks deletion marks of policy {policy_id!r}: {_CONSEQUENCE}; mount or "
+            "restore it, name the right store, or forget the lost users again with `fedemb forget "
+            "--lost`"
         )
     more = sorted(other for other, number in held.items() if number > mine)
     if more:
         raise StorageError(
-            f"{here} and {held[more[0]]} of {more[0]!r}: {_CONSEQUENCE}, because deletion marks "
-            "are keyed and count in their own policy only; give each of their ids to `fedemb "
-            "forget` under this policy too. A policy of other people needs a "
-            "storage.deletion_marks of its own"
+            f"{store.uri} holds more deletion marks of {more[0]!r} than of policy {policy_id!r}: "
+            f"{_CONSEQUENCE}, because deletion marks are keyed and count in their own policy only; "
+            "give each of their ids to `fedemb forget` under this policy too. A policy of other "
+            "people needs a storage.deletion_marks of its own"
         )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, cast
 
-from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig
+from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
+from fedemb.data.source_parts import source_format
 from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
 from fedemb.privacy.accounting.events import event_to_json
@@ -22,6 +23,7 @@ _SETTINGS = {
     "evaluation": "partition.evaluation",
     "series": "policy.planned_runs and the plan they repeat",
     "witness_sha": "the digest of storage.witness",
+    "identifiers": "the rule of ids (of images without a user column: data.source.format)",
 }
 """Where a configuration says it; everything else is `policy.<name>`."""
 
@@ -91,7 +93,8 @@ class PolicyTerms:
     """How many people must approve a release."""
     series: PlannedSeries | None = None
     identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
-    """Version of id canonicalisation, user hash and block rule: another one is another policy."""
+    """Version of id canonicalisation, user hash and block rule: another one is another policy.
+    Where images are units and are told apart by their names, `identifiers_of` says so."""
     witness_sha: str = ""
     """Digest of the address of the witness, see `witness_sha`; empty: none was named."""
     trust_sha: str = ""
@@ -193,6 +196,18 @@ def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:
     )
 
 
+def identifiers_of(source: SourceConfig) -> str:
+    """The rule by which units of a source are told apart.
+
+    Images without users are known by their bytes in Parquet and TFRecord, and by their names in CSV
+    and folders: the same photographs in another format would be other units, and those that were
+    measured exactly would train.
+    """
+    kind = "parquet" if source.uri == "builtin" else source_format(source)
+    named = source.columns.user_id is None and kind in ("csv", "image_folder")
+    return f"{PolicyTerms.identifiers};{kind}-name/1" if named else PolicyTerms.identifiers
+
+
 def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
     """The terms a configuration asks for.
 
@@ -217,6 +232,7 @@ def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:
             evaluation=_held_out(partition),
         ),
         unit=policy.unit,
+        identifiers=identifiers_of(source),
         covers_change_own_data=policy.covers_change_own_data,
         unplanned_runs=policy.unplanned_runs,
         approvals=policy.approvals,

@@ -75,8 +75,8 @@ def _attack_sentence(report: AuditReport) -> str:
         )
     if report.measured is None:
         return (
-            f"Monitoring only: there are too few {who} that can be scored on one of the sides, so "
-            "the attack was not run."
+            f"Monitoring only: there are too few {who} that can be scored on one of the sides, or "
+            "the model gives numbers that are not finite, so the attack was not run."
         )
     plain, calibrated = report.measured.plain.auroc, report.measured.calibrated.auroc
     figures = (

@@ -156,17 +156,21 @@ def _setting(
 def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict[str, Any]:
     adaptive = plan.adaptive_clip
     commit: dict[str, Any] = dict(attempt.commit.body) if attempt.commit else {}
+    alone = "unit" if plan.samples_units else "virtual_client"
+    clipped = "image" if plan.samples_images else alone
     return {
         "name": plan.kind,
         "plan_sha": plan.digest,
         "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,
-        "grouping_rule": "keyed_hash_of_user_id",
+        "grouping_rule": "keyed_hash_of_user_id"
+        if clipped == "virtual_client"
+        else "each_unit_alone",
         "rounds_planned": plan.rounds,
         "rounds_run": commit.get("rounds_started"),
         "clip": {
-            "kind": "global_l2_per_virtual_client",
+            "kind": f"global_l2_per_{clipped}",
             "l2_norm_clip": plan.l2_norm_clip,
             "adaptive": adaptive.model_dump() if adaptive else None,
         },

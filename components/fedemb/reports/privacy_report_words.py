@@ -83,14 +83,13 @@ def report_sentence(report: PrivacyReport | Mapping[str, Any]) -> str:
     """
     fields = report.content() if isinstance(report, PrivacyReport) else report
     unit, share = fields["unit"], fields["unit"].get("held_out_share")
-    changes = "changes all of their own data" if unit["unit"] == "user" else "becomes another image"
     covered = (
         "also covered is" if fields["adjacency"]["covers_change_own_data"] else "not covered is"
     )
-    many = UNITS[unit["unit"]].many
+    change, many = UNITS[unit["unit"]].change, UNITS[unit["unit"]].many
     held_out = f"about {share:.3g} of all {many}" if share else "those with the held-out values"
     return (
-        f"{guarantee_sentence(fields['guarantee'])}; {covered} one {unit['unit']} that {changes}; "
+        f"{guarantee_sentence(fields['guarantee'])}; {covered} one {unit['unit']} that {change}; "
         f"{many} held out for evaluation ({held_out}) are measured exactly and have no guarantee"
     )
 

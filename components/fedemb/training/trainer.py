@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +26,6 @@ from fedemb.training.interrupt import StopRequest
 from fedemb.training.round_log import RoundLog, RoundRecord
 
 _LOG = logging.getLogger(__name__)
-
-RECENT = 16
-"""Rounds that the time left is told from: the first ones compile, and compute features once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +138,6 @@ class Trainer:
         if first:
             _LOG.info(events.RESUMING, first, rounds)
         figures = Diagnostics(attempt.diagnostics, first)
-        times = deque([time.monotonic()], maxlen=1 + RECENT)
         index = GroupIndex.load(attempt.users)
         feed = Feed(self._function, first=first, index=index, load=self._load)
         try:
@@ -154,9 +148,7 @@ class Trainer:
                     slope = self._look(done.record)
                     figures.write(done.index, describe(done, mechanism.plan) | slope)
                     ended = done.index + 1
-                    times.append(time.monotonic())
-                    pace = (times[-1] - times[0]) / (len(times) - 1)
-                    _LOG.info(events.ROUND, ended, rounds, _rest(rounds - ended, pace))
+                    _LOG.info(events.ROUND, ended, rounds)
                     due = ended % attempt.config.training.checkpoint_every == 0
                     if due or stop.requested or ended == rounds:
                         self._save(progress)
@@ -182,11 +174,3 @@ class Trainer:
         for record in self._uncovered:
             log.cut(record)
         self._uncovered = []
-
-
-def _rest(rounds: int, pace: float) -> str:
-    """Progress in public words. The time left is coarse: exact times tell how many took part."""
-    left = pace * rounds
-    unit = 60 if left >= 90 else 10
-    about = f"{round(left / unit)} min" if unit == 60 else f"{max(1, round(left / 10)) * 10} s"
-    return f"about {about} left" if rounds else "done"

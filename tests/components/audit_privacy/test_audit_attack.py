@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedemb.errors import Diverged, InputError
+from fedemb.errors import InputError
 from fedemb.evaluation.bootstrap import Estimate
 from fedemb.steps.audit_privacy.attack import AttackResult, attack, verification_scores
 from fedemb.steps.audit_privacy.scoring import ConfidenceScore, VerificationScore
@@ -67,11 +67,6 @@ def test_a_score_that_is_not_finite_is_an_error(bad):
 def test_an_empty_side_is_an_error():
     with pytest.raises(InputError, match="at least 10"):
         attack(np.zeros(20), np.zeros(0), samples=20)
-
-
-def test_embeddings_that_are_not_finite_are_an_error():
-    with pytest.raises(Diverged, match="not finite"):
-        verification_scores(np.full((4, 2), np.nan), np.array([0, 0, 1, 1]), 2)
 
 
 # ---- the self-test, with broken auditors ---------------------------------------------------------
@@ -161,12 +156,10 @@ def test_a_unit_of_one_image_has_a_score_and_one_of_several_their_mean():
     assert scores.tolist() == [1.0, 3.5]
 
 
-def test_probability_of_zero_or_one_is_finite_and_one_that_is_no_number_an_error():
+def test_probability_of_zero_or_one_is_finite():
     scoring = ConfidenceScore()
 
     def seen(right):
         return np.log(right + 1e-30) - np.log(1 - right + 1e-30)
 
     assert np.isfinite(scoring.scores(seen(np.array([0.0, 1.0])), np.arange(2), 2)).all()
-    with pytest.raises(Diverged, match="not finite"):
-        scoring.scores(np.array([np.nan, 0.0]), np.arange(2), 2)

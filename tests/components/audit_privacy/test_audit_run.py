@@ -95,6 +95,22 @@ def test_too_few_users_are_said_privately_and_do_not_fail_the_run(copied, tmp_pa
     assert "too few users" in audit_sentence(figures_of(copied))
 
 
+@pytest.mark.parametrize("scale", [np.nan, 1e38])
+def test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told(copied, tmp_path, scale):
+    """Whether the audit fails, and with which counts, would be for training images to say."""
+    backbone = load_backbone(copied.root / "model" / "backbone.keras", config().model)
+    backbone.set_weights([weight * scale for weight in backbone.get_weights()])
+    backbone.save(copied.root / "model" / "backbone.keras")
+    card = read(copied.root / "model" / "model.json", ModelCard).body
+    weights_sha = file_digest(copied.root / "model" / "backbone.keras")
+    copied.sign(
+        copied.root / "model" / "model.json", card.model_copy(update={"weights_sha": weights_sha})
+    )
+    assert run(copied.context(config(), tmp_path))["measured"] is None
+    assert figures_of(copied).measured is None
+    assert "not finite" in audit_sentence(figures_of(copied))
+
+
 def test_the_public_report_does_not_tell_how_many_users_trained(copied, tmp_path):
     one = run(copied.context(config(), tmp_path))
     shutil.rmtree(copied.private / "users")

@@ -16,6 +16,7 @@ from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
 from fedemb.training.claim import claim
 from tests.evaluation_run import config
+from tests.training_run import classifier_config
 
 
 @pytest.fixture
@@ -176,6 +177,26 @@ def test_who_a_user_is_stays_for_life(kit, change, named):
     with pytest.raises(Refused, match=rf"{named}.*for life.*another policy_id"):
         kit.open().check_terms(kit_.terms(users=users))
     kit.open().check_terms(kit_.terms())
+
+
+def test_how_images_without_users_are_told_apart_stays_for_life():
+    """Their bytes and their names are other units: who was measured exactly would train."""
+
+    def terms(kind, **changes):
+        images = {"policy.unit": "image", "data.source.columns.user_id": None}
+        images["training.unit_gradient.images_per_unit"] = 1
+        return terms_of(
+            classifier_config(**{**images, "data.source.format": kind, **changes}), None
+        )
+
+    ours = terms("parquet")
+    assert not ours.differences(terms("tfrecord"))
+    for kind in ("csv", "image_folder"):
+        (changed,) = ours.differences(terms(kind))
+        assert "data.source.format" in changed
+        assert not terms(kind).differences(terms(kind))
+        users = {"policy.unit": "user", "data.source.columns.user_id": "person"}
+        assert not terms("parquet", **users).differences(terms(kind, **users))
 
 
 def test_which_classes_can_be_held_out_stays_for_life():

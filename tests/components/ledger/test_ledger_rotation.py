@@ -9,7 +9,7 @@ import ledger_kit as kit_
 import numpy as np
 import pytest
 
-from fedemb.errors import FedEmbError, LedgerError, Refused, SignatureInvalid
+from fedemb.errors import FedEmbError, GateDenied, LedgerError, Refused, SignatureInvalid
 from fedemb.errors import StorageError as Retry
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
@@ -221,6 +221,8 @@ def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
     for step in STEPS[2:]:
         if STEPS[STEPS.index(step) - 1] == last:
             rotate_keys(run.ledger_uri, run.keys, REASON)
+            if last == "measure":  # see the test below
+                run.do_measure()
         getattr(run, f"do_{step}")()
     if last == "gate":
         rotate_keys(run.ledger_uri, run.keys, REASON)
@@ -229,6 +231,20 @@ def test_run_goes_on_over_a_rotation_between_any_two_steps(tmp_path, last):
     with honest_run.stand_in_for_serving():
         assert problems_of(bundle, pinned) == []
         assert problems_of(bundle, pinned, run.ledger_uri) == []
+
+
+def test_what_no_record_names_counts_under_no_key_retired_before_the_report(tmp_path):
+    """With the retired key of `evaluate` or `audit` somebody could have written them since."""
+    run = honest_run.start(tmp_path)
+    for step in STEPS[: STEPS.index("account")]:
+        getattr(run, f"do_{step}")()
+    rotate_keys(run.ledger_uri, run.keys, REASON)
+    run.do_account()
+    with pytest.raises(GateDenied, match=r"had retired.*had retired"):
+        run.do_gate()
+    run.do_measure()
+    run.do_account()
+    run.do_gate()
 
 
 # ---- releases ---------------------------------------------------------------------------------

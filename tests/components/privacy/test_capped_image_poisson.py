@@ -244,6 +244,10 @@ def test_it_has_no_price_but_the_mixtures():
         ({"training.unit_gradient.images_per_unit": 2}, "images_per_unit=2"),
         ({"mechanism.images_per_round": 10**6}, "images_per_round=1000000"),
         (
+            {"policy.users_lower_bound": 2**28, "policy.delta": 1e-10},
+            "more images than the 268435456",
+        ),
+        (
             {"policy.unit": "image", "data.source.columns.user_id": None},
             "protects users by a cap on their images",
         ),

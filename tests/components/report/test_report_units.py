@@ -53,7 +53,7 @@ def said(request, tmp_path_factory):
     return request.param, {
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),
         "card": "\n".join(part for part in card.splitlines() if not part.startswith("Audit: ")),
-        "plan": "\n".join(explain(plan, guarantee_of(plan, config.policy.delta))),
+        "plan": "\n".join(explain(plan, guarantee_of(plan, config.policy.delta), False)),
         "warnings": "\n".join(
             text for code, text in warnings(config).items() if code != "delta_above_customary"
         ),

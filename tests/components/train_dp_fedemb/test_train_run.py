@@ -349,9 +349,7 @@ def test_progress_line_is_public(ready, caplog):
     caplog.set_level("INFO", logger="fedemb.training")
     ready.train()
     lines = [r.message for r in caplog.records if r.message.startswith("round ")]
-    assert len(lines) == 6
-    for number, line in enumerate(lines, 1):
-        assert re.fullmatch(rf"round {number}/6, (about \d+ (s|min) left|done)", line)
+    assert lines == [f"round {number}/6" for number in range(1, 7)]  # and nothing that times it
 
 
 @pytest.mark.parametrize(

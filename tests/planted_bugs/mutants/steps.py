@@ -184,6 +184,17 @@ MUTANTS = (
     # Exact figures that leave
     one(
         21,
+        "outputs_on_training_images_end_the_audit",
+        (
+            "components/audit_privacy/audit.py",
+            "or not all(np.isfinite(piece).all() for piece in chain(*seen))",
+            "",
+        ),
+        "tests/components/audit_privacy/test_audit_run.py::"
+        "test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told",
+    ),
+    one(
+        21,
         "raw_figures_in_the_metadata_of_an_artifact",
         (
             "components/train_dp_fedemb/component.py",
@@ -197,8 +208,8 @@ MUTANTS = (
         "progress_tells_how_many_took_part",
         (
             "components/fedemb/training/trainer.py",
-            "events.ROUND, ended, rounds, _rest(",
-            "events.ROUND, len(done.sums.clients), rounds, _rest(",
+            "events.ROUND, ended, rounds)",
+            "events.ROUND, len(done.sums.clients), rounds)",
         ),
         "tests/components/train_dp_fedemb/test_train_run.py::test_progress_line_is_public",
     ),

@@ -20,6 +20,8 @@ class UnitWords(NamedTuple):
     """What the guarantee is for."""
     reach: str
     """How far the protection of each unit goes, after a comma."""
+    change: str
+    """What a unit does that stays and is another afterwards, after "one user that"."""
     covered: str
     """What is covered and what is not, in sentences."""
 
@@ -30,6 +32,7 @@ UNITS: dict[Unit, UnitWords] = {
         many="users",
         whole="one user with everything they own",
         reach="for everything they own",
+        change="changes all of their own data",
         covered="All images under one user id are covered together, however many: the guarantee "
         "does not multiply by images. A person who appears under two user ids, or in other "
         "people's images, is not covered as one.",
@@ -39,6 +42,7 @@ UNITS: dict[Unit, UnitWords] = {
         many="images",
         whole="one image",
         reach="each by itself",
+        change="becomes another image",
         covered="Single images are covered, each by itself. Whoever owns several is protected "
         "less: k images multiply epsilon by about k. Nothing is promised for a person with "
         "everything they own.",

@@ -67,6 +67,12 @@ class CappedImagePoissonConfig(NoisedConfig):
                 f"(partition.max_images_per_user) of each of the {config.policy.users_lower_bound} "
                 "users the policy promises; lower it"
             )
+        if most * config.policy.users_lower_bound > MOST_UNITS:
+            raise ValueError(
+                f"partition.max_images_per_user={most} of each of the "
+                f"{config.policy.users_lower_bound} users the policy promises are more images than "
+                f"the {MOST_UNITS} that one exact sum has room for; lower it"
+            )
 
 
 class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):

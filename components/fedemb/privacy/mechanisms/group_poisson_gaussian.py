@@ -91,7 +91,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
     @override
     def adjacency(self) -> str:
         return (
-            "Adjacency. Two data sets that differ by one user being there or not, or by everything "
-            "that user owns. Either way one virtual client's update is replaced by another, which "
-            "is what REPLACE_ONE stands for here: no user is swapped for another."
+            "Adjacency. Two data sets that differ by one user with everything they own being there "
+            "or not: one virtual client's update is replaced by another, which is what REPLACE_ONE "
+            "stands for here: no user is swapped for another."
         )

@@ -397,8 +397,8 @@ class MechanismPlan(MechanismConfig):
     def adjacency(self) -> str:
         """What may differ between the two data sets, for `fedemb plan --explain`."""
         return (
-            "Adjacency. Two data sets that differ by one user being there or not, or by everything "
-            "that user owns; the factor 2 of the changed update is in the event's noise multiplier."
+            "Adjacency. Two data sets that differ by one user with everything they own being there "
+            "or not; the factor 2 of the changed update is in the event's noise multiplier."
         )
 
     @property
