@@ -25,6 +25,7 @@ from fedemb.documents.audit import AttackFigures, AuditReport
 from fedemb.documents.document import written
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.planted_bug_suite import read_record
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
@@ -87,11 +88,11 @@ def run(context: StepContext) -> dict[str, Any]:
     }
     private = AuditReport.of_fields({**fields, "figures": "open", "measured": figures})
     closed = AuditReport.of_fields({**fields, "figures": "private", "measured": None})
-    signer = Signer.newest(context.keys, "audit")
+    signer, plan = Signer.newest(context.keys, "audit"), plan_mechanism(config)
     store.write("audit.json", written(private, signer.sign(private.content())).data)
-    store.write("audit.html", audit_page(private).encode())
+    store.write("audit.html", audit_page(private, plan).encode())
     report = private if config.purpose == "simulation" else closed
-    write_bytes(artifacts.audit_page, audit_page(report).encode())
+    write_bytes(artifacts.audit_page, audit_page(report, plan).encode())
     logger.info(events.AUDITED, audit_sentence(report))
     return write_signed(artifacts.audit_report, report, signer).json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.documents.fields import Interval
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import LIMITATIONS, audit_sentence
 
@@ -32,8 +33,16 @@ def _seen(self_test: SelfTest) -> dict[str, str]:
     }
 
 
-def audit_page(report: AuditReport) -> str:
-    """Renders `audit_report.html`; the same report gives the same bytes."""
+_CANARIES = {
+    "noise_multiplier": ("noise multiplier", "in coordinates of their own"),
+    "contribution": ("clip", "length of a vector that was longer, in clips"),
+    "sampling_probability": ("sampling probability", "share of rounds they took part in"),
+}
+"""What canaries measured: its name, and how."""
+
+
+def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
+    """Renders `audit_report.html`; the same report and plan give the same bytes."""
     failed, seen = report.self_test.failed, _seen(report.self_test)
     leak, chart = False, None
     if report.measured is not None:
@@ -51,6 +60,15 @@ def audit_page(report: AuditReport) -> str:
         chart = pages.bar_chart(
             bars, x_label="AUROC (0.5 is blind)", alt=alt, x_limits=(0.0, 1.0), reference=0.5
         )
+    witness = report.mechanism and report.mechanism.witness
+    canaries = (
+        [
+            (*_CANARIES[name], found, planned, tolerance, name not in witness.off(plan))
+            for name, (found, planned, tolerance) in witness.bounds(plan).items()
+        ]
+        if witness
+        else []
+    )
     return pages.render(
         "audit_report.html",
         tone="bad" if leak or failed else "plain",
@@ -58,5 +76,6 @@ def audit_page(report: AuditReport) -> str:
         sentence=audit_sentence(report),
         limitations=LIMITATIONS,
         chart=chart,
+        canaries=canaries,
         cases=[(*words, seen[name], name not in failed) for name, words in _CASES.items()],
     )

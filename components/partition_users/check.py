@@ -23,10 +23,10 @@ from fedemb.steps.partition_users.census import Census, take_census
 from fedemb.storage import join, open_store
 
 BAD = {
-    "user_id_missing": "no user id (empty, null, not text)",
+    "user_id_missing": "no user id (empty, null, or no text in UTF-8)",
     "label_missing": "no class",
     "cohort_missing": "no cohort",
-    "image_missing": "no image, or its file is not there",
+    "image_missing": "no image, or no file of that name below data.source.image_root",
     "image_empty": "image of zero bytes",
     "not_decodable": "bytes that are no PNG, JPEG, WebP, GIF or HEIC, or cut",
     "too_many_pixels": "more pixels than data.max_pixels",

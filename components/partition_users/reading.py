@@ -11,7 +11,7 @@ from apache_beam.pvalue import PCollection
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import KeyRef
-from fedemb.data.sources import Part, read_part, source_format, split_part
+from fedemb.data.sources import Part, read_part, split_part
 from fedemb.steps.partition_users.shards import Place
 
 
@@ -57,7 +57,7 @@ def read_batches(
         | f"{name}Split" >> beam.FlatMap(split_part)
         | f"{name}Parts" >> beam.Reshuffle()
     )
-    if source_format(source) == "tfrecord":
+    if source.file_format == "tfrecord":
         from fedemb.steps.partition_users.tfrecords import read_tfrecords
 
         batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)

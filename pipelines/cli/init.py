@@ -22,6 +22,8 @@ _SIZES = (28, 32, 48, 64)
 """Sizes of the model to choose from: the largest that most photos have."""
 _LEAST_CLIENTS = 8
 """Virtual clients of a round, at least, where there are as many."""
+_NOBODY = 1e-12
+"""Share that is held out while all are counted: whom it falls on is for the run's key to say."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def init(
     Asks for the three numbers that only you know, unless they are given. What is counted is private
     and is printed for you alone; no count goes into the file.
     """
+    from fedemb.documents.artifacts import write_bytes
     from fedemb.pipelines.cli.plan import calibrated
     from fedemb.pipelines.run.load_config import load_config, validate
     from fedemb.steps.partition_users.check import too_few_classes
@@ -145,7 +148,7 @@ def init(
         tree["partition"]["evaluation"]["classes"] = named
     planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
     tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
-    output.write_text(_text(tree, output))
+    write_bytes(output, _text(tree, output).encode())
     written = load_config(output)
     typer.echo(f"\nwrote {output}")
     for line in _prospects(written):
@@ -154,7 +157,8 @@ def init(
         typer.echo(f"warning: {few}")
     typer.echo(
         f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
-        f"fedemb run --config {output} --policy POLICY"
+        f"fedemb run --config {output} for a simulation, and with purpose: release and --policy "
+        "POLICY, which fixes the policy's terms for its life, for a model"
     )
 
 
@@ -188,12 +192,13 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     from fedemb import NotPrivateConfig
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.census import take_census
+    from fedemb.steps.partition_users.check import BAD
 
     config = validate(
         {
             "purpose": "simulation",
             "data": {"source": source.model_dump(mode="json")},
-            "partition": {"virtual_clients": 1},
+            "partition": {"virtual_clients": 1, "evaluation": {"by": "hash", "fraction": _NOBODY}},
             "model": {"image_size": _SIZES[-1], "channels": 3, "aspect_ratio": aspect_ratio},
             "mechanism": NotPrivateConfig(rounds=1, sampling_probability=1.0).model_dump(),
             "policy": {"users_lower_bound": 2, "delta": 0.1, "epsilon_cap": 1.0},
@@ -201,8 +206,13 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     )
     census = take_census(config, progress)
     if not census.samples:
+        found = [
+            f"{census.counts[name]:,}: {text}" for name, text in BAD.items() if census.counts[name]
+        ]
+        why = f" ({'; '.join(found)})" if found else ", as only one user has any"
         raise InputError(
-            f"no photo of {source.uri} can be used; `fedemb check-data` says why, record by record"
+            f"no photo of {source.uri} can be trained on{why}; mend them, or name the columns with "
+            "--column WHAT=NAME"
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
     return census, max(fitting, default=_SIZES[0]), 3 if census.colour else 1
@@ -235,14 +245,20 @@ def _pixels_of(start: str, said: str | None) -> str:
 
 
 def _say(census: Census) -> None:
+    from fedemb.privacy.accounting.units import count_of
     from fedemb.steps.partition_users.check import BAD
 
     users, sizes = len(census.sizes) + len(census.held_out_sizes), census.sizes
     typer.echo(
-        f"{census.counts['rows']:,} photos; {users:,} users can be used, {sizes.mean():.3g} photos "
-        f"each; {census.classes:,} classes, {census.common_classes:,} of them of more than one "
-        "user (private figures, for you)"
+        f"{count_of(census.counts['rows'], 'photo')}; {count_of(users, 'user')} can be used, "
+        f"{sizes.mean():.3g} photos each; {census.classes:,} classes, {census.common_classes:,} of "
+        "them of more than one user (private figures, for you)"
     )
+    if users == 1:
+        typer.echo(
+            "warning: all photos are of one user; a folder holds a folder for each, and --column "
+            "user_id=NAME names the column of a table"
+        )
     for name, text in BAD.items():
         if census.counts[name]:
             typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")

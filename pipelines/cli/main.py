@@ -130,7 +130,7 @@ def run(
     from fedemb.pipelines.cli.dry_run import refusal
     from fedemb.pipelines.run.artifact_store import store_overrides
     from fedemb.pipelines.run.command import checked, execute, make_directory
-    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.directory import RunDirectory, checked_run_id
     from fedemb.pipelines.run.load_config import policy_overrides
     from fedemb.pipelines.run.resume import measured_otherwise, steps_taken_over
 
@@ -144,6 +144,7 @@ def run(
     if resume is None:
         places = [*store_overrides(artifact_store, keys), *policy_overrides(policy)]
         overrides = [*places, *(set_ or [])]
+        checked_run_id(run_id)
         loaded = checked(config, overrides, runs, data)
         if dry_run:
             _say(loaded, (), charged=False)

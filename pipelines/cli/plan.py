@@ -179,7 +179,9 @@ def plan(
 
         if config is None:
             raise ConfigError("--write changes a configuration; name one with --config")
+        new = not write.exists()
         write_mechanism(write, run_config)
+        typer.echo(f"wrote {'the new file ' if new else ''}{write}", err=True)
     _report(
         run_config,
         output,

@@ -10,10 +10,11 @@ from fedemb.documents.utility import AnyUtility
 from fedemb.errors import InputError
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import signed_plan, signed_utility
+from fedemb.privacy.accounting.units import count_of
 
 HEADER = (
     "run",
-    "users",
+    "priced for",
     "epsilon",
     "recall@FAR, or top-1, of the model",
     "public start",
@@ -57,9 +58,10 @@ def _row(run: RunDirectory) -> tuple[str, ...]:
 
 
 def price(purpose: str, plan: Mapping[str, Any]) -> tuple[str, str]:
-    """How many users a plan is priced for, and its epsilon."""
+    """How many units a plan is priced for, and its epsilon."""
     if purpose == "release":
-        return f"{plan['users_lower_bound']:,}", f"{plan['guarantee']['epsilon']:.2f}"
+        units = count_of(plan["users_lower_bound"], plan["guarantee"]["unit"])
+        return units, f"{plan['guarantee']['epsilon']:.2f}"
     projections = plan["projections"]
     if not projections:
         return "nobody (simulation)", "-"

@@ -16,7 +16,7 @@ def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     A simulation's epsilon is as in `results_table`. The gain, over the best that was
     measured and needs no private data, is in points, with its 95 % interval.
     """
-    rows = [("run", "verdict", "epsilon", "users", "gain over the best start")]
+    rows = [("run", "verdict", "epsilon", "priced for", "gain over the best start")]
     for run in runs:
         users, epsilon = _price(run)
         rows.append((run.run_id, _verdict(run), epsilon, users, _gain(run)))

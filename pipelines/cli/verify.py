@@ -31,6 +31,9 @@ def verify_release(
     json_: JsonOption = False,
 ) -> None:
     """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
+    from fedemb.bundle import locate
+
+    locate(bundle)  # what is mistyped is told before TensorFlow is loaded
     _load_tensorflow()
     from fedemb.steps.release_model.verify import verify_release as look
 

@@ -26,6 +26,20 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+def checked_run_id(run_id: str | None) -> str:
+    """The name of a run; one from time and chance where None is given.
+
+    Raises:
+      InputError: it is none that a folder and an address may have.
+    """
+    if run_id is not None and not _NAME.fullmatch(run_id):
+        raise InputError(
+            f"run id {run_id!r} must be letters, digits, dots, dashes and underscores, 100 at "
+            "most, and begin with a letter or digit; name another --run-id"
+        )
+    return run_id or new_run_id()
+
+
 def new_run_id() -> str:
     """A name nobody else takes: time for people, randomness for safety."""
     return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
@@ -86,13 +100,7 @@ class RunDirectory:
           InputError: a run of this name exists, or the path cannot be one of a folder.
           StorageError: the folder cannot be made: no space, or no permission.
         """
-        name = new_run_id() if run_id is None else run_id
-        if not _NAME.fullmatch(name):
-            raise InputError(
-                f"run id {name!r} must be letters, digits, dots, dashes and underscores, 100 at "
-                "most, and begin with a letter or digit; name another --run-id"
-            )
-        run = cls((parent / name).resolve())
+        run = cls((parent / checked_run_id(run_id)).resolve())
         try:
             run.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:

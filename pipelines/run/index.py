@@ -18,7 +18,7 @@ from fedemb.reports.report import render_run_index, significant
 from fedemb.reports.utility_words import best_start
 
 NOTES = {
-    "utility_report": "un-noised on evaluation users",
+    "utility_report": "un-noised on those held out",
     "audit_report": "Public (figures are private)",
 }
 """What there is to say of an artifact beside its kind."""
@@ -63,7 +63,7 @@ def render_index(run: RunDirectory) -> str:
             if name not in LEFT_OUT and (path := run.output(name, step))
         ],
         facts=(
-            ("configuration", json_digest(config.model_dump(mode="json"))[:12]),
+            ("file config.yaml", json_digest(config.model_dump(mode="json"))[:12]),
             (
                 "private artifacts",
                 f"{config.storage.private_root or 'private/'} (readable by the data owner only)",
@@ -142,6 +142,7 @@ def _budget(run: RunDirectory, report: PrivacyReport) -> dict[str, Any] | None:
         "spent_before": spent,
         "spent_now": cumulative.max_block_epsilon - spent,
         "cap": cumulative.cap,
+        "filtered": cumulative.filter.kind == "renyi",
     }
 
 

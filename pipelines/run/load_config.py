@@ -14,6 +14,7 @@ from fedemb.config import MechanismConfig, RunConfig
 from fedemb.config.mechanism import mechanism_sections
 from fedemb.config.section import CREDENTIALS
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
+from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
 
 BUILTIN = "builtin"
@@ -78,6 +79,7 @@ def policy_overrides(folder: Path | None) -> list[str]:
     """Overrides that put ledger, keys and deletion marks into the folder of a lasting policy."""
     if folder is None:
         return []
+    require_folder(folder.resolve(), "--policy")
     return [
         f"storage.{name}={folder.resolve() / name}" for name in ("ledger", "keys", "deletion_marks")
     ]

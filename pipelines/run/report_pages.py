@@ -12,6 +12,7 @@ from fedemb.documents.evidence import read_evidence
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import ledger_of, signed_audit, signed_report, signed_utility
+from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.report import WAY_BACK
 
 PAGES = {
@@ -60,7 +61,7 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     if name == "audit_report":
         from fedemb.steps.audit_privacy.page import audit_page
 
-        return audit_page(report.body)
+        return audit_page(report.body, plan_mechanism(run.config()))
     if name == "utility_report":
         if isinstance(report.body, ClassifierReport):
             from fedemb.steps.evaluate_classifier.page import classifier_page

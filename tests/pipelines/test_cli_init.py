@@ -206,6 +206,58 @@ def test_without_a_terminal_what_is_missing_is_named_and_nothing_overwritten(tmp
     assert output.read_text() == "precious"
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_every_user_is_counted_whatever_columns_there_are(tmp_path, labelled):
+    """The lower bound is chosen from this number; who is held out is for the run's key to say."""
+    rows = {
+        "photo": [photo(n, True) for n in range(60)],
+        "owner": [f"u{n % 30}" for n in range(60)],
+    }
+    if labelled:
+        rows["category"] = rows["owner"]
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    said = call(
+        "init", "--data", tmp_path / "rows.parquet", "-o", tmp_path / "new" / "mine.yaml", *ANSWERS
+    )
+    assert "60 photos; 30 users can be used" in said
+    assert load_config(tmp_path / "new" / "mine.yaml").data.source.label_scope == "user"
+
+
+def test_one_person_is_told_to_be_one(tmp_path):
+    (tmp_path / "photos" / "ada").mkdir(parents=True)
+    (tmp_path / "photos" / "ada" / "1.jpg").write_bytes(photo(1, True))
+    said = call("init", "--data", tmp_path / "photos", "-o", tmp_path / "mine.yaml", *ANSWERS)
+    assert "1 photo; 1 user can be used" in said
+    assert "all photos are of one user" in said
+
+
+def test_table_beside_folders_is_not_overlooked(tmp_path):
+    """The folder of the images would be the one user, and everybody a photo of theirs."""
+    folder = as_folder(tmp_path)
+    (folder / "photos.csv").write_text("file,person\n")
+    with pytest.raises(InputError, match=r"holds photos.csv beside its folders; name that file"):
+        call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("file;person", "set apart by ';'; save it with commas"),
+        ("file,person,person", "names a column twice; rename one"),
+    ],
+)
+def test_header_that_could_mean_anything_is_refused(tmp_path, header, words):
+    (tmp_path / "rows.csv").write_text(f"{header}\n")
+    with pytest.raises(InputError, match=words):
+        call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
+
+
+def test_photos_that_cannot_be_used_are_told_by_their_faults(tmp_path):
+    (tmp_path / "rows.csv").write_text("file,person\n/far/away.jpg,ada\n")
+    with pytest.raises(InputError, match=r"1: no image, or no file of that name below"):
+        call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
+
+
 def test_unknown_columns_are_asked_for_by_name(tmp_path):
     path = tmp_path / "odd.parquet"
     pq.write_table(pa.table({"a": [photo(0, True)], "b": ["u"]}), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -30,6 +31,14 @@ class Columns(Section):
     """Attribute by which evaluation is broken down; null: none."""
 
 
+ENDINGS = {
+    "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
+    "tfrecord": re.compile(r"\.tfrecords?(-[0-9]+-of-[0-9]+)?(\.gz)?$", re.IGNORECASE),
+    "csv": re.compile(r"\.csv$", re.IGNORECASE),
+}
+"""Of the names of files by their format."""
+
+
 class SourceConfig(Section):
     """Where images come from."""
 
@@ -45,6 +54,15 @@ class SourceConfig(Section):
     """Keep a record only if each named column has one of the values: a public filter."""
     label_scope: Literal["user", "global"] = "user"
     """`user`: labels mean nothing outside their user (identities); `global`: shared classes."""
+
+    @property
+    def file_format(self) -> str:
+        """The format; `auto` is decided by the ending of the address."""
+        if self.format != "auto":
+            return self.format
+        name = self.uri.rstrip("/")
+        found = (kind for kind, ending in ENDINGS.items() if ending.search(name))
+        return next(found, "image_folder")
 
 
 class BuiltinData(Section):

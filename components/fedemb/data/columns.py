@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.data.source_files import csv_columns, open_parquet
-from fedemb.data.source_parts import find_files, source_format
+from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
-from fedemb.storage import open_store
+from fedemb.storage import Store, open_store
 
 _USER = (
     "user_id",
@@ -40,11 +41,12 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
       InputError: nothing there, or no column looks like an image or its owner.
       StorageError: it cannot be read.
     """
-    kind = source_format(SourceConfig(uri=uri))
+    kind = SourceConfig(uri=uri).file_format
     tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
     columns: dict[str, str | None] = {}
     if kind == "image_folder":
         store = open_store(uri)
+        _check_no_table(store)
         deep = any(name.count("/") >= 2 for name in islice(store.list(), _LOOKED_AT))
         tree["format"] = kind
         columns["label"] = "label" if deep else None
@@ -63,6 +65,20 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
 
 
+def _check_no_table(store: Store) -> None:
+    """Refuses a folder that holds a table of its photos: its folders need not be users."""
+    top = islice(store.list(), _LOOKED_AT)
+    if store.local_root is not None:
+        top = (path.name for path in store.local_root.iterdir() if path.is_file())
+    for name in top:
+        kind = "" if "/" in name else SourceConfig(uri=name).file_format
+        if kind not in ("", "image_folder"):
+            raise InputError(
+                f"{store.uri} holds {name} beside its folders; name that file, or take it away if "
+                "each folder is one user"
+            )
+
+
 def guess_image_column(uri: str) -> str:
     """The column of Parquet files that holds the photos; raises as `guess_source`."""
     files = find_files(uri, "parquet")
@@ -77,6 +93,10 @@ def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
 
 def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> str:
     found = _first(names, known)
+    if found is None and len(names) == 1 and (apart := re.search(r"[;\t|]", names[0])):
+        raise InputError(
+            f"{uri} has one column, {names[0]!r}, set apart by {apart[0]!r}; save it with commas"
+        )
     if found is None:
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -19,25 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import SourceConfig
+from fedemb.config.data import ENDINGS
 from fedemb.data.source_files import Part, csv_columns, open_parquet
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 
 FOLDERS_PER_PART = 64
-_ENDINGS = {
-    "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
-    "tfrecord": re.compile(r"\.tfrecords?(-[0-9]+-of-[0-9]+)?(\.gz)?$", re.IGNORECASE),
-    "csv": re.compile(r"\.csv$", re.IGNORECASE),
-}
-"""Of the names of files by their format."""
-
-
-def source_format(source: SourceConfig) -> str:
-    """The format of a source; `auto` is decided by the ending of its address."""
-    if source.format != "auto":
-        return source.format
-    name = source.uri.rstrip("/")
-    return next((kind for kind, ending in _ENDINGS.items() if ending.search(name)), "image_folder")
 
 
 def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
@@ -54,7 +40,7 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
       InputError: nothing there, a column missing, a file damaged.
       StorageError: no permission, no credentials, no network.
     """
-    kind = source_format(source)
+    kind = source.file_format
     wanted = list(dict.fromkeys([*columns, *source.where]))
     if kind == "image_folder":
         return _find_folders(source, wanted)
@@ -82,7 +68,7 @@ def split_part(part: Part) -> Iterator[Part]:
     if not part.name and not part.folders:
         for folders in _batches(_folders(store)):
             yield replace(part, folders=folders)
-    elif _ENDINGS["parquet"].search(part.name) and store.local_root is not None:
+    elif ENDINGS["parquet"].search(part.name) and store.local_root is not None:
         with open_parquet(part) as file:
             groups = file.metadata.num_row_groups
         yield from (replace(part, row_group=group) for group in range(groups))
@@ -124,7 +110,7 @@ def find_files(uri: str, kind: str) -> list[Part]:
     elif store.exists(last):
         return [Part(store.uri, last, said=last)]
     else:
-        names = [name for name in store.list(f"{last}/") if _ENDINGS[kind].search(name)]
+        names = [name for name in store.list(f"{last}/") if ENDINGS[kind].search(name)]
     if not names:
         raise InputError(
             f"there is no {kind} file at {uri}; check data.source.uri (or pretraining.source.uri)"

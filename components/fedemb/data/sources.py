@@ -31,7 +31,6 @@ from fedemb.data.source_parts import (
     check_parquet,
     csv_image_root,
     find_parts,
-    source_format,
     split_part,
 )
 from fedemb.errors import InputError
@@ -43,7 +42,6 @@ __all__ = [
     "find_parts",
     "read_part",
     "read_public_images",
-    "source_format",
     "split_part",
 ]
 
@@ -73,7 +71,7 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
       StorageError: it cannot be read any more.
     """
     wanted = list(dict.fromkeys([*columns, *source.where]))
-    kind = source_format(source)
+    kind = source.file_format
     readers = {
         "parquet": _read_parquet,
         "csv": _read_csv,
@@ -210,7 +208,7 @@ def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Ba
 
 def image_files(source: SourceConfig) -> ImageFiles | None:
     """The image files a source refers to; None if its images are inside."""
-    kind = source_format(source)
+    kind = source.file_format
     if kind == "csv":
         return ImageFiles(csv_image_root(source))
     return ImageFiles(source.uri, of_users=True) if kind == "image_folder" else None

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,26 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise write_error(f"could not write {path.name}", path, error) from error
+
+
+def require_folder(path: Path, what: str) -> None:
+    """Refuses a path that can never be a folder, because it or one above it is a file.
+
+    Args:
+      path: what was named.
+      what: what it is to be, such as "the key store".
+
+    Raises:
+      InputError: it cannot be.
+    """
+    for place in (path, *path.parents):
+        with suppress(OSError):  # what may not be looked into is told when it is written to
+            if place.exists():
+                if place.is_dir():
+                    return
+                raise InputError(
+                    f"{place} is a file, and {what} {path} is to be a folder; name another"
+                )
 
 
 def remove_leftovers(folder: Path) -> None:

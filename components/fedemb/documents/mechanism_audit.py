@@ -140,8 +140,8 @@ class MechanismAudit(Part):
             )
         if replay.rounds < min(REPLAYED, plan.rounds) or replay.failed:
             wrong["replay_differs"] = (
-                f"{replay.rounds} rounds were run again without one of their users; not as it must "
-                f"be: {', '.join(replay.failed) or 'too few'}"
+                f"{replay.rounds} rounds were run again without one of those in them; what is "
+                f"not as it must be: {', '.join(replay.failed) or 'too few'}"
             )
         if self.witness is None and not plan.tracks_participation:
             wrong["witness_off"] = "no canary went through the mechanism"

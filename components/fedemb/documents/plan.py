@@ -57,6 +57,11 @@ class PrivacyPlan(Document):
     """(delta, epsilon)."""
     projections: list[Projected]
     warnings: list[
-        Literal["delta_above_customary", "noise_beyond_the_study", "rounds_mostly_empty"]
+        Literal[
+            "clients_mostly_empty",
+            "delta_above_customary",
+            "noise_beyond_the_study",
+            "rounds_mostly_empty",
+        ]
     ]
     accounting_library: Name

@@ -24,7 +24,7 @@ from fedemb.config import SourceConfig
 from fedemb.data.columns import guess_image_column
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles, Part, open_parquet
-from fedemb.data.source_parts import find_files, source_format
+from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import InputError, Refused
@@ -66,7 +66,7 @@ class PhotoSource:
 
     def units(self) -> Iterator[Unit]:
         """Lists what there is to read, without reading it."""
-        kind = source_format(SourceConfig(uri=self.uri))
+        kind = SourceConfig(uri=self.uri).file_format
         if kind in ("csv", "tfrecord"):
             raise InputError(
                 f"{self.uri} is a {kind} file, and photos come from a folder or from Parquet; name "

@@ -29,8 +29,8 @@ class Reason:
 def waiver(code: str) -> str:
     """How the policy owner lets a model through in spite of a rule, and where the run goes on."""
     return (
-        f"sign `fedemb ledger waive {code} --model RUN`, and resume the run with --from "
-        "account_privacy: its report states the waiver"
+        f"sign `fedemb ledger waive {code} --model RUN --ledger LEDGER --keys KEYS --reason WHY`, "
+        "and resume the run with --from account_privacy: its report states the waiver"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
 from fedemb.keys.base import KEY_BYTES as KEY_BYTES
 from fedemb.keys.base import KeyStore as KeyStore
@@ -24,6 +25,7 @@ def open_key_store(uri: str) -> KeyStore:
     Raises:
       ConfigError: no such kind of store. Object stores are refused: they keep versions and copies
         of what was destroyed.
+      InputError: a file is where its folder is to be.
       StorageError: it cannot be reached.
     """
     parts = urlsplit(uri)
@@ -32,10 +34,15 @@ def open_key_store(uri: str) -> KeyStore:
 
         return SecretManagerKeyStore(parts.netloc, parts.path.strip("/") or "fedemb")
     if parts.scheme == "file":
-        return LocalKeyStore(Path(unquote(parts.path)))
+        return _local(Path(unquote(parts.path)))
     if parts.scheme and "://" in uri:
         raise ConfigError(
             f"key store {parts.scheme}://... is neither a folder nor gsm://project; buckets keep "
             "copies of destroyed keys, so name a folder or Secret Manager"
         )
-    return LocalKeyStore(Path(uri))
+    return _local(Path(uri))
+
+
+def _local(root: Path) -> LocalKeyStore:
+    require_folder(root, "the key store")
+    return LocalKeyStore(root)

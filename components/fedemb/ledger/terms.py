@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, cast
 
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
-from fedemb.data.source_parts import source_format
 from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
 from fedemb.privacy.accounting.events import event_to_json
@@ -203,7 +202,7 @@ def identifiers_of(source: SourceConfig) -> str:
     and folders: the same photographs in another format would be other units, and those that were
     measured exactly would train.
     """
-    kind = "parquet" if source.uri == "builtin" else source_format(source)
+    kind = "parquet" if source.uri == "builtin" else source.file_format
     named = source.columns.user_id is None and kind in ("csv", "image_folder")
     return f"{PolicyTerms.identifiers};{kind}-name/1" if named else PolicyTerms.identifiers
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.fields import Interval
 from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.privacy.accounting.units import count_of
+from fedemb.privacy.mechanisms.mechanism import Unit
 
 LIMITATIONS = (
     "It attacks with one simple score. A stronger attack may find more.",
@@ -17,7 +19,7 @@ LIMITATIONS = (
 )
 
 _WHERE = (
-    "its figures are exact functions of training users, so they stay in the private root "
+    "its figures are exact functions of training {who}, so they stay in the private root "
     "(audit/audit.html), for the data owner"
 )
 
@@ -26,15 +28,15 @@ def _range(estimate: Interval) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def mechanism_sentence(audit: MechanismAudit) -> str:
+def mechanism_sentence(audit: MechanismAudit, unit: Unit) -> str:
     """What was looked at to see that the priced mechanism ran, and what was found."""
     receipts, witness, bounds = audit.receipts, audit.witness, audit.lower_bounds
     whole = not receipts.failed and receipts.together
     parts = [
-        f"the outputs of {receipts.rounds} rounds {'hold' if whole else 'do NOT hold'} their "
-        "noise, drawn again from its key",
+        f"the outputs of {count_of(receipts.rounds, 'round')} {'hold' if whole else 'do NOT hold'} "
+        "their noise, drawn again from its key",
         f"the committed means {'give' if audit.fold.same else 'do NOT give'} the released weights",
-        f"{audit.replay.rounds} rounds run again without one of their users came out "
+        f"{count_of(audit.replay.rounds, 'round')} run again without one of their {unit}s came out "
         f"{'as they must' if not audit.replay.failed else 'WRONG'}",
     ]
     if witness is not None:
@@ -46,8 +48,8 @@ def mechanism_sentence(audit: MechanismAudit) -> str:
         )
     if bounds is not None:
         parts.append(
-            f"their scores bound epsilon from below, at 95 %, by {bounds.one_run:.3g} and "
-            f"{bounds.f_dp:.3g}, on which nothing rests"
+            f"their scores bound epsilon from below, at 95 %, by {bounds.one_run:.3g} (one run) "
+            f"and {bounds.f_dp:.3g} (f-DP), on which nothing rests"
         )
     return f"Did the priced mechanism run: {'; '.join(parts)}."
 
@@ -56,7 +58,9 @@ def audit_sentence(report: AuditReport) -> str:
     """A few sentences: mechanism, self-test, attack."""
     attack = _attack_sentence(report)
     return (
-        attack if report.mechanism is None else f"{mechanism_sentence(report.mechanism)} {attack}"
+        attack
+        if report.mechanism is None
+        else f"{mechanism_sentence(report.mechanism, report.unit)} {attack}"
     )
 
 
@@ -71,7 +75,7 @@ def _attack_sentence(report: AuditReport) -> str:
     if report.figures == "private":
         return (
             "Monitoring only: a membership attack was run against the model by an auditor that "
-            f"passed its self-test; {_WHERE}."
+            f"passed its self-test; {_WHERE.format(who=who)}."
         )
     if report.measured is None:
         return (

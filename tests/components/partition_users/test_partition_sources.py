@@ -17,7 +17,7 @@ from partition_run import Partitioner, picture, rows_of, user_key
 from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
-from fedemb.data.sources import find_parts, read_part, read_public_images, source_format
+from fedemb.data.sources import find_parts, read_part, read_public_images
 from fedemb.errors import InputError
 
 
@@ -180,7 +180,7 @@ def test_folder_with_any_name_is_a_user_and_a_photo_lies_as_deep_as_it_likes(
 def test_files_of_a_folder_count_by_every_ending_that_a_file_does(tmp_path: Path, names) -> None:
     for name in names:
         write_tfrecord(tmp_path / name, [])
-        assert source_format(SourceConfig(uri=str(tmp_path / name))) == "tfrecord"
+        assert SourceConfig(uri=str(tmp_path / name)).file_format == "tfrecord"
     source = SourceConfig.model_validate({"uri": str(tmp_path), "format": "tfrecord"})
     assert [part.name for part in find_parts(source, [])] == sorted(
         f"{tmp_path.name}/{name}" for name in names
@@ -217,8 +217,8 @@ def test_globs_and_folders_of_files_are_found(tmp_path: Path) -> None:
 def test_format_follows_the_ending() -> None:
     endings = {"a.parquet": "parquet", "a.tfrecord.gz": "tfrecord", "a.CSV": "csv", "a/b": ""}
     for name, kind in endings.items():
-        assert source_format(SourceConfig(uri=name)) == (kind or "image_folder")
-    assert source_format(SourceConfig(uri="a.csv", format="parquet")) == "parquet"
+        assert SourceConfig(uri=name).file_format == (kind or "image_folder")
+    assert SourceConfig(uri="a.csv", format="parquet").file_format == "parquet"
 
 
 def test_omniglot_alphabets_held_out_never_train(partition: Partitioner, data_dir: Path) -> None:

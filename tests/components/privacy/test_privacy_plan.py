@@ -381,6 +381,14 @@ def test_delta_above_the_customary_bound_is_warned_about():
         run_config(GROUP, delta=1e-4)
 
 
+def test_more_virtual_clients_than_users_are_warned_about():
+    """The noise is told for a mean over clients: empty ones make it look small."""
+    as_many = run_config(GROUP, users_lower_bound=1000)
+    assert "clients_mostly_empty" not in warnings(as_many)
+    more = as_many.updated({"partition.virtual_clients": 1001})
+    assert "1,001 exceeds the 1,000 users" in warnings(more)["clients_mostly_empty"]
+
+
 def test_noise_beyond_the_study_and_empty_rounds_are_warned_about():
     def found(**changes):
         return warnings(run_config({**GROUP, **changes}))

@@ -36,7 +36,13 @@ def index(**overrides):
         "release": "releases/run-1",
         "steps": STEPS,
         "reports": [{"title": "Privacy", "href": "privacy.html", "sentence": "A sentence."}],
-        "budget": {"label": "fullest block", "spent_before": 2.0, "spent_now": 3.0, "cap": 8.0},
+        "budget": {
+            "label": "fullest block",
+            "spent_before": 2.0,
+            "spent_now": 3.0,
+            "cap": 8.0,
+            "filtered": True,
+        },
         "artifacts": [
             {"name": "users", "kind": "Raw", "step": "partition_users", "digest": None},
             {"name": "model", "kind": "Noised", "step": "train", "digest": "ab" * 32},

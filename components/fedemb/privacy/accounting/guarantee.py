@@ -16,7 +16,7 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from fedemb.errors import ArtifactError
-from fedemb.privacy.accounting.units import UNITS, Unit
+from fedemb.privacy.accounting.units import UNITS, Unit, count_of
 
 
 def neighbours(relation: NeighboringRelation, unit: Unit) -> str:
@@ -49,7 +49,7 @@ class PrivacyGuarantee:
 
     def __str__(self) -> str:
         """The guarantee as one sentence."""
-        over = f" over {self.rounds} rounds" if self.rounds else ""
+        over = f" over {count_of(self.rounds, 'round')}" if self.rounds else ""
         whole = UNITS[self.unit].whole
         if math.isinf(self.epsilon):
             return f"no differential privacy for {whole}{over}: epsilon is infinite"

@@ -10,6 +10,15 @@ from typing import NamedTuple
 from fedemb.privacy.mechanisms.mechanism import Unit
 
 
+def count_of(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> count_of(1, "round"), count_of(2000, "round")
+    ('1 round', '2,000 rounds')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class UnitWords(NamedTuple):
     """What a reader sees of a unit."""
 
