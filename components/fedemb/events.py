@@ -35,7 +35,7 @@ BEGUN = (
 )
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"
-"""Without a time: how long a round takes tells how many take part, and a log stays."""
+"""Without the time left: how long rounds take tells how many take part, and a log stays."""
 STOPPING = "asked to stop: finishing the round at hand"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"

@@ -110,13 +110,14 @@ def warnings(config: RunConfig) -> dict[str, str]:
             "noise alone; raise the sampling probability"
         )
     clients = config.partition.virtual_clients
-    if not config.mechanism.samples_units and clients > policy.users_lower_bound:
+    grouped = plan.private and not config.mechanism.samples_units
+    if grouped and clients > policy.users_lower_bound:
         found["clients_mostly_empty"] = (
             f"partition.virtual_clients={clients:,} exceeds the {policy.users_lower_bound:,} users "
-            "that policy.users_lower_bound promises: most of them may be empty, and the noise then "
-            "weighs more than is said here; set at most as many as users"
+            "that policy.users_lower_bound promises: many of them are empty, and the noise weighs "
+            "more than is said here; set fewer clients, with several users each"
         )
-    if plan.private and not config.mechanism.samples_units and noise_on_mean(plan) > HELPFUL_NOISE:
+    if grouped and noise_on_mean(plan) > HELPFUL_NOISE:
         users = math.ceil(policy.users_lower_bound * noise_on_mean(plan) / HELPFUL_NOISE)
         found["noise_beyond_the_study"] = (
             f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "

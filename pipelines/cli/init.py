@@ -157,8 +157,8 @@ def init(
         typer.echo(f"warning: {few}")
     typer.echo(
         f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
-        f"fedemb run --config {output} for a simulation, and with purpose: release and --policy "
-        "POLICY, which fixes the policy's terms for its life, for a model"
+        f"fedemb run --config {output}. That is a simulation. For a model set purpose: release and "
+        "name --policy FOLDER: its first run fixes the policy's terms for life"
     )
 
 
@@ -209,9 +209,9 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
         found = [
             f"{census.counts[name]:,}: {text}" for name, text in BAD.items() if census.counts[name]
         ]
-        why = f" ({'; '.join(found)})" if found else ", as only one user has any"
+        why = "; ".join(found) or f"{census.counts['rows']:,} records"
         raise InputError(
-            f"no photo of {source.uri} can be trained on{why}; mend them, or name the columns with "
+            f"no photo of {source.uri} can be used ({why}); mend them, or name the columns with "
             "--column WHAT=NAME"
         )
     fitting = [size for size in _SIZES if size <= census.median_side]

@@ -82,8 +82,9 @@ def _signed(run: RunDirectory, output: str, kind: type[D]) -> Written[D] | None:
     path = _written(run, output)
     if path is None:
         return None
-    document = read(path, kind)
-    _check_signature(run, document)
+    document, report = read(path, kind), signed_report(run)
+    known = report and report.body.cumulative.ledger_sequence
+    _check_signature(run, document, ledger_of(run).head.sequence if known is None else known)
     return _of_this_run(run, document)
 
 

@@ -235,7 +235,7 @@ def test_table_beside_folders_is_not_overlooked(tmp_path):
     """The folder of the images would be the one user, and everybody a photo of theirs."""
     folder = as_folder(tmp_path)
     (folder / "photos.csv").write_text("file,person\n")
-    with pytest.raises(InputError, match=r"holds photos.csv beside its folders; name that file"):
+    with pytest.raises(InputError, match=r"holds photos.csv beside its folders; name that, or"):
         call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
 
 
@@ -243,13 +243,29 @@ def test_table_beside_folders_is_not_overlooked(tmp_path):
     ("header", "words"),
     [
         ("file;person", "set apart by ';'; save it with commas"),
-        ("file,person,person", "names a column twice; rename one"),
+        ("file,person,person", "has the column 'person' more than once; rename the others"),
     ],
 )
 def test_header_that_could_mean_anything_is_refused(tmp_path, header, words):
     (tmp_path / "rows.csv").write_text(f"{header}\n")
     with pytest.raises(InputError, match=words):
         call("init", "--data", tmp_path / "rows.csv", "-o", tmp_path / "mine.yaml", *ANSWERS)
+
+
+@pytest.mark.parametrize("missing", ["none", "rows.zip/none"])
+def test_folder_that_is_not_there_is_a_sentence(tmp_path, missing):
+    (tmp_path / "rows.zip").write_bytes(b"")
+    for path in (missing, "rows.zip"):
+        with pytest.raises(InputError, match="there is no folder"):
+            call("init", "--data", tmp_path / path, "-o", tmp_path / "mine.yaml", *ANSWERS)
+
+
+def test_columns_that_nobody_asks_for_may_be_called_alike(tmp_path):
+    """As a spreadsheet writes empty ones."""
+    rows = as_csv(tmp_path)
+    rows.write_text("\n".join(f"{line},," for line in rows.read_text().splitlines()) + "\n")
+    said = call("init", "--data", rows, "-o", tmp_path / "mine.yaml", *ANSWERS)
+    assert "36 photos" in said
 
 
 def test_photos_that_cannot_be_used_are_told_by_their_faults(tmp_path):

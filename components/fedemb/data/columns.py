@@ -9,7 +9,7 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.data.source_files import csv_columns, open_parquet
-from fedemb.data.source_parts import find_files
+from fedemb.data.source_parts import check_columns, find_files
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 
@@ -62,20 +62,23 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
         columns["label"] = _first(names, _LABEL)
         for what, guesses in ((image, known), ("user_id", _USER)):
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
+        check_columns(files[0].said, names, [name for name in columns.values() if name])
     return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
 
 
 def _check_no_table(store: Store) -> None:
     """Refuses a folder that holds a table of its photos: its folders need not be users."""
-    top = islice(store.list(), _LOOKED_AT)
-    if store.local_root is not None:
-        top = (path.name for path in store.local_root.iterdir() if path.is_file())
-    for name in top:
-        kind = "" if "/" in name else SourceConfig(uri=name).file_format
-        if kind not in ("", "image_folder"):
+    if store.local_root is None:
+        top = {entry.name.split("/")[0] for entry in store.entries()}
+    elif store.local_root.is_dir():
+        top = {path.name for path in store.local_root.iterdir()}
+    else:
+        raise InputError(f"there is no folder {store.uri}; name a file or folder of photos")
+    for name in sorted(top):
+        if not name.startswith(".") and SourceConfig(uri=name).file_format != "image_folder":
             raise InputError(
-                f"{store.uri} holds {name} beside its folders; name that file, or take it away if "
-                "each folder is one user"
+                f"{store.uri} holds {name} beside its folders; name that, or take it away if each "
+                "folder is one user"
             )
 
 

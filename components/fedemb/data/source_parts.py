@@ -137,12 +137,14 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
 def check_columns(
     said: str, found: Sequence[str], wanted: Sequence[str], *, header: bool = True
 ) -> None:
-    """Raises InputError unless a file has all columns.
+    """Raises InputError unless a file has all columns, each once.
 
     Without `header` it is not said what there is: the first line of a CSV file may be a person's.
     """
     there = ", ".join(map(repr, sorted(found))) if header else f"{len(found)} others in line 1"
     for column in wanted:
+        if found.count(column) > 1:
+            raise InputError(f"{said} has the column {column!r} more than once; rename the others")
         if column not in found:
             raise InputError(
                 f"{said} has no column {column!r}, it has {there}; name the right one in "

@@ -57,6 +57,11 @@ class Evidence:
         return (self.plan, self.users, self.model, self.audit, self.utility)
 
     @property
+    def unnamed(self) -> tuple[Written[Any], ...]:
+        """Of these, what no record of the ledger names by digest, and can be made again."""
+        return (self.audit, self.utility)
+
+    @property
     def config_sha(self) -> str:
         """Digest of what a reservation binds of the configuration."""
         return config_digest(self.written)

@@ -39,11 +39,9 @@ def signatures(case: Case) -> Iterator[Reason]:
     """
     evidence = case.evidence
     for document in evidence.signed:
-        named = document not in (evidence.utility, evidence.audit)
+        at = case.head if document in evidence.unnamed else case.reservation.sequence
         try:
-            case.ledger.chain.trust.check(
-                document, at=case.reservation.sequence if named else case.head
-            )
+            case.ledger.chain.trust.check(document, at=at)
         except SignatureInvalid as error:
             yield Reason(
                 "document_unsigned",

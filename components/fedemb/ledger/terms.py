@@ -203,8 +203,10 @@ def identifiers_of(source: SourceConfig) -> str:
     measured exactly would train.
     """
     kind = "parquet" if source.uri == "builtin" else source.file_format
-    named = source.columns.user_id is None and kind in ("csv", "image_folder")
-    return f"{PolicyTerms.identifiers};{kind}-name/1" if named else PolicyTerms.identifiers
+    if source.columns.user_id is not None or kind not in ("csv", "image_folder"):
+        return PolicyTerms.identifiers
+    column = f":{source.columns.image_id}" if kind == "csv" else ""
+    return f"{PolicyTerms.identifiers};{kind}-name/1{column}"
 
 
 def terms_of(config: RunConfig, series: PlannedSeries | None) -> PolicyTerms:

@@ -195,6 +195,8 @@ def test_how_images_without_users_are_told_apart_stays_for_life():
         (changed,) = ours.differences(terms(kind))
         assert "data.source.format" in changed
         assert not terms(kind).differences(terms(kind))
+        renamed = terms(kind, **{"data.source.columns.image_id": "title"})
+        assert bool(terms(kind).differences(renamed)) == (kind == "csv")
         users = {"policy.unit": "user", "data.source.columns.user_id": "person"}
         assert not terms("parquet", **users).differences(terms(kind, **users))
 

@@ -181,6 +181,28 @@ MUTANTS = (
         ),
         f"{AUDITING}::test_no_sums_bring_weights_below_the_noise_floor_in_200_runs",
     ),
+    one(
+        4,
+        "utility_and_audit_count_under_retired_keys",
+        (
+            "components/fedemb/gate/artifact_rules.py",
+            "at = case.head if document in evidence.unnamed else case.reservation.sequence",
+            "at = case.reservation.sequence",
+        ),
+        "tests/components/ledger/test_ledger_rotation.py::"
+        "test_what_no_record_names_counts_under_no_key_retired_before_the_report",
+    ),
+    one(
+        4,
+        "images_told_apart_anyhow",
+        (
+            "components/fedemb/ledger/terms.py",
+            "        identifiers=identifiers_of(source),\n",
+            "",
+        ),
+        "tests/components/ledger/test_ledger_claim.py::"
+        "test_how_images_without_users_are_told_apart_stays_for_life",
+    ),
     # Exact figures that leave
     one(
         21,

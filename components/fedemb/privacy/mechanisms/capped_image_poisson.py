@@ -71,7 +71,8 @@ class CappedImagePoissonConfig(NoisedConfig):
             raise ValueError(
                 f"partition.max_images_per_user={most} of each of the "
                 f"{config.policy.users_lower_bound} users the policy promises are more images than "
-                f"the {MOST_UNITS} that one exact sum has room for; lower it"
+                f"the {MOST_UNITS} that one exact sum has room for; lower "
+                "partition.max_images_per_user"
             )
 
 
