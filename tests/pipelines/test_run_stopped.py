@@ -102,13 +102,26 @@ def test_no_step_goes_on_unwatched_after_its_run_was_killed():
     command = [sys.executable, "-c", PARENT, CHILD]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        step = Path("/proc", process.stdout.readline().strip(), "stat")
-        assert step.exists()
+        step = process.stdout.readline().strip()
+        deadline = time.monotonic() + 60
+        # Python looks for signals between its instructions: one that comes after the last look and
+        # before the child waits in the kernel is seen only once the step ends.
+        child = _of(step)[1]
+        while _of(child)[0] != "S":
+            assert time.monotonic() < deadline
         process.kill()
-        deadline = time.monotonic() + 30
-        while step.exists() and step.read_text().rpartition(")")[2].split()[0] != "Z":
+        while _of(step)[0] not in ("Z", "gone"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def _of(process: str) -> tuple[str, str]:
+    """State of a process, and who its parent is."""
+    try:
+        state, parent, *_ = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone", ""
+    return state, parent
 
 
 def test_run_that_runs_is_not_run_a_second_time(tmp_path):
