@@ -47,9 +47,7 @@ def run(context: StepContext) -> dict[str, Any]:
     reservation = read_reservation(artifacts.reservation, ledger.chain.trust)
     ledger.verify([reservation.anchor])
     evidence = read_evidence(config, artifacts)
-    for document in evidence.signed:
-        unnamed = document in evidence.unnamed  # see the gate's `signatures`
-        at = ledger.head.sequence if unnamed else reservation.sequence
+    for document, at in evidence.counting(reservation.sequence, ledger.head.sequence):
         ledger.chain.trust.check(document, at=at)
     report = build_report(
         evidence,

@@ -5,7 +5,7 @@ The report is compared with all of it; nothing of it is trusted for being in a f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,20 @@ class Evidence:
     def unnamed(self) -> tuple[Written[Any], ...]:
         """Of these, what no record of the ledger names by digest, and can be made again."""
         return (self.audit, self.utility)
+
+    def counting(self, reserved: int, reported: int) -> Iterator[tuple[Written[Any], int]]:
+        """Each signed document, with the ledger record at which its key must be trusted.
+
+        A key that was retired between reservation and report still counts for what the ledger
+        names by its digest at reservation, bind or commit. What it does not name could be written
+        later with a retired key, so its key must be trusted when the report is made.
+
+        Args:
+          reserved: record of the reservation.
+          reported: last record that the privacy report takes into account.
+        """
+        for document in self.signed:
+            yield document, reported if document in self.unnamed else reserved
 
     @property
     def config_sha(self) -> str:

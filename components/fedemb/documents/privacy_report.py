@@ -72,7 +72,7 @@ class Adjacency(Part):
 
 
 class Clip(Part):
-    """How much of one virtual client counts."""
+    """How much of one contribution counts."""
 
     kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
     l2_norm_clip: float

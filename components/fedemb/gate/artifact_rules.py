@@ -31,15 +31,8 @@ def report_signature(case: Case) -> Iterator[Reason]:
 
 
 def signatures(case: Case) -> Iterator[Reason]:
-    """Every document is signed by the step that writes it, with a key that counted for this run.
-
-    A key that was retired between reservation and report still counts for what the ledger names by
-    its digest at reservation, bind or commit. Utility and audit it does not name: with a retired
-    key they could be written later, so theirs must be trusted when the report is made.
-    """
-    evidence = case.evidence
-    for document in evidence.signed:
-        at = case.head if document in evidence.unnamed else case.reservation.sequence
+    """Every document is signed by the step that writes it, with a key that counted for this run."""
+    for document, at in case.evidence.counting(case.reservation.sequence, case.head):
         try:
             case.ledger.chain.trust.check(document, at=at)
         except SignatureInvalid as error:

@@ -156,17 +156,15 @@ def _setting(
 def _mechanism(plan: MechanismPlan, attempt: Attempt, key_injected: Any) -> dict[str, Any]:
     adaptive = plan.adaptive_clip
     commit: dict[str, Any] = dict(attempt.commit.body) if attempt.commit else {}
-    alone = "unit" if plan.samples_units else "virtual_client"
-    clipped = "image" if plan.samples_images else alone
+    grouped = not plan.samples_units
+    clipped = "virtual_client" if grouped else "image" if plan.samples_images else "unit"
     return {
         "name": plan.kind,
         "plan_sha": plan.digest,
         "sampling_probability": plan.chance,
         "virtual_clients": plan.virtual_clients,
         "groupings": plan.groupings,
-        "grouping_rule": "keyed_hash_of_user_id"
-        if clipped == "virtual_client"
-        else "each_unit_alone",
+        "grouping_rule": "keyed_hash_of_user_id" if grouped else "each_unit_alone",
         "rounds_planned": plan.rounds,
         "rounds_run": commit.get("rounds_started"),
         "clip": {

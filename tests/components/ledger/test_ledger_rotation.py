@@ -16,6 +16,8 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import ROLES, TrustedKey, TrustStore
 from fedemb.ledger import Ledger, begin_policy, ensure_trust, open_ledger, rotate_keys
 from fedemb.ledger.records import encode_record, record_name
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
 from tests.verified import problems_of
 
@@ -250,6 +252,21 @@ def test_what_no_record_names_counts_under_no_key_retired_before_the_report(tmp_
     run.do_measure()
     run.do_account()
     run.do_gate()
+
+
+def test_listing_shows_nothing_of_a_key_retired_before_the_report(tmp_path):
+    run = honest_run.start(tmp_path / "run")
+    for step in STEPS[: STEPS.index("account")]:
+        getattr(run, f"do_{step}")()
+    places = {"storage.ledger": run.ledger_uri, "storage.keys": run.keys_uri}
+    listed = RunDirectory.create(tmp_path / "runs", run.run_id, run.config.updated(places))
+    written = listed.public / "dp-fedemb-1" / "evaluate-embeddings" / "utility_report"
+    written.parent.mkdir(parents=True)
+    shutil.copy(run.utility, written)
+    assert signed_utility(listed)
+    rotate_keys(run.ledger_uri, run.keys, REASON)
+    with pytest.raises(SignatureInvalid, match="had retired"):
+        signed_utility(listed)
 
 
 # ---- releases ---------------------------------------------------------------------------------

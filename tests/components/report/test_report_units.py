@@ -2,6 +2,7 @@
 
 import html
 import re
+from types import SimpleNamespace
 
 import honest_run
 import pytest
@@ -13,10 +14,12 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.pipelines.run.command import _said_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.planning.prices import guarantee_of
+from fedemb.reports import privacy_report
 from fedemb.reports.utility_words import covers
 from fedemb.steps.plan_privacy.explain import explain
 from fedemb.steps.plan_privacy.plan import plan_mechanism, warnings
 from fedemb.steps.release_model.model_card import model_card
+from tests.privacy_worlds import make_plan
 
 ALONE = {
     "kind": "poisson_gaussian",
@@ -60,6 +63,19 @@ def said(request, tmp_path_factory):
         "start": "\n".join(_said_of(config)),
         "utility": covers(request.param),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "clipped", "grouped"),
+    [
+        ("group_poisson_gaussian", "virtual_client", "keyed_hash_of_user_id"),
+        ("poisson_gaussian", "unit", "each_unit_alone"),
+        ("capped_image_poisson", "image", "each_unit_alone"),
+    ],
+)
+def test_report_names_what_is_clipped(kind, clipped, grouped):
+    facts = privacy_report._mechanism(make_plan(kind), SimpleNamespace(commit=None), False)
+    assert (facts["clip"]["kind"], facts["grouping_rule"]) == (f"global_l2_per_{clipped}", grouped)
 
 
 def test_page_and_card_name_the_unit_in_its_one_sentence(said):

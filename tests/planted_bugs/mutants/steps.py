@@ -185,9 +185,9 @@ MUTANTS = (
         4,
         "utility_and_audit_count_under_retired_keys",
         (
-            "components/fedemb/gate/artifact_rules.py",
-            "at = case.head if document in evidence.unnamed else case.reservation.sequence",
-            "at = case.reservation.sequence",
+            "components/fedemb/documents/evidence.py",
+            "yield document, reported if document in self.unnamed else reserved",
+            "yield document, reserved",
         ),
         "tests/components/ledger/test_ledger_rotation.py::"
         "test_what_no_record_names_counts_under_no_key_retired_before_the_report",
