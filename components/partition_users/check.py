@@ -33,6 +33,7 @@ BAD = {
 }
 """What makes a record bad; the rest is left out for reasons that are no fault of the data."""
 LEFT_OUT = {
+    "side_file": "film, sidecar or other file beside the photos of a folder, by its name",
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",

@@ -111,7 +111,7 @@ def init(
         source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
     with counted("reading photos") as progress:
         census, size, channels = _look(source, aspect_ratio, progress)
-    _say(census)
+    _say(census, folders=source.file_format == "image_folder")
     bound = users_lower_bound or _asked(
         "How many users will there surely always be? (public; epsilon's delta rests on it)",
         "--users-lower-bound",
@@ -155,6 +155,11 @@ def init(
         typer.echo(line)
     if few and not classes:
         typer.echo(f"warning: {few}")
+    if _users(census) < bound:
+        typer.echo(
+            f"warning: {bound:,} users are promised and {_users(census):,} can be used here; delta "
+            "and noise rest on the promise, so lower it unless these are some of them"
+        )
     typer.echo(
         f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
         f"fedemb run --config {output}. That is a simulation. For a model set purpose: release and "
@@ -244,11 +249,11 @@ def _pixels_of(start: str, said: str | None) -> str:
     return given
 
 
-def _say(census: Census) -> None:
+def _say(census: Census, *, folders: bool) -> None:
     from fedemb.privacy.accounting.units import count_of
-    from fedemb.steps.partition_users.check import BAD
+    from fedemb.steps.partition_users.check import BAD, LEFT_OUT
 
-    users, sizes = len(census.sizes) + len(census.held_out_sizes), census.sizes
+    users, sizes = _users(census), census.sizes
     typer.echo(
         f"{count_of(census.counts['rows'], 'photo')}; {count_of(users, 'user')} can be used, "
         f"{sizes.mean():.3g} photos each; {census.classes:,} classes, {census.common_classes:,} of "
@@ -259,9 +264,18 @@ def _say(census: Census) -> None:
             "warning: all photos are of one user; a folder holds a folder for each, and --column "
             "user_id=NAME names the column of a table"
         )
-    for name, text in BAD.items():
+    elif folders:
+        typer.echo(
+            "each folder is taken for one user; if yours are classes or splits, name a table of "
+            "the photos and their owners"
+        )
+    for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:
             typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")
+
+
+def _users(census: Census) -> int:
+    return len(census.sizes) + len(census.held_out_sizes)
 
 
 def _tree(

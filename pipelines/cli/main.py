@@ -69,7 +69,7 @@ SetOption = Annotated[
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Train image embedding models with user-level differential privacy."""
+    """Train image models with differential privacy: embeddings by user, and classifiers."""
     if version:
         from importlib.metadata import version as installed
 

@@ -19,6 +19,7 @@ from fedemb.pipelines.cli.init import _rounded_down, init
 from fedemb.pipelines.cli.main import app as fedemb
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config
+from fedemb.steps.partition_users.check import LEFT_OUT, check
 
 app = typer.Typer()
 app.command()(init)
@@ -234,9 +235,29 @@ def test_one_person_is_told_to_be_one(tmp_path):
 def test_table_beside_folders_is_not_overlooked(tmp_path):
     """The folder of the images would be the one user, and everybody a photo of theirs."""
     folder = as_folder(tmp_path)
-    (folder / "photos.csv").write_text("file,person\n")
-    with pytest.raises(InputError, match=r"holds photos.csv beside its folders; name that, or"):
-        call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
+    for table in ("photos.csv", "u1/metadata.csv", "u1/metadata.jsonl"):
+        (folder / "u1").mkdir(exist_ok=True)
+        (folder / table).write_text("file,person\n")
+        with pytest.raises(InputError, match=f"holds {table}, which may tell whose its photos are"):
+            call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
+        (folder / table).unlink()
+
+
+def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
+    """A folder as phones and desktops leave it would be refused for its films and sidecars."""
+    folder = as_folder(tmp_path)
+    owners = sorted(path for path in folder.iterdir())
+    for owner in owners:
+        for name in ("Thumbs.db", "1.jpg.json", "IMG_2.MOV", ".DS_Store", "3.AAE"):
+            (owner / name).write_bytes(b"junk")
+    output = tmp_path / "mine.yaml"
+    said = call("init", "--data", folder, "-o", output, *ANSWERS)
+    assert "each folder is taken for one user" in said
+    assert f"{4 * len(owners):,} cannot be used: film, sidecar or other file" in said
+    assert f"users are promised and {len(owners)} can be used here" in said
+    checked = check(load_config(output), str(tmp_path / "private"))
+    assert checked.bad == []
+    assert LEFT_OUT["side_file"] in dict(checked.left_out)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.data.source_files import csv_columns, open_parquet
 from fedemb.data.source_parts import check_columns, find_files
 from fedemb.errors import InputError
-from fedemb.storage import Store, open_store
+from fedemb.storage import open_store
 
 _USER = (
     "user_id",
@@ -27,6 +26,8 @@ _USER = (
 _LABEL = ("label", "class", "category", "character", "target")
 _IMAGE = ("image", "photo", "picture", "img", "jpg", "png", "bytes")
 _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
+_TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
+"""As Hugging Face's image folders keep owners and classes, one for each split."""
 _LOOKED_AT = 200
 
 
@@ -46,8 +47,11 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     columns: dict[str, str | None] = {}
     if kind == "image_folder":
         store = open_store(uri)
-        _check_no_table(store)
-        deep = any(name.count("/") >= 2 for name in islice(store.list(), _LOOKED_AT))
+        if store.local_root is not None and not store.local_root.is_dir():
+            raise InputError(f"there is no folder {uri}; name a file or folder of photos")
+        names = store.list()
+        _check_no_table(uri, names)
+        deep = any(name.count("/") >= 2 for name in names[:_LOOKED_AT])
         tree["format"] = kind
         columns["label"] = "label" if deep else None
     elif kind in ("csv", "parquet"):
@@ -66,19 +70,15 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
 
 
-def _check_no_table(store: Store) -> None:
+def _check_no_table(uri: str, names: Sequence[str]) -> None:
     """Refuses a folder that holds a table of its photos: its folders need not be users."""
-    if store.local_root is None:
-        top = {entry.name.split("/")[0] for entry in store.entries()}
-    elif store.local_root.is_dir():
-        top = {path.name for path in store.local_root.iterdir()}
-    else:
-        raise InputError(f"there is no folder {store.uri}; name a file or folder of photos")
-    for name in sorted(top):
-        if not name.startswith(".") and SourceConfig(uri=name).file_format != "image_folder":
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        table = SourceConfig(uri=last).file_format != "image_folder"
+        if (table and not folder) or (last in _TABLES_OF_FOLDERS and "/" not in folder):
             raise InputError(
-                f"{store.uri} holds {name} beside its folders; name that, or take it away if each "
-                "folder is one user"
+                f"{uri} holds {name}, which may tell whose its photos are; name that (a CSV, "
+                "Parquet or TFRecord), or take it away if each folder is one user"
             )
 
 

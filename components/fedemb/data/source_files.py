@@ -24,6 +24,12 @@ from fedemb.storage import nameable, open_store
 
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
+_SIDE_FILES = (
+    *(".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp", ".mp4", ".webm"),  # films, moving photos
+    *(".aae", ".csv", ".html", ".json", ".jsonl", ".pdf", ".srt", ".txt", ".xml", ".xmp", ".zip"),
+    *(".db", ".ini"),  # Thumbs.db, desktop.ini
+)
+"""Endings of what phones, exports and desktops lay beside photos, and is none."""
 _LARGEST_RECORD = 1 << 30
 """Bytes of one TFRecord."""
 
@@ -220,12 +226,15 @@ class ImageFiles:
         """Returns the bytes of `name`, or of it with an ending for images.
 
         Raises:
-          BadImageError: no such file.
+          BadImageError: no such file; of users' folders, also a film or another file beside photos,
+            which is not opened.
           StorageError: the store cannot be read.
         """
         parts = name.split("/")
         if not name or any(piece in ("", "..") or piece.startswith(".") for piece in parts):
             raise BadImageError("image_missing")
+        if self._of_users and name.lower().endswith(_SIDE_FILES):
+            raise BadImageError("side_file")
         names = [name]
         if len(parts) == 1 and len(name) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/
             names.append(f"{name[0]}/{name[1]}/{name[2]}/{name}")

@@ -82,11 +82,13 @@ def test_image_folder_gives_one_user_and_class_per_folder(
         folder = tmp_path / "faces" / row["user_id"]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.png").write_bytes(row["image"])
+    (tmp_path / "faces" / "user 1" / "scan.pcx").write_bytes(b"junk")
     (tmp_path / "faces" / "user 1" / "Thumbs.db").write_bytes(b"junk")
     (tmp_path / "faces" / ".hidden").mkdir()
     result = partition(str(tmp_path / "faces"))
     assert same_users(result, partition(rows))
     assert result.counts["not_decodable"] == 1
+    assert result.counts["side_file"] == 1
 
 
 def test_csv_mapping_finds_images_with_and_without_ending(
