@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedemb.config import SourceConfig
-from fedemb.data.source_files import csv_columns, open_parquet
-from fedemb.data.source_parts import check_columns, find_files
+from fedemb.data.source_files import check_columns, csv_columns, open_parquet
+from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
 from fedemb.storage import open_store
 

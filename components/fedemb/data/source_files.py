@@ -50,6 +50,24 @@ class Part:
     """Empty for a file, and for all folders of the store."""
 
 
+def check_columns(
+    said: str, found: Sequence[str], wanted: Sequence[str], *, header: bool = True
+) -> None:
+    """Raises InputError unless a file has all columns, each once.
+
+    Without `header` it is not said what there is: the first line of a CSV file may be a person's.
+    """
+    there = ", ".join(map(repr, sorted(found))) if header else f"{len(found)} others in line 1"
+    for column in wanted:
+        if found.count(column) > 1:
+            raise InputError(f"{said} has the column {column!r} more than once; rename the others")
+        if column not in found:
+            raise InputError(
+                f"{said} has no column {column!r}, it has {there}; name the right one in "
+                "data.source.columns (or where, or partition.evaluation)"
+            )
+
+
 @contextmanager
 def open_parquet(part: Part) -> Iterator[Any]:
     """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
@@ -89,60 +107,68 @@ def _as_file(part: Part) -> Iterator[Path]:
 
 @contextmanager
 def open_csv(
-    part: Part, columns: Sequence[str] | None, odd: Callable[[], object] = lambda: None
+    part: Part, columns: Sequence[str], odd: Callable[[], object] = lambda: None
 ) -> Iterator[Any]:
     """Opens a CSV file for reading in blocks, all columns as bytes.
 
     Args:
       part: the file.
-      columns: those wanted; None: all.
+      columns: those wanted.
       odd: called for each line with another number of fields than the first, which is left out.
 
     Raises:
-      InputError: missing, or no CSV.
+      InputError: missing, no CSV, or a column is not there or there twice.
       StorageError: no permission.
     """
     import pyarrow as pa
-    from pyarrow import csv
-
-    types = None if columns is None else dict.fromkeys(columns, pa.binary())
-
-    def left_out(_row: Any) -> str:
-        odd()
-        return "skip"
 
     with _as_file(part) as path:
-        try:
-            reader = csv.open_csv(
-                path,
-                read_options=csv.ReadOptions(block_size=1 << 24),
-                parse_options=csv.ParseOptions(
-                    newlines_in_values=True, invalid_row_handler=left_out
-                ),
-                convert_options=csv.ConvertOptions(
-                    check_utf8=False, column_types=types, include_columns=columns
-                ),
-            )
-        except (FileNotFoundError, PermissionError):
-            raise
-        except (OSError, KeyError, pa.ArrowException) as error:
-            raise InputError(
-                f"{part.said} cannot be read as CSV with a header line and the columns wanted; "
-                "check it"
-            ) from error
-        with reader:
+        # Of two columns of one name the reader would take the first.
+        check_columns(part.said, _names_in_line_1(part, path), columns, header=False)
+        types = dict.fromkeys(columns, pa.binary())
+        with _csv_reader(part, path, odd, column_types=types, include_columns=columns) as reader:
             yield reader
 
 
 def csv_columns(part: Part) -> list[str]:
     """Names in the header line; raises as `open_csv`."""
-    with open_csv(part, None) as reader:
+    with _as_file(part) as path:
+        return _names_in_line_1(part, path)
+
+
+def _names_in_line_1(part: Part, path: Path) -> list[str]:
+    with _csv_reader(part, path) as reader:
         try:
             return reader.schema.names
         except UnicodeDecodeError as error:  # which bytes they are is not said: it may be a row
             raise InputError(
                 f"the header line of {part.said} is not UTF-8; write one that names the columns"
             ) from error
+
+
+def _csv_reader(
+    part: Part, path: Path, odd: Callable[[], object] = lambda: None, **conversion: Any
+) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    def left_out(_row: Any) -> str:
+        odd()
+        return "skip"
+
+    try:
+        return csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(block_size=1 << 24),
+            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=left_out),
+            convert_options=csv.ConvertOptions(check_utf8=False, **conversion),
+        )
+    except (FileNotFoundError, PermissionError):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"{part.said} cannot be read as CSV with a header line; check it"
+        ) from error
 
 
 def iter_tfrecord(part: Part) -> Iterator[bytes]:

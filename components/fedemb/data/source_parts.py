@@ -19,7 +19,7 @@ from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import ENDINGS
-from fedemb.data.source_files import Part, csv_columns, open_parquet
+from fedemb.data.source_files import Part, check_columns, csv_columns, open_parquet
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
 
@@ -132,24 +132,6 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
     if next(_folders(store), None) is None:
         raise InputError(f"{source.uri} holds no folder per user; check data.source.uri and format")
     return [Part(store.uri, "")]
-
-
-def check_columns(
-    said: str, found: Sequence[str], wanted: Sequence[str], *, header: bool = True
-) -> None:
-    """Raises InputError unless a file has all columns, each once.
-
-    Without `header` it is not said what there is: the first line of a CSV file may be a person's.
-    """
-    there = ", ".join(map(repr, sorted(found))) if header else f"{len(found)} others in line 1"
-    for column in wanted:
-        if found.count(column) > 1:
-            raise InputError(f"{said} has the column {column!r} more than once; rename the others")
-        if column not in found:
-            raise InputError(
-                f"{said} has no column {column!r}, it has {there}; name the right one in "
-                "data.source.columns (or where, or partition.evaluation)"
-            )
 
 
 def csv_image_root(source: SourceConfig) -> str:

@@ -17,7 +17,7 @@ from partition_run import Partitioner, picture, rows_of, user_key
 from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
-from fedemb.data.sources import find_parts, read_part, read_public_images
+from fedemb.data.sources import Part, find_parts, read_part, read_public_images
 from fedemb.errors import InputError
 
 
@@ -137,6 +137,14 @@ def test_line_of_a_csv_that_is_no_row_is_counted_whatever_where_says(
     )
     assert same_users(result, partition(rows))
     assert result.counts["rows"] == len(rows) + 2
+
+
+def test_worker_refuses_a_table_that_names_two_columns_alike(tmp_path: Path) -> None:
+    """Of files in a bucket the driver looks into the first only."""
+    (tmp_path / "2.csv").write_text("user_id,image_id,user_id\nada,1.png,album\n")
+    source = SourceConfig(uri=str(tmp_path / "2.csv"))
+    with pytest.raises(InputError, match="'user_id' more than once; rename the others"):
+        list(read_part(source, Part(str(tmp_path), "2.csv"), ["user_id"]))
 
 
 @pytest.mark.parametrize("name", ["a  b.jpg", "IMG_\uff11.jpg", "e\u0301.jpg", "\u5c71\u3000.png"])
