@@ -33,23 +33,24 @@ DECIDES_PRIVACY = (
     "steps/train_dp_sgd",
     "training",
 )
-"""What samples, clips, adds noise, prices, reserves or decides which user is in which client."""
+"""Rooms that sample, clip, add noise, price, reserve or decide which user is in which client; with
+them `backend.py`, which sets the precision of numbers."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:
-    """SHA-256 of everything that runs, 64 hexadecimal digits.
+    """SHA-256 of the code that a reservation binds, 64 hexadecimal digits.
 
-    Names and contents of the sources of library and steps, the locks, and with a configuration the
-    code it names as `module:function`. Part of what a reservation binds: a resumed attempt with
-    other code is refused.
+    What decides privacy, the locks, and with a configuration the code it names as
+    `module:function`. A resumed attempt with other code is refused; a report's page, an evaluation
+    or a docstring may change while a run is under way.
 
     Raises:
       ConfigError: the configuration names a module that is not installed here.
     """
     backbone = config.model.backbone if config is not None else ""
     if ":" not in backbone:
-        return _own_digest()
-    return json_digest({"own": _own_digest(), "user": _user_digest(backbone)})
+        return privacy_code_digest()
+    return json_digest({"own": privacy_code_digest(), "user": _user_digest(backbone)})
 
 
 @cache
@@ -58,14 +59,9 @@ def privacy_code_digest() -> str:
 
     Comments, docstrings and layout do not count: a source counts as its syntax tree without them.
     """
-    sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room, (".py",))]
+    rooms = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
+    sources = [*rooms, ROOT / "backend.py"]
     return json_digest({**_locks(), **{_name(path): _tree_digest(path) for path in sources}})
-
-
-@cache
-def _own_digest() -> str:
-    sources = _below(ROOT, (".py", ".html", ".css"), leave_out="pipelines")
-    return json_digest({**_locks(), **{_name(path): file_digest(path) for path in sources}})
 
 
 @cache
@@ -85,7 +81,7 @@ def _user_digest(reference: str) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): file_digest(path)
         for folder in folders
-        for path in _below(Path(folder), (".py",))
+        for path in _below(Path(folder))
     }
 
 
@@ -95,13 +91,11 @@ def _locks() -> dict[str, str]:
     }
 
 
-def _below(folder: Path, endings: tuple[str, ...], leave_out: str = "") -> Iterator[Path]:
-    """Files below a folder, in order; links are followed, as a checkout links its steps."""
+def _below(folder: Path) -> Iterator[Path]:
+    """Sources below a folder, in order; links are followed, as a checkout links its steps."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder, followlinks=True):
-        if leave_out in folders and Path(place) == folder:
-            folders.remove(leave_out)
-        found += [Path(place, name) for name in names if name.endswith(endings)]
+    for place, _, names in os.walk(folder, followlinks=True):
+        found += [Path(place, name) for name in names if name.endswith(".py")]
     yield from sorted(found)
 
 

@@ -188,9 +188,13 @@ class RunDirectory:
         """Replaces the options of the engine."""
         write_bytes(self.root / "beam_options.json", json.dumps(list(options)).encode())
 
-    def stores(self) -> dict[str, str]:
-        """URIs of the four stores: private_root, ledger, keys, releases."""
-        storage = self.config().storage
+    def stores(self, config: RunConfig | None = None) -> dict[str, str]:
+        """URIs of the four stores: private_root, ledger, keys, releases.
+
+        Args:
+          config: of the run; None: the one it has now.
+        """
+        storage = (config or self.config()).storage
         return {
             "private_root": storage.private_root or str(self.private),
             "ledger": storage.ledger or str(self.root / "policy" / "ledger"),

@@ -266,10 +266,18 @@ class PlainView:
 def closing_lines(run: RunDirectory, outcome: Outcome) -> list[str]:
     """The three lines every run ends with: guarantee, utility, release."""
     return [
-        f"guarantee: {_guarantee(run)}",
-        f"utility: {_utility(run)}",
+        f"guarantee: {_known(lambda: _guarantee(run))}",
+        f"utility: {_known(lambda: _utility(run))}",
         f"release: {_release(run, outcome)}",
     ]
+
+
+def _known(line: Callable[[], str]) -> str:
+    """A line, or why it cannot be told: how the run ended is said in any case."""
+    try:
+        return line()
+    except FedEmbError as error:
+        return f"not known ({error})"
 
 
 def _guarantee(run: RunDirectory) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.errors import ConfigError, InputError
+from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import overridden
+from fedemb.pipelines.run.signed import ledger_of
 from fedemb.pipelines.steps import pipeline_of
+
+_READER = {"evaluation": "evaluate_", "audit": "audit_"}
+"""Section -> beginning of the step that reads it: the gate denies what was made of another one."""
 
 
 def steps_taken_over(run: RunDirectory, start: str | None) -> tuple[str, ...]:
@@ -76,8 +80,9 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
       start: the step the run goes on from.
 
     Raises:
-      ConfigError: a section that the reservation binds would change, or a release would take the
-        name of the one before.
+      ConfigError: a section that the reservation binds would change, what would change is read
+        before the step the run goes on from, the ledger named does not hold the run, or a release
+        would take the name of the one before.
     """
     before = run.config()
     after = overridden(before, overrides)
@@ -94,6 +99,15 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             f"--set changes {', '.join(changed)}; say from which step the run goes on, e.g. --from "
             "evaluate_embeddings"
         )
+    for section in _READER.keys() & set(changed):
+        reader = next(n for n in pipeline_of(before).steps if n.startswith(_READER[section]))
+        if reader in steps_taken_over(run, start):
+            raise ConfigError(
+                f"--set changes {section}, and {reader}, which reads it, would not run again; say "
+                f"--from {reader}"
+            )
+    if before.storage.ledger != after.storage.ledger:
+        _check_reserved(run, after)
     published = run.document("release") or {}
     name = after.released_as(run.run_id)
     if (published.get("name"), published.get("version")) == name:
@@ -102,3 +116,19 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             "another version with --set release.version=..."
         )
     return after
+
+
+def _check_reserved(run: RunDirectory, after: RunConfig) -> None:
+    """The ledger may lie elsewhere now; a run that was charged stands in it."""
+    if "reserve_budget" not in run.read_state().get("seconds", {}):
+        return
+    try:
+        charged = ledger_of(run, after).state.last_attempt(run.run_id) > 0
+    except FedEmbError:
+        charged = False
+    if not charged:
+        raise ConfigError(
+            f"run {run.run_id} was charged in the ledger at {run.stores()['ledger']}, and none at "
+            f"{after.storage.ledger} says so; leave storage.ledger as it is, or name where that "
+            "ledger lies now"
+        )

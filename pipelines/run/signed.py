@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import Document, Written, read
 from fedemb.documents.privacy_report import PrivacyReport
@@ -18,13 +19,17 @@ from fedemb.storage import open_store
 D = TypeVar("D", bound=Document)
 
 
-def ledger_of(run: RunDirectory) -> Ledger:
+def ledger_of(run: RunDirectory, config: RunConfig | None = None) -> Ledger:
     """The ledger a run was reserved in.
+
+    Args:
+      run: the run directory.
+      config: names where the ledger lies; None: the one the run has now.
 
     Raises:
       LedgerError: it is missing or broken.
     """
-    store = open_store(run.stores()["ledger"])
+    store = open_store(run.stores(config)["ledger"])
     return open_ledger(store.uri, run.config().policy.policy_id, trust=read_trust(store))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -12,6 +13,7 @@ from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
 from tests import honest_run
 
@@ -137,6 +139,43 @@ def test_change_without_a_step_and_release_of_the_same_version_are_refused(run):
         measured_otherwise(run, ["evaluation.bootstrap_samples=77"], "evaluate_embeddings")
     other = ["evaluation.bootstrap_samples=77", "release.version=v2"]
     assert measured_otherwise(run, other, "evaluate_embeddings").release.version == "v2"
+
+
+@pytest.mark.parametrize(
+    ("override", "start", "reader"),
+    [
+        ("evaluation.bootstrap_samples=77", "audit_privacy", "evaluate_embeddings"),
+        ("audit.bootstrap_samples=77", "account_privacy", "audit_privacy"),
+    ],
+)
+def test_changed_section_whose_step_would_not_run_again_is_refused(run, override, start, reader):
+    _finish(run, DP_FEDEMB.steps)
+    with pytest.raises(ConfigError, match=f"and {reader}, which reads it.*--from {reader}"):
+        measured_otherwise(run, [override], start)
+    assert measured_otherwise(run, [override], reader)
+
+
+def test_ledger_may_move_and_not_be_another_one(tmp_path):
+    """A run whose reservation is not in the ledger it is told to take could never end."""
+    honest = honest_run.start(tmp_path).until_gate()
+    storage = {"storage.ledger": honest.ledger_uri, "storage.keys": honest.keys_uri}
+    made = RunDirectory.create(tmp_path / "runs", honest.run_id, honest.config.updated(storage))
+    _finish(made, DP_FEDEMB.steps)
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(honest.ledger_uri, moved)
+    assert measured_otherwise(made, [f"storage.ledger={moved}"], "gate_release")
+    with pytest.raises(ConfigError, match=r"leave storage\.ledger as it is"):
+        measured_otherwise(made, [f"storage.ledger={other}"], "gate_release")
+    assert not other.exists()
+
+
+def test_run_whose_ledger_is_damaged_still_says_how_it_ended(run):
+    ledger = run.root / "policy" / "ledger"
+    ledger.mkdir(parents=True)
+    (ledger / "trust.json").write_text("{}")
+    lines = closing_lines(run, Outcome(4, failed_step="account_privacy", message="no disk"))
+    assert lines[0].startswith("guarantee: not known (")
+    assert lines[-1] == "release: none (account_privacy stopped: no disk)"
 
 
 # ---- the gate -----------------------------------------------------------------------------------

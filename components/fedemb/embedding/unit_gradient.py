@@ -22,6 +22,7 @@ from jaxtyping import Float32
 from fedemb.backend import keras_ops
 from fedemb.config import UnitGradientConfig
 from fedemb.embedding.classifier import HEAD, without_head
+from fedemb.embedding.kernel_gradients import kernel_gradients_at_once
 from fedemb.embedding.losses import NEVER
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.rounds import (
@@ -175,6 +176,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         import tensorflow as tf
 
         shapes = self._hold(classifier, config, variables)
+        self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles)
         images = config.images_per_unit
         super().__init__(
             shapes,
@@ -215,16 +217,12 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         import tensorflow as tf
 
         del number  # all workers read the same weights
-        query, size = self.mechanism.query, self._config.microbatch
+        size = self._config.microbatch
 
         def add(place: Any, base: Any, records: Any, state: Any, rows: Any) -> Any:
             update, loss, count = (part[place] for part in records)
-            norm = tf.norm(tf.cast(update, tf.float64))
-            if self._config.automatic_clip is not None:
-                update = self._automatic(update, norm, parameters)
-            record = query.preprocess_record(parameters, [update])
-            state = query.accumulate_preprocessed_record(state, record)
-            row = tf.stack([tf.cast(norm, tf.float32), loss, loss, count])
+            state, norm = self._add(update, state, parameters)
+            row = tf.stack([norm, loss, loss, count])
             return place + 1, base, records, state, rows.write(base + place, row)
 
         def microbatch(start: Any, state: Any, rows: Any) -> Any:
@@ -249,6 +247,17 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         )
         return state, rows.stack()
 
+    def _clip_and_add(self, update: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+        """One unit's record added to the sums; and the norm it had, float32."""
+        import tensorflow as tf
+
+        query = self.mechanism.query
+        norm = tf.norm(tf.cast(update, tf.float64))
+        if self._config.automatic_clip is not None:
+            update = self._automatic(update, norm, parameters)
+        record = query.preprocess_record(parameters, [update])
+        return query.accumulate_preprocessed_record(state, record), tf.cast(norm, tf.float32)
+
     def _records(self, broadcast: Any, units: UnitShare) -> tuple[Any, Any, Any]:
         """Downhill mean gradients `[microbatch, dim]`, losses and image counts `[microbatch]`."""
         import tensorflow as tf
@@ -272,6 +281,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
             return tf.concat([tf.reshape(-part, [-1]) for part in gradients], axis=0), loss
 
         labels, weights = (tf.ensure_shape(p, [size, None]) for p in (units.labels, units.weights))
-        updates, losses = tf.vectorized_map(record, (views, labels, weights))
+        with kernel_gradients_at_once():
+            updates, losses = tf.vectorized_map(record, (views, labels, weights))
         counts = tf.cast(tf.math.count_nonzero(weights, axis=1), tf.float32)
         return updates, losses, counts

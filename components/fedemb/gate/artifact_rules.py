@@ -154,7 +154,7 @@ def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
 
 
 def audit(case: Case) -> Iterator[Reason]:
-    """The audit is there, of this model and code, was itself tested, and refutes nothing."""
+    """The audit is there, of this model, was itself tested, and refutes nothing."""
     audit, model, config = case.evidence.audit.body, case.evidence.model.body, case.evidence.config
     again = "run audit_privacy on this model, then account_privacy"
     levels = (config.policy.audit_level, case.ledger.terms.audit_level)
@@ -175,7 +175,6 @@ def audit(case: Case) -> Iterator[Reason]:
         ("attack", audit.attack, attack_on(config.task)),
         ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),
-        ("code_sha", audit.code_sha, model.code_sha),
         ("run_id", audit.run_id, case.reservation.run_id),
         ("config_sha", audit.config_sha, config_digest(case.evidence.written, "audit")),
         ("users_at_most", audit.users_at_most, config.audit.max_users),

@@ -253,7 +253,6 @@ def test_model_folder_with_a_further_file_is_denied(run):
         ({"planted_bug_suite": {**SUITE, "passed": 0, "total": 0}}, "planted_bugs_missed"),
         ({"planted_bug_suite": {**SUITE, "privacy_code_sha": "0" * 64}}, "planted_bugs_missed"),
         ({"level": "monitoring"}, "audit_stale"),
-        ({"code_sha": "0" * 64}, "audit_stale"),
         ({"lower_bound": 5.0}, "audit_refutes"),
         ({"lower_bound": -1.0}, "audit_refutes"),
         ({"figures": "open"}, "audit_figures_open"),
@@ -277,6 +276,13 @@ def test_measurement_of_another_model_or_run_is_denied_and_gets_no_report(run, n
     assert f"{name}_stale" in codes(verdict_of(run))
     with pytest.raises(PlanMismatch, match=name):
         run.do_account()
+
+
+def test_audit_by_later_code_is_no_reason(run):
+    """A model is paid for once and may be measured again after an upgrade."""
+    run.rewrite(run.audit, code_sha="0" * 64)
+    run.do_account()
+    assert verdict_of(run).allow
 
 
 def test_lower_bound_below_epsilon_is_no_reason(run):

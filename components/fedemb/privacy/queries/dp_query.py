@@ -102,6 +102,8 @@ class QueryMechanism(Mechanism):
       query: see `require_declared`.
     """
 
+    compiles = False
+
     def __init__(
         self,
         plan: MechanismPlan,

@@ -43,6 +43,9 @@ class RoundOutput:
 class Mechanism:
     """Sampler, clip, noise and price of one attempt of one run; see `build_mechanism`."""
 
+    compiles = True
+    """Whether XLA takes `query`: ours, and not any operation of a third party's."""
+
     def __init__(self, plan: MechanismPlan, coin_key: bytes, noise: KeyedNoise):
         self.plan = plan
         self._noise = noise
