@@ -3,10 +3,10 @@
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import fedemb.documents as room
-from fedemb.documents.document import Document
+from fedemb.documents.document import Document, Part
 
 
 def json_schema(document: type[Document]) -> dict[str, Any]:
@@ -32,3 +32,20 @@ def all_documents() -> Iterator[type[Document]]:
     for module in pkgutil.iter_modules(room.__path__):
         importlib.import_module(f"{room.__name__}.{module.name}")
     yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
+
+
+def fields_of(part: type[Part], version: int) -> Iterator[str]:
+    """Dotted names of all fields that a document of a version has, parts included, in order."""
+    late = part._late({"version": version})
+    for name, field in sorted(part.model_fields.items()):
+        if name not in late:
+            yield name
+            for inner in _parts(field.annotation):
+                yield from (f"{name}.{deeper}" for deeper in fields_of(inner, version))
+
+
+def _parts(annotation: Any) -> Iterator[type[Part]]:
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)

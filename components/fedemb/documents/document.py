@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
+from typing_extensions import override
 
 from fedemb.documents.artifacts import canonical_json, sha256_hex, strict_json, write_bytes
 from fedemb.errors import ArtifactError
@@ -50,6 +51,17 @@ class Part(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @classmethod
+    @override
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """A field that may be left out would change a version that was written without it."""
+        optional = [name for name, field in cls.model_fields.items() if not field.is_required()]
+        if optional:
+            raise TypeError(
+                f"{cls.__name__}.{optional[0]} has a default, and every field of a document is "
+                "written; mark a new field with Since and raise `newest`"
+            )
 
     @classmethod
     def _late(cls, context: Any) -> dict[str, Since]:

@@ -1,14 +1,18 @@
 """Every kind of document has a schema, which is the golden one, and its own documents are of it."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.document_kinds import all_documents, json_schema
+from fedemb.documents.document import Part
+from tests.document_kinds import all_documents, fields_of, json_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "documents"
+FIELDS = Path(__file__).parents[2] / "golden" / "document_fields.json"
+"""Digest of the fields of each version of each document: an entry is added, and never changed."""
 KINDS = {document.kind: document for document in all_documents()}
 
 
@@ -16,6 +20,34 @@ KINDS = {document.kind: document for document in all_documents()}
 def test_schema_is_the_golden_one(file_regression, kind):
     text = json.dumps(json_schema(KINDS[kind]), indent=1, sort_keys=True) + "\n"
     file_regression.check(text, fullpath=GOLDEN / f"{kind}.schema.json")
+
+
+def _digest(document, version):
+    return sha256("\n".join(fields_of(document, version)).encode()).hexdigest()
+
+
+def test_every_version_has_the_fields_it_was_written_with():
+    """`make golden` does not write this file: a field more is a version more."""
+    found = {
+        f"{kind}/{version}": _digest(document, version)
+        for kind, document in KINDS.items()
+        for version in range(1, document.newest + 1)
+    }
+    assert found == json.loads(FIELDS.read_text()), "add an entry for the new version, by hand"
+
+
+def test_field_with_a_default_is_no_field_of_a_document():
+    with pytest.raises(TypeError, match=r"Loose\.more has a default"):
+        type("Loose", (Part,), {"__annotations__": {"more": int}, "more": 0})
+
+
+def test_field_added_without_a_version_is_seen():
+    """What the list above stands on."""
+
+    class Grown(KINDS["verdict"]):
+        more: int
+
+    assert _digest(Grown, 1) != _digest(KINDS["verdict"], 1)
 
 
 def test_no_schema_is_left_of_a_kind_that_is_gone():
