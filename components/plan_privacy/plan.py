@@ -15,6 +15,8 @@ from fedemb.documents.artifacts import config_digest
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.ledger import Charge, charged_content, series_of, terms_of
+from fedemb.ledger.budget import spent
 from fedemb.privacy.accounting.accounting import library_version, supports
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.units import UNITS
@@ -41,11 +43,12 @@ def run(context: StepContext) -> dict[str, Any]:
       the (delta, epsilon) curve and projections to other populations.
 
     Raises:
-      ConfigError: the mechanism cannot run on this partition, its policy cannot add up what it
-        costs, or the pipeline's images have another backend.
+      ConfigError: the mechanism cannot run on this partition, its policy cannot add up or pay what
+        it costs, or the pipeline's images have another backend.
       UnsupportedAccounting: no accountant is valid for it.
     """
     require_backend(context.config.training.backend)
+    check_first_run(context.config)
     body = document(context.config)
     for warning in warnings(context.config).values():
         _log.warning("%s", warning)
@@ -91,6 +94,30 @@ def check_composition(config: RunConfig, plan: MechanismPlan) -> None:
         raise ConfigError(
             "policy.composition=renyi adds up the Rényi divergences of runs, and "
             f"{plan.kind} is priced by PLD alone; set policy.composition: planned"
+        )
+
+
+def check_first_run(config: RunConfig) -> None:
+    """Refuses a release that costs more than its own policy may ever spend.
+
+    Asked before anything is trained, and before a policy begins whose cap would then stand for
+    life.
+
+    Raises:
+      ConfigError: so it is.
+    """
+    plan, policy = plan_mechanism(config), config.policy
+    if config.purpose != "release" or not plan.private:
+        return
+    check_composition(config, plan)
+    terms = terms_of(config, series_of(config, plan))
+    first = spent(terms, [Charge.planned(charged_content(config, plan))])
+    if not first.epsilon <= policy.epsilon_cap:
+        way = "as planned" if first.method == "planned_series" else "by the Rényi filter"
+        raise ConfigError(
+            f"one run costs epsilon={first.epsilon:.4g} ({way}), and policy.epsilon_cap="
+            f"{policy.epsilon_cap:g} is all that policy {policy.policy_id!r} may ever spend on a "
+            "user; raise mechanism.noise_multiplier or lower mechanism.rounds, or allow more"
         )
 
 

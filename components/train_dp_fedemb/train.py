@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.embedding.backend_rounds import client_rounds
 from fedemb.embedding.feature_cache import FrozenFeatures
+from fedemb.embedding.round_kind import RoundKind
 from fedemb.errors import ConfigError
 from fedemb.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
@@ -23,7 +25,28 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
       ConfigError: besides, an algorithm that no guarantee covers, or that another step runs.
     """
     _check_algorithm(context.config)
-    return run_attempt(context, "train_dp_fedemb", _train, root_key)
+    known = context.config.training.algorithm == "dp_fedemb"
+    rounds = _rounds if known else None
+    return run_attempt(context, "train_dp_fedemb", rounds, _train, root_key)
+
+
+def _rounds(  # noqa: PLR0917 - as `Rounds` has them
+    config: RunConfig,
+    backbone: Any,
+    mechanism: Any,
+    workers: int,
+    devices: Sequence[str] | None,
+    shared_head_rows: int = 0,
+) -> tuple[RoundKind, Any]:
+    return client_rounds(
+        backbone,
+        mechanism,
+        config.model,
+        config.training,
+        workers=workers,
+        devices=devices,
+        shared_head_rows=shared_head_rows,
+    )
 
 
 def _train(attempt: Attempt) -> Trained:
@@ -34,15 +57,9 @@ def _train(attempt: Attempt) -> Trained:
     classes = all_classes(store) if training.algorithm == "dp_fedavg" else None
     most = training.local.max_examples_per_client
     loader = ClientLoader(store, config.model, max_examples=most, classes=classes)
-    function, trunk = client_rounds(
-        attempt.backbone,
-        attempt.mechanism,
-        config.model,
-        training,
-        workers=attempt.workers,
-        devices=attempt.devices,
-        shared_head_rows=0 if classes is None else max(1, len(classes)),
-    )
+    parts = (attempt.backbone, attempt.mechanism, attempt.workers, attempt.devices)
+    rows = 0 if classes is None else max(1, len(classes))
+    function, trunk = attempt.rounds or _rounds(config, *parts, shared_head_rows=rows)
     if trunk is None:
         return Trainer(attempt, function, loader.load).train()
     frozen = FrozenFeatures(trunk, loader.load, most, attempt.store, attempt.log.inputs_sha)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
 from fedemb.embedding.backbones import with_bfloat16
 from fedemb.embedding.backend_rounds import unit_rounds
@@ -11,6 +13,7 @@ from fedemb.embedding.classifier import without_head
 from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
+from fedemb.embedding.round_kind import RoundKind
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.sampling import VirtualClient
 from fedemb.step_context import StepContext
@@ -30,37 +33,40 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
             f"task={context.config.task} is trained by train_dp_fedemb and not by this step; "
             "submit the pipeline dp-fedemb"
         )
-    return run_attempt(context, "train_dp_sgd", _train, root_key)
+    return run_attempt(context, "train_dp_sgd", _rounds, _train, root_key)
+
+
+def _rounds(
+    config: RunConfig, classifier: Any, mechanism: Any, workers: int, devices: Sequence[str] | None
+) -> tuple[RoundKind, Any]:
+    training = config.training
+    if config.model.trainable != "head":
+        function = unit_rounds(
+            classifier, mechanism, config.model, training, workers=workers, devices=devices
+        )
+        return function, None
+    if training.mixed_precision:
+        classifier = with_bfloat16(classifier)
+    kind = LeastSquaresFunction if mechanism.plan.solves_head else HeadGradientFunction
+    return kind(classifier, mechanism, training.unit_gradient), without_head(classifier)
 
 
 def _train(attempt: Attempt) -> Trained:
-    config, training = attempt.config, attempt.config.training
-    unit = training.unit_gradient
-    store = UserStore(attempt.users)
+    config, store = attempt.config, UserStore(attempt.users)
     alone = config.mechanism.samples_images
-    most = config.partition.max_images_per_user if alone else unit.images_per_unit
+    of_unit = config.training.unit_gradient.images_per_unit
+    most = config.partition.max_images_per_user if alone else of_unit
     loader = ClientLoader(store, config.model, max_examples=most, one_image=alone)
-    if config.model.trainable == "head":
-        half = training.mixed_precision
-        classifier = with_bfloat16(attempt.backbone) if half else attempt.backbone
-        cache = FeatureCache(without_head(classifier), attempt.store, attempt.log.inputs_sha)
-        solves = attempt.mechanism.plan.solves_head
-        kind = LeastSquaresFunction if solves else HeadGradientFunction
-        head = kind(classifier, attempt.mechanism, unit)
+    assert attempt.rounds is not None, "rehearsed before the attempt was bound"
+    function, trunk = attempt.rounds
+    if trunk is None:
+        return Trainer(attempt, function, loader.load).train()
+    cache = FeatureCache(trunk, attempt.store, attempt.log.inputs_sha)
 
-        def features(client: VirtualClient) -> UnitFeatures:
-            key = client.users.tobytes() + client.grouping.to_bytes(4, "big")
-            return cache.of(key, lambda: loader.load(client))
+    def features(client: VirtualClient) -> UnitFeatures:
+        key = client.users.tobytes() + client.grouping.to_bytes(4, "big")
+        return cache.of(key, lambda: loader.load(client))
 
-        trained = Trainer(attempt, head, features).train()
-        cache.delete()
-        return trained
-    function = unit_rounds(
-        attempt.backbone,
-        attempt.mechanism,
-        config.model,
-        training,
-        workers=attempt.workers,
-        devices=attempt.devices,
-    )
-    return Trainer(attempt, function, loader.load).train()
+    trained = Trainer(attempt, function, features).train()
+    cache.delete()
+    return trained

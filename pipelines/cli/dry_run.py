@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from urllib.parse import unquote
 
 from fedemb.config import RunConfig
-from fedemb.errors import InputError
+from fedemb.data.sources import find_parts
+from fedemb.errors import ArtifactError
 from fedemb.ledger import Ledger, policies
 from fedemb.pipelines.cli.ledger_summary import (
     admission,
@@ -16,10 +15,14 @@ from fedemb.pipelines.cli.ledger_summary import (
     planned_series,
     would_admit,
 )
+from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
+from fedemb.planted_bug_suite import read_record, record_problem
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.steps.plan_privacy.plan import check_composition
+from fedemb.provenance import privacy_code_digest
+from fedemb.steps.partition_users.assignment import columns_of
+from fedemb.steps.plan_privacy.plan import check_first_run
 from fedemb.storage import open_store
 
 
@@ -37,30 +40,50 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
     for step in pipeline_of(config).steps:
         yield f"{step}: {'taken over' if step in taken_over else 'would run'}"
     uri = config.data.source.uri
-    if not charged and open_store(uri).local_root is not None and not _found(uri):
-        raise InputError(f"there is nothing at {uri}; check data.source.uri")
+    if not charged:
+        check_images(config)
     yield f"images: {uri}"
     if config.purpose == "simulation":
         yield "guarantee: none (simulation)"
     else:
-        check_composition(config, plan_mechanism(config))
+        check_first_run(config)
         yield f"guarantee: {guarantee_of(plan_mechanism(config), config.policy.delta)}"
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
     yield f"budget: {'charged before; going on costs nothing' if charged else _budget(config)}"
 
 
-def _found(uri: str) -> bool:
-    """Whether something lies at a local address; of what is drawn first, or a glob: yes."""
-    path = Path(unquote(uri.removeprefix("file://")) if "://" in uri else uri).expanduser()
-    return uri == "builtin" or any(sign in uri for sign in "*?[") or path.exists()
+def check_images(config: RunConfig) -> None:
+    """Looks at the files of a local source and at the names of their columns, at no image.
+
+    The step that reads them comes after the charge.
+
+    Raises:
+      InputError: there is nothing, or a column is missing.
+    """
+    source = config.data.source
+    if source.uri != BUILTIN and open_store(source.uri).local_root is not None:
+        find_parts(source, columns_of(config))
 
 
 def refusal(config: RunConfig) -> str | None:
-    """Why the ledger would refuse a new run as it stands; None: it would not, or is not there yet.
+    """Why a new run would be refused as it stands; None: it would not.
 
     Asked before a run begins: its public pretraining comes before its reservation, and takes long.
+
+    Raises:
+      ConfigError: it costs more than its policy may ever spend.
+      InputError: as `check_images`.
     """
+    check_images(config)
+    if config.purpose == "release":
+        check_first_run(config)
+        try:
+            problem = record_problem(read_record(), privacy_code_digest())
+        except ArtifactError as error:
+            problem = str(error)
+        if problem:
+            return f"{problem}; or set purpose: simulation"
     ledger = _begun(config)
     return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from fedemb import planted_bug_suite
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ConfigError, InputError, Refused
@@ -84,13 +85,33 @@ def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):
     init = ("--ledger", policy / "ledger", "--keys", policy / "keys", "-c", "quickstart")
     run(capsys, "ledger", "init", *init)
     assert "admitted on all/0; 1 such runs fit in all" in run(capsys, *words)
-    refused = run(capsys, *words, "--set", "mechanism.noise_multiplier=0.5")
+    refused = run(capsys, *words, "--set", "mechanism.noise_multiplier=1.3")
     assert "budget: refused: " in refused
-    done = CliRunner().invoke(app, [*map(str, words), "--set", "mechanism.noise_multiplier=0.5"])
+    done = CliRunner().invoke(app, [*map(str, words), "--set", "mechanism.noise_multiplier=1.3"])
     assert done.exit_code == 3
     with pytest.raises(Refused, match=r"weekly|quickstart.*nothing was read or written"):
-        run(capsys, *words[:1], *words[2:], "--set", "mechanism.noise_multiplier=0.5")
+        run(capsys, *words[:1], *words[2:], "--set", "mechanism.noise_multiplier=1.3")
     assert not list((tmp_path / "runs").glob("*/config.yaml"))
+
+
+def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
+    tmp_path, capsys, monkeypatch
+):
+    """A column that is not there, and code whose planted bugs nobody looked for."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    photos, runs = tmp_path / "photos.parquet", tmp_path / "runs"
+    pq.write_table(pa.table({"user_id": ["a"], "image": [b"png"]}), photos)
+    words = ("run", "--policy", tmp_path / "policy", "--runs", runs)
+    labelled = ("--data", photos, "--set", "data.source.columns.label=nope")
+    for more in ((), ("--dry-run",)):
+        with pytest.raises(InputError, match="has no column 'nope'"):
+            run(capsys, *words, *more, *labelled)
+    monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
+    with pytest.raises(Refused, match=r"planted-bug suite was not run.*nothing was read"):
+        run(capsys, *words)
+    assert not runs.exists()
 
 
 def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsys):
@@ -104,7 +125,7 @@ def test_dry_run_names_what_a_simulation_and_a_new_name_would_do(tmp_path, capsy
     assert "beside quickstart: on the same users epsilons add up" in run(capsys, *words, *renamed)
     said = run(capsys, "ledger", "init", *init, *renamed)
     assert "On the same users the epsilons of both add up" in said
-    with pytest.raises(InputError, match=r"there is nothing at /nowhere/a\.parquet"):
+    with pytest.raises(InputError, match=r"there is no parquet file at /nowhere/a\.parquet"):
         run(capsys, *words, "--data", "/nowhere/a.parquet")
 
 

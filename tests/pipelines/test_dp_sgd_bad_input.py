@@ -63,6 +63,18 @@ BAD = {
         ["model.trainable=head", f"{UNIT}.views=2"],
         "computes the features of an image once",
     ),
+    "a clip that follows records of one length": (
+        [f"{UNIT}.automatic_clip=0.01", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
+        "set mechanism.adaptive_clip: null",
+    ),
+    "a moving clip in closed form": (
+        ["model.trainable=head", "mechanism.adaptive_clip={count_noise_multiplier: 10}"],
+        "set mechanism.adaptive_clip: null",
+    ),
+    "a cap below one run": (
+        ["policy.epsilon_cap=0.01"],
+        "policy.epsilon_cap=0.01 is all that policy",
+    ),
     "a crop wider than the image": ([f"{UNIT}.crop_padding=28"], "must be below"),
     "a head solved for all layers": (
         [

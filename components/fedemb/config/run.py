@@ -180,6 +180,14 @@ class RunConfig(Section):
                 " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
             )
 
+        adaptive = getattr(self.mechanism, "adaptive_clip", None) is not None
+        if adaptive and (self.model.trainable == "head" or unit.automatic_clip is not None):
+            raise ValueError(
+                "mechanism.adaptive_clip follows the lengths of records: with model.trainable=head "
+                "they are clipped in closed form, and training.unit_gradient.automatic_clip brings "
+                "all to one length; set mechanism.adaptive_clip: null"
+            )
+
     def _check_held_out_classes(self) -> None:
         evaluation = self.partition.evaluation
         listed = evaluation.classes if isinstance(evaluation, EvaluationByHash) else ()

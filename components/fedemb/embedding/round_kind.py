@@ -16,6 +16,8 @@ class RoundKind(Protocol):
 
     mechanism: Any
     """`privacy.queries.Mechanism`: samples, clips, sums, noises and prices."""
+    dim: int
+    """Numbers that train."""
     seconds_waited: float
     """Of the last round: how long it waited for data."""
 

@@ -44,9 +44,13 @@ class SideBySide(SlabRounds):
     def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
         """See `SlabRounds`; before the first slab the layout is shown not to matter."""
         if not self._shown:
-            self.require_exact(weights)
-            self._shown = True
+            self.rehearse(weights)
         return super().run(weights, slabs)
+
+    def rehearse(self, weights: Float32[np.ndarray, " dim"] | None = None) -> None:
+        """Shows once what `require_exact` wants, at these weights or the initial ones."""
+        self.require_exact(self.initial_weights() if weights is None else weights)
+        self._shown = True
 
     def require_exact(self, weights: Float32[np.ndarray, " dim"]) -> None:
         """Refuses to train where a record's bits depend on its place or its neighbours.

@@ -12,7 +12,7 @@ the process. The working state is `<private_root>/<run_id>/train/attempt-<n>/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,16 @@ from fedemb.documents.document import Written, parse
 from fedemb.documents.model import ModelCard
 from fedemb.documents.users import UsersManifest
 from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.hosts import connect
+from fedemb.embedding.hosts import connect, several
 from fedemb.embedding.loading import load_backbone, save_backbone
 from fedemb.embedding.round_audit import AttemptKeys
+from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.rounds import assign_weights
 from fedemb.embedding.server import ServerState, released_weights
+from fedemb.embedding.side_by_side import SideBySide
 from fedemb.embedding.standardized import plain_form
 from fedemb.embedding.threads import accelerators, configure_threads
-from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.errors import ConfigError, PlanMismatch, Refused
 from fedemb.keys import commit_to_people, commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
@@ -69,9 +71,15 @@ _EVIDENCE = "evidence.json"
 """Whether the priced mechanism ran, written once training is over and while its key exists."""
 
 
+Rounds = Callable[[RunConfig, Any, Any, int, Sequence[str] | None], tuple[RoundKind, Any]]
+"""From configuration, backbone, mechanism, workers and devices: the rounds, and the frozen trunk
+whose features they take in place of images, or None."""
+
+
 def run_attempt(
     context: StepContext,
     step: str,
+    rounds: Rounds | None,
     train: Callable[[Attempt], Trained],
     root_key: bytes | None = None,
 ) -> dict[str, Any]:
@@ -81,6 +89,8 @@ def run_attempt(
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
         private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
       step: name of the step that trains.
+      rounds: builds the rounds, which are rehearsed before the attempt is bound. None: they depend
+        on private data, and `train` builds them.
       train: runs the rounds that are not committed yet, and two of them again.
       root_key: 32 bytes that coins and noise are drawn from, for an experiment that is to be
         repeated to the bit. Whoever knows them can take the noise off, so only a simulation takes
@@ -90,11 +100,12 @@ def run_attempt(
       The content of `model.json`.
 
     Raises:
-      ConfigError: a release run was given a root key.
+      ConfigError: a release run was given a root key, or the rounds cannot be built.
       PlanMismatch: plan, reservation, users, code or working state do not belong together.
       SignatureInvalid: plan, users, public start or working state are not signed by the steps that
         write them.
-      Refused: the attempt trains with another private root.
+      Refused: the attempt trains with another private root, or a record would depend on its
+        neighbours.
       StorageError: a host of the job was lost; resume.
       Superseded: the step was started again meanwhile.
       Interrupted: asked to stop; the round at hand is finished and kept.
@@ -107,32 +118,30 @@ def run_attempt(
     ledger.chain.trust.check(plan_document, at=reservation.sequence)
     users, initial_sha = read_users(context), read_start(context).weights_sha
     _check_inputs(config, plan, reservation, users, run_id)
-    inputs_sha = json_digest(
-        {
-            "plan_sha": plan.digest,
-            "config_sha": reservation.config_sha,
-            "initial_weights_sha": initial_sha,
-            "data_commitment": users.commitments.users,
-            "code_sha": reservation.code_sha,
-        }
-    )
+    inputs_sha = _inputs_sha(plan, reservation, users, initial_sha)
     commitments = commitment_key(keys, config.policy.policy_id)
-    store = open_store(context.private("train", f"attempt-{reservation.attempt}"))
-    ledger.bind(
-        reservation,
-        inputs_sha=inputs_sha,
-        commitments=users.commitments.model_dump(),
-        private_root=claim(store, commitments),
-    )
-    turn, trust = Turn(store.uri, step), ledger.chain.trust
-    signer = Signer.current(keys, "trainer", trust)
-    origin = Origin(run_id, reservation.attempt, inputs_sha)
-    store = SignedState(store, turn, origin, signer, trust, reservation.sequence)
-
-    training = config.training
-    with _on_backend(training) as (workers, devices):
-        log = RoundLog(store, inputs_sha)
+    with _on_backend(config.training) as (workers, devices):
         backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
+        parts = (config, backbone, _keyless(plan), workers, devices)
+        rehearsed = rounds and _rehearsed(run_id, config, lambda: rounds(*parts))
+        store = open_store(context.private("train", f"attempt-{reservation.attempt}"))
+        ledger.bind(
+            reservation,
+            inputs_sha=inputs_sha,
+            commitments=users.commitments.model_dump(),
+            private_root=claim(store, commitments),
+        )
+        turn, trust = Turn(store.uri, step), ledger.chain.trust
+        signer = Signer.current(keys, "trainer", trust)
+        store = SignedState(
+            store,
+            turn,
+            Origin(run_id, reservation.attempt, inputs_sha),
+            signer,
+            trust,
+            reservation.sequence,
+        )
+        log = RoundLog(store, inputs_sha)
         finished = checkpoint.load(store, inputs_sha)
         if finished is not None and store.exists(_EVIDENCE):
             state = finished.state  # killed between the last round and the last act
@@ -145,10 +154,14 @@ def run_attempt(
             attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
             with local_tree(context.private("users")) as folder:
                 _check_data(folder, commitments, users, reservation.attempt)
+                mechanism = build_mechanism(plan, **vars(attempt_keys))
+                if rehearsed:
+                    rehearsed[0].mechanism = mechanism
                 attempt = Attempt(
                     config=config,
                     backbone=backbone,
-                    mechanism=build_mechanism(plan, **vars(attempt_keys)),
+                    mechanism=mechanism,
+                    rounds=rehearsed,
                     keys=attempt_keys,
                     users=folder,
                     store=store,
@@ -195,6 +208,47 @@ def run_attempt(
         keys=keys,
     )
     return card.json
+
+
+def _inputs_sha(
+    plan: MechanismPlan, reservation: Reservation, users: UsersManifest, initial_sha: str
+) -> str:
+    """Digest of all that goes in: with anything else the coins and the noise are others."""
+    return json_digest(
+        {
+            "plan_sha": plan.digest,
+            "config_sha": reservation.config_sha,
+            "initial_weights_sha": initial_sha,
+            "data_commitment": users.commitments.users,
+            "code_sha": reservation.code_sha,
+        }
+    )
+
+
+def _keyless(plan: MechanismPlan) -> Any:
+    """A mechanism that clips and adds, and no more."""
+    return build_mechanism(plan, bytes(32), "rehearsal", 1, "0" * 64)
+
+
+def _rehearsed(
+    run_id: str, config: RunConfig, build: Callable[[], tuple[RoundKind, Any]]
+) -> tuple[RoundKind, Any]:
+    """The rounds, shown on generated records to be able to train.
+
+    Nothing is bound yet, so the charge of a run whose rounds are refused can be given back.
+    """
+    try:
+        function, trunk = build()
+        function.mechanism.require_drawable(function.dim)
+        alone = config.training.backend == "tensorflow" or not several()
+        if isinstance(function, SideBySide) and alone:
+            function.rehearse()
+    except (ConfigError, Refused) as error:
+        raise type(error)(
+            f"{error}. No private image was read: `fedemb ledger void` gives the charge of "
+            f"{run_id} back, if this was its first start"
+        ) from error
+    return function, trunk
 
 
 @contextmanager

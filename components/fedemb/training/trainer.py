@@ -37,6 +37,9 @@ class Attempt:
     """Where the rounds start from."""
     mechanism: Any
     """`privacy.queries.Mechanism` of the attempt: clips, sums, noises and prices."""
+    rounds: tuple[RoundKind, Any] | None
+    """As rehearsed, with this mechanism, and the frozen trunk whose features they take or None;
+    None where they depend on private data."""
     keys: AttemptKeys
     """What it draws from."""
     users: Path

@@ -8,7 +8,11 @@ import pytest
 
 from fedemb.documents.artifacts import file_digest
 from fedemb.embedding import load_backbone
-from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.embedding.side_by_side import SideBySide
+from fedemb.errors import ConfigError, PlanMismatch, Refused
+from fedemb.ledger import Reservation
+from fedemb.privacy.mechanisms import keyed_noise
+from fedemb.signed_inputs import read_reserved
 from fedemb.steps.train_dp_fedemb import train as train_dp_fedemb
 from fedemb.steps.train_dp_sgd import train as train_dp_sgd
 from fedemb.training import checkpoint
@@ -114,6 +118,31 @@ def test_another_microbatch_or_backend_is_another_run(prepared, tmp_path, change
     with pytest.raises(PlanMismatch, match="another configuration"):
         ready.train(changed)
     assert not (ready.private / "train").exists()
+
+
+@pytest.mark.parametrize("fault", ["layout", "noise"])
+def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
+    prepared, tmp_path, monkeypatch, fault
+):
+    """A layout that a device cannot compute exactly, and more noise than is accounted for."""
+    ready = _copy(prepared, tmp_path / "run")
+
+    def refuse(*_):
+        raise Refused("records depend on their place")
+
+    if fault == "noise":
+        monkeypatch.setattr(keyed_noise, "MAX_NORMALS", 1)
+    elif prepared.config.model.trainable == "head":
+        pytest.skip("a head alone has no layout")
+    else:
+        monkeypatch.setattr(SideBySide, "require_exact", refuse)
+    with pytest.raises(Refused, match="No private image was read: `fedemb ledger void`"):
+        ready.train()
+    context = ready.context()
+    reservation = Reservation.of_document(read_reserved(context).body)
+    ledger = context.writable_ledger
+    assert ledger.attempt(reservation).bind is None
+    ledger.void(reservation, "the device computes otherwise", context.keys)
 
 
 def test_each_step_refuses_the_task_of_the_other(prepared):

@@ -65,14 +65,17 @@ class KeyedNoise:
         Raises:
           PlanMismatch: so many values that the noise sampler's share of delta would be passed.
         """
-        size = sum(values.size for values in quantities.values())
+        self.require_drawable(sum(values.size for values in quantities.values()))
+        self.tag = round_tag(self._key, round_index, quantities)
+
+    def require_drawable(self, size: int) -> None:
+        """Raises PlanMismatch for so many values a round that the sampler's share of delta ends."""
         # A tree draws at most two nodes a round.
         if 2 * size * self._plan.rounds > MAX_NORMALS:
             raise PlanMismatch(
                 f"{self._plan.rounds} rounds of {size} values exceed the {MAX_NORMALS} normals the "
                 "noise sampler is accounted for; lower rounds"
             )
-        self.tag = round_tag(self._key, round_index, quantities)
 
     def add(self, name: str, values: Integers, scale: float) -> Integers:
         """Returns values plus rounded normals of standard deviation `scale` grid units."""

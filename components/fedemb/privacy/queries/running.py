@@ -71,6 +71,10 @@ class Mechanism:
         """What one virtual client or unit adds to the sums; see `ClippedSum.record`."""
         return self._sum.record(params, update)
 
+    def require_drawable(self, dim: int) -> None:
+        """Raises PlanMismatch where sums of `dim` entries need more noise than is accounted for."""
+        self._noise.require_drawable(dim)
+
     def sample_params(self) -> Any:
         """Parameters of records in the next round: the clip, float64 scalar."""
         return np.float64(self._clip)
