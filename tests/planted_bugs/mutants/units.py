@@ -132,11 +132,22 @@ MUTANTS = (
         "each_view_adds_a_clipped_record",
         (
             UNIT,
-            "            state = query.accumulate_preprocessed_record(state, record)\n",
-            "            for _ in range(self._config.views):\n"
-            "                state = query.accumulate_preprocessed_record(state, record)\n",
+            "        return query.accumulate_preprocessed_record(state, record), tf",
+            "        for _ in range(self._config.views - 1):\n"
+            "            state = query.accumulate_preprocessed_record(state, record)\n"
+            "        return query.accumulate_preprocessed_record(state, record), tf",
         ),
         UNITS,
+    ),
+    one(
+        10,
+        "gradients_of_kernels_go_to_other_units",
+        (
+            f"{EMBEDDING}/kernel_gradients.py",
+            "tf.matmul(inputs, outputs, transpose_a=True)",
+            "tf.matmul(inputs[::-1], outputs, transpose_a=True)",
+        ),
+        "tests/components/embedding/test_embedding_kernel_gradients.py",
     ),
     one(
         1,
