@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Folder of the real images; skips where they are not at hand."""
+    """Folder of the real images; skips where they are not available."""
     folder = Path(os.environ.get("FEDEMB_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no real images at {folder}; set FEDEMB_DATA to the folder that holds them")
@@ -91,5 +91,5 @@ def planted_bugs_collected(request) -> set[int]:
     Skips unless all tests were collected.
     """
     if _PLANTED not in request.config.stash:
-        pytest.skip("only some tests were collected, so nobody knows how many plant a bug")
+        pytest.skip("only some tests were collected, so how many plant a bug is not known")
     return request.config.stash[_PLANTED]

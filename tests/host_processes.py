@@ -114,7 +114,7 @@ def killed(ready):
 
         from fedemb.training.round_log import RoundLog
 
-        jax.config.update("jax_enable_compilation_cache", False)  # a resumed run compiles anew
+        jax.config.update("jax_enable_compilation_cache", False)  # a resumed run compiles again
         sound = RoundLog.commit
 
         def commit(*given):

@@ -1,4 +1,4 @@
-"""A bundle that is signed as a release is, around a model of one's own; the rest of it is empty."""
+"""A bundle that is signed as a release is, around a model of its own; the rest of it is empty."""
 
 import json
 from pathlib import Path

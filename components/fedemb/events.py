@@ -36,7 +36,7 @@ BEGUN = (
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"
 """Without the time left: how long rounds take tells how many take part, and a log stays."""
-STOPPING = "asked to stop: finishing the round at hand"
+STOPPING = "asked to stop: finishing the current round"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"
 NOT_COMPARABLE = "the previous release is not comparable: %s"

@@ -72,7 +72,7 @@ def record_problem(record: Any, privacy_code_sha: str | None) -> str | None:
 
 
 def main() -> int:
-    """`python -m fedemb.planted_bug_suite`: 0 if the record is of the code at hand, else 1."""
+    """`python -m fedemb.planted_bug_suite`: 0 if the record is of this code, else 1."""
     from fedemb.provenance import privacy_code_digest
 
     try:

@@ -21,7 +21,7 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
       uri: the bundle, see `locate`.
 
     Raises:
-      ArtifactError: there is none, or it cannot be read.
+      ArtifactError: it does not exist or cannot be read.
       SignatureInvalid: a file was changed, or nobody trusted signed it.
       StorageError: the store cannot be reached.
     """

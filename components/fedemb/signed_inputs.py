@@ -1,6 +1,6 @@
 """What a step takes from earlier ones: signed by them, of this run, with the very files they name.
 
-Signatures come first: what nobody signed is neither followed nor given to a library that loads it.
+Signatures come first: what is not signed is neither followed nor given to a library that loads it.
 """
 
 from __future__ import annotations

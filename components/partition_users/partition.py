@@ -121,8 +121,8 @@ def _begun_with(
 ) -> dict[str, str] | None:
     """Commitments to the people a bound training began with, if they are all still there.
 
-    It goes on with them and no others: with those of today, without whom was forgotten since, it
-    would be another run, and what it was charged would be lost.
+    It goes on with them and no others: a new partition would leave out users forgotten since. That
+    would be another run, and what this one was charged would be lost.
     """
     bind = context.ledger.attempt(Reservation.of_document(reservation)).bind
     if bind is None:

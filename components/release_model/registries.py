@@ -108,12 +108,13 @@ def register(release: Release, address: str) -> str:
       Why it did not succeed; empty if it did.
 
     Raises:
-      InputError: nobody knows how to speak to such an address.
+      InputError: the address scheme is not supported.
     """
     kind, _, rest = address.rpartition("+")
     if kind not in KINDS or not rest.startswith(("http://", "https://")):
         raise InputError(
-            f"registry {address!r} is none of mlflow+https://, kubeflow+https://, https://"
+            f"the scheme of registry {address!r} is not supported; use mlflow+https://, "
+            "kubeflow+https:// or https://"
         )
     problem = [f"it did not answer within {SECONDS} seconds"]
 
@@ -261,7 +262,7 @@ def _call(
       url: with its query.
       headers: beside the type of the content.
       body: what to post; None asks.
-      known: an error, by its status or its `error_code`, that means: there is none.
+      known: an error, by its status or its `error_code`, that means: it does not exist.
       answers: whether an answer in JSON is wanted.
 
     Returns:

@@ -203,7 +203,7 @@ def _complete(
     problem = serving_problem(saved, tree / "backbone.keras", config.model)
     if problem is not None:
         raise Refused(f"the model is not published: {problem}")
-    # Where the stores are is nobody's business outside, and no digest of the run binds it.
+    # Addresses of the stores are internal, and no digest of the run binds them.
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))
     save_preprocessing(backbone, config, tree)
@@ -223,7 +223,7 @@ def _complete(
         digests=digests,
         commitments=commitments,
     )
-    # Drawn again from what was verified: the page of the pipeline is signed by nobody.
+    # Drawn again from what was verified: the page of the pipeline is not signed.
     page = report_page(report, evidence, ledger, steps)
     write_bytes(tree / "privacy_report.html", page.encode())
     write_run(

@@ -101,7 +101,7 @@ def _headline(
     if failed:
         return "Refused" if any(item["exit_code"] == 3 for item in failed) else "Stopped"
     if state != "SUCCEEDED":
-        return "Stopped without a word from a step: look at the pods"
+        return "Stopped; no step reported an error: look at the pods"
     if documents.get("verdict", {}).get("simulation"):
         return "A simulation, which is never released"
     return "Released" if documents.get("release", {}).get("uri") else "Done"

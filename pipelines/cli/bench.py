@@ -1,4 +1,4 @@
-"""`fedemb bench`: what training costs on the devices at hand."""
+"""`fedemb bench`: what training costs on the available devices."""
 
 from __future__ import annotations
 

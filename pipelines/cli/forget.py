@@ -91,7 +91,7 @@ def forget(
     user_ids = _canonical(_read_ids(ids) if ids else [_read_id()])
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
-    _ = ledger.terms  # a wrong folder or policy would get a key of its own, and forget nobody
+    _ = ledger.terms  # with a wrong folder or policy a new key would be made and no user forgotten
     keys = open_key_store(storage.keys)
     check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
     ensure_policy_key(ledger, keys)
@@ -141,7 +141,7 @@ def _read_id() -> str:
     """The id from standard input; typed at a terminal, it is not shown.
 
     Raises:
-      InputError: more than one line, of which all but the first would be taken for forgotten.
+      InputError: more than one line; the user would believe that all of them were forgotten.
     """
     from fedemb.errors import InputError
 
@@ -150,8 +150,8 @@ def _read_id() -> str:
     first, *more = sys.stdin.read().rstrip().split("\n")
     if more:
         raise InputError(
-            f"standard input holds {1 + len(more)} lines, and one user is forgotten at a time; "
-            "nobody was: put them into a file, one a line, and name it with --ids"
+            f"standard input holds {1 + len(more)} lines, expected one id; nothing was changed: "
+            "put several ids into a file, one a line, and name it with --ids"
         )
     return first
 
@@ -177,7 +177,7 @@ def _canonical(user_ids: list[str]) -> list[str]:
     """The ids as partitions know them, each once.
 
     Raises:
-      InputError: one is none; nobody was forgotten yet.
+      InputError: an id is invalid; nothing was changed.
     """
     from fedemb.data.records import canonical_user_id
     from fedemb.errors import InputError
@@ -187,7 +187,9 @@ def _canonical(user_ids: list[str]) -> list[str]:
         user_id = canonical_user_id(text)
         if user_id is None:
             where = "standard input" if len(user_ids) == 1 else f"id {number}"
-            raise InputError(f"{where} holds no user id; nobody was forgotten")
+            raise InputError(
+                f"{where} is not a user id; nothing was changed: correct it and try again"
+            )
         found[user_id] = None
     return list(found)
 

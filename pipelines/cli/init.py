@@ -23,7 +23,7 @@ _SIZES = (28, 32, 48, 64)
 _LEAST_CLIENTS = 8
 """Virtual clients of a round, at least, where there are as many."""
 _NOBODY = 1e-12
-"""Share that is held out while all are counted: whom it falls on is for the run's key to say."""
+"""Share that is held out while all are counted: the run's key decides who is held out."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
     if not sys.stdin.isatty():
         if default is not None:
             return default
-        raise ConfigError(f"{flag} is missing, and nobody is there to ask; give it")
+        raise ConfigError(
+            f"{flag} is missing, and standard input is no terminal to ask for it; give it"
+        )
     return typer.prompt(question, type=kind, default=default)
 
 

@@ -40,7 +40,7 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
         raise ConfigError(
             f"--delta {delta:g} is 1 / {bound}, as published figures often have it, and a "
             "guarantee needs less: for the published epsilon as a projection pass "
-            f"--users-lower-bound {bound - 1} too; for a run of one's own --delta {bound**-1.1:.2g}"
+            f"--users-lower-bound {bound - 1} too; for a run of your own --delta {bound**-1.1:.2g}"
         )
     from fedemb.pipelines.run.load_config import validate
     from fedemb.privacy.mechanisms.mechanism import Cohort

@@ -1,4 +1,4 @@
-"""Commands that speak to a cluster: `fedemb submit` and `fedemb schedule plan|apply|diff`."""
+"""Commands that talk to a cluster: `fedemb submit` and `fedemb schedule plan|apply|diff`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a look at a cluster has at hand."""
+"""What the checks of a cluster are given."""
 
 from __future__ import annotations
 

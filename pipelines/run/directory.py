@@ -30,7 +30,7 @@ def checked_run_id(run_id: str | None) -> str:
     """The name of a run; one from time and chance where None is given.
 
     Raises:
-      InputError: it is none that a folder and an address may have.
+      InputError: it cannot be part of a folder's name and of an address.
     """
     if run_id is not None and not _NAME.fullmatch(run_id):
         raise InputError(
@@ -164,7 +164,7 @@ class RunDirectory:
         """The frozen configuration.
 
         Raises:
-          ArtifactError: it was changed or cut, so that it is none any more.
+          ArtifactError: it was changed or cut and is no longer a valid configuration.
         """
         return self._own("config.yaml", lambda text: RunConfig.model_validate(parse_yaml(text)))
 

@@ -40,7 +40,7 @@ def signed_plan(run: RunDirectory) -> dict[str, Any] | None:
     the configuration again.
 
     Raises:
-      ArtifactError: it is none.
+      ArtifactError: the file is not a plan.
       PlanMismatch: it is that of another configuration.
       SignatureInvalid: plan_privacy did not sign it.
       LedgerError: the ledger that says whose keys count is missing or broken.
@@ -61,7 +61,7 @@ def signed_report(run: RunDirectory) -> Written[PrivacyReport] | None:
     """The newest privacy report of a run; None if it has none yet.
 
     Raises:
-      ArtifactError: it is none, or of another run.
+      ArtifactError: the file is not a privacy report, or one of another run.
       SignatureInvalid: account_privacy did not sign it.
       LedgerError: the ledger that says whose keys count is missing or broken.
     """

@@ -32,7 +32,7 @@ printed: made by `tests/cluster/test_walk.py`. The API server, its controllers a
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
 `terraform`, `aws` or `mc` needs a cloud or a store: it is named, not tried. The run that is
 verified and resumed is the tests' own (`tests/honest_run.py`): no image trained it. Addresses and
-digests are shortened; words in capitals stand for one's own, as in the runbook. `<code>` after a
+digests are shortened; words in capitals stand for your own, as in the runbook. `<code>` after a
 line is its exit code, where it is not 0.
 
 """

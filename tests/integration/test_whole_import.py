@@ -1,4 +1,4 @@
-"""Photos of one's own under somebody else's frozen net, through the whole DAG to embeddings.
+"""Your own photos under somebody else's frozen net, through the whole DAG to embeddings.
 
 What `fedemb embed` makes of the files of evaluation people is what evaluation measured.
 """

@@ -209,7 +209,7 @@ def test_without_a_terminal_what_is_missing_is_named_and_nothing_overwritten(tmp
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_every_user_is_counted_whatever_columns_there_are(tmp_path, labelled):
-    """The lower bound is chosen from this number; who is held out is for the run's key to say."""
+    """The lower bound is chosen from this number; the run's key decides who is held out."""
     rows = {
         "photo": [photo(n, True) for n in range(60)],
         "owner": [f"u{n % 30}" for n in range(60)],

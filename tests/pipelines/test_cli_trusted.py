@@ -164,7 +164,7 @@ def test_where_nothing_says_whom_to_trust_nothing_is_loaded(bundle, command):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_bundle_in_a_run_is_held_against_the_ledger_of_the_run(tmp_path, own):
-    """A bundle of somebody else does not pass for one's own by lying in the folder of a run."""
+    """A bundle of somebody else does not pass for your own by lying in the folder of a run."""
     run = tmp_path / "week-1"
     shutil.copytree(GOLDEN / "bundle", bundle := run / "releases" / "glyphs" / "1.0")
     shutil.copytree(GOLDEN / "ledger", run / "policy" / "ledger")

@@ -154,7 +154,7 @@ def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measu
 
 def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):
     page, figures = _show(tmp_path, "tuesday", "FAILED")
-    assert page.startswith("# Stopped without a word from a step")
+    assert page.startswith("# Stopped; no step reported an error")
     assert figures == {"exit_code": 1}
 
 

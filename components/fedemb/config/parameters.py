@@ -40,7 +40,7 @@ SECTIONS = (
 STORES = ("private_root", "ledger", "keys", "releases")
 """Each is given to the steps whose rights name it, and is in the configuration of none."""
 OPTIONAL_STORES = ("deletion_marks", "witness")
-"""What a run can do without: empty is none."""
+"""Optional; empty means not used."""
 
 
 def _parameters() -> dict[str, Parameter]:

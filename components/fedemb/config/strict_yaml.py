@@ -23,9 +23,8 @@ class _WithAliases(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float | bool | None):
-                raise NotYaml(
-                    f"YAML with a key that is no word at line {key_node.start_mark.line + 1}"
-                )
+                line = key_node.start_mark.line + 1
+                raise NotYaml(f"YAML with a key that is not a string at line {line}")
             if key in seen:
                 line = key_node.start_mark.line + 1
                 raise NotYaml(f"YAML with {str(key)[:60]!r} twice, again at line {line}")
@@ -34,11 +33,11 @@ class _WithAliases(yaml.SafeLoader):
 
 
 class _Loader(_WithAliases):
-    """The same without anchors: nothing in a configuration stands for something else."""
+    """The same without aliases: every value is written where it is used."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise NotYaml("YAML with an alias, and a configuration says all where it stands")
+            raise NotYaml("YAML with an alias; aliases are not allowed here, write the value out")
         return super().compose_node(parent, index)
 
 
@@ -63,7 +62,7 @@ def parse_yaml(text: str, *, aliases: bool = False) -> Any:
     except (ValueError, OverflowError) as error:  # a date without its day, say
         if isinstance(error, NotYaml):
             raise
-        raise NotYaml("YAML with a value that is none") from error
+        raise NotYaml("YAML with an invalid value") from error
 
 
 def _check_depth(text: str) -> None:

@@ -22,7 +22,7 @@ class ModelConfig(Section):
     """The backbone and what it sees."""
 
     backbone: str = "resnet8"
-    """Name of a backbone in `embedding/backbones/`, or `module:function` of one's own. Several with
+    """Name of a backbone in `embedding/backbones/`, or `module:function` of your own. Several with
     a plus between them stand side by side, features joined: `scatter_linear+resnet8`."""
     embedding_dim: Annotated[int, Field(ge=2, le=65536)] = 128
     """Length of the embedding."""

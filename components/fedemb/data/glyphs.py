@@ -1,7 +1,7 @@
 """Generated images, the data of `make run`: every identity is a random glyph of a few pen strokes.
 
 Private identities draw curved strokes with a thin pen, public classes straight ones with a broad
-pen, as public data seldom looks like one's own. Every image is the glyph in another pose: wobbling
+pen, as public data seldom looks like your own. Every image is the glyph in another pose: wobbling
 control points, rotation, scale, shear, shift, pen width, contrast, noise.
 
 A stroke is a row of Gaussian dots. A dot is separable in x and y, so the ink of a whole image is

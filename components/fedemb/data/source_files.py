@@ -29,7 +29,7 @@ _SIDE_FILES = (
     *(".aae", ".csv", ".html", ".json", ".jsonl", ".pdf", ".srt", ".txt", ".xml", ".xmp", ".zip"),
     *(".db", ".ini"),  # Thumbs.db, desktop.ini
 )
-"""Endings of what phones, exports and desktops lay beside photos, and is none."""
+"""Endings of files that phones, exports and desktops put beside photos and that are no photos."""
 _LARGEST_RECORD = 1 << 30
 """Bytes of one TFRecord."""
 

@@ -161,7 +161,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
 
 def _file_name(value: bytes | None) -> str:
-    """The name of an image file, as it is on disk; empty where the value is none."""
+    """The name of an image file, as it is on disk; empty if the value is missing."""
     try:
         return (value or b"").decode().strip()
     except UnicodeDecodeError:

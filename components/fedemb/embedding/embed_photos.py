@@ -164,7 +164,7 @@ class Pixels:
 
     @classmethod
     def read(cls, name: str, photos: Sequence[Photo], reader: PhotoReader) -> Pixels:
-        """Decodes photos; what is none has a reason."""
+        """Decodes photos; for what cannot be read it keeps the reason."""
         images: list[np.ndarray] = []
         reasons: list[str | None] = []
         for _, data in photos:

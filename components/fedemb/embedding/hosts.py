@@ -4,7 +4,7 @@ Every host runs one process. Process 0, the chief, is the ordinary training step
 
     python -m fedemb.training.hosts
 
-and hold nothing but the units of the step at hand: coins, keys, noise, ledger and server state live
+and hold nothing but the units of the current step: coins, keys, noise, ledger and server state live
 on the chief alone. The chief tells everybody what to compute, and all add their integers up, so one
 process and many give the same bits (on processors of one kind).
 
@@ -113,7 +113,7 @@ def connect(place: Place | None) -> bool:
         return True
     import jax
 
-    # Else JAX would end this process without a word of ours when another one is lost.
+    # Else JAX would end this process before our error is shown when another one is lost.
     jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(*place, initialization_timeout=_ARRIVAL)
@@ -134,7 +134,7 @@ def several() -> bool:
 
 
 def tell(message: Message, *parts: Any) -> None:
-    """Tells all other hosts, from the chief; does nothing where there are none."""
+    """Tells all other hosts, from the chief; does nothing if there are no others."""
     if several():
         body = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
         _notes().key_value_set(_next_note(), f"{message:d} {len(body)}")

@@ -226,7 +226,7 @@ def _check_apart(backbone: Any, path: Path) -> None:
 
 
 def _drawn(shape: tuple[int, ...], random: Any) -> Any:
-    """Weights that let every layer speak: positive scales, kernels that keep sizes."""
+    """Weights that make every layer affect the output: positive scales, kernels that keep sizes."""
     if len(shape) < 2:
         return random.uniform(0.5, 1.5, shape)
     return random.normal(0, (2 / math.prod(shape[:-1])) ** 0.5, shape)

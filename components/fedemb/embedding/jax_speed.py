@@ -1,4 +1,4 @@
-"""How fast private rounds are on the devices at hand, beside a plain step of the same net."""
+"""How fast private rounds are on the available devices, beside a plain step of the same net."""
 
 from __future__ import annotations
 

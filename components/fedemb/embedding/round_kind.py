@@ -1,4 +1,4 @@
-"""What a kind of round is to the loop, whoever computes it and however."""
+"""What the loop needs of a kind of round, however it is computed."""
 
 from __future__ import annotations
 

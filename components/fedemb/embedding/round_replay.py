@@ -74,7 +74,7 @@ class OneRound:
             failed.add("coins")
         total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
         for one in mine:
-            # The others hold nobody here and keep their places, which decide where each one trains.
+            # The others are empty here but keep their places, which decide where each one trains.
             there = [client if client is one else _nobody(client) for client in clients]
             gone = [_less(client, removed) for client in there]
             with_them, without = self._sums(there), self._sums(gone)
@@ -147,7 +147,7 @@ def _less(client: VirtualClient, removed: int) -> VirtualClient:
 
 
 def _names(clients: list[VirtualClient]) -> dict[tuple[int, int], list[int]]:
-    """Who is where; whoever holds nobody contributes nothing and need not be there."""
+    """Users of each virtual client; empty clients contribute nothing and can be left out."""
     return {
         (client.grouping, client.group): np.sort(client.users).tolist()
         for client in clients

@@ -196,7 +196,7 @@ class SlabRounds(ABC):
         return self._sums(weights, self._waited_for(slabs))
 
     def _waited_for(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
-        """The same slabs; adds up how long they let wait."""
+        """The same slabs; adds up time spent waiting for them."""
         self.seconds_waited, asked = 0.0, time.perf_counter()
         for slab in slabs:
             self.seconds_waited += time.perf_counter() - asked

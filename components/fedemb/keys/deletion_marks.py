@@ -85,7 +85,7 @@ def mark_deleted(
     if not lost and keys.used(_count(policy_id, before + 1)):
         raise StorageError(
             f"{store.uri} holds {before} deletion marks of policy {policy_id!r}, and there were "
-            "more; nobody was forgotten: mount or restore it, name the right store, or, if this "
+            "more; nothing was changed: mount or restore it, name the right store, or, if this "
             "user's was one it lost, say --lost"
         )
     with suppress(FileExistsError):

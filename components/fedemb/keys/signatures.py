@@ -70,9 +70,9 @@ class Signer:
 
     @classmethod
     def newest(cls, store: KeyStore, role: str) -> Signer:
-        """Takes the newest key of a role in one's own store, for a step that knows no ledger.
+        """Takes the newest key of a role in this store, for a step that knows no ledger.
 
-        Whether it counts is for those to say who read what it signs, and do know one.
+        Whether the key counts is checked by those who read what it signs and know the ledger.
         """
         generation = 1
         while store.exists(generation_name(f"signing/{role}", generation + 1)):
@@ -140,7 +140,7 @@ def trusted_bundle_key(key: EllipticCurvePrivateKey, generation: int = 1) -> Tru
 
 
 def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
-    """The public half of one's own key, created at first use."""
+    """The public half of the store's key, created at first use."""
     if role == "bundle":
         return trusted_bundle_key(bundle_signing_key(store, generation), generation)
     return Signer.load_or_create(store, role, generation).trusted()
@@ -153,7 +153,7 @@ def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]
 
 
 def trust_of(store: KeyStore) -> TrustStore:
-    """The trust store of one's own newest keys, all roles, created at first use."""
+    """The trust store of this store's newest keys, all roles, created at first use."""
     return TrustStore(
         public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
     )

@@ -247,7 +247,7 @@ class Ledger:
           signer: the person's key, role `approver`.
 
         Raises:
-          Refused: the key is of nobody who may approve, or the run is not committed for release.
+          Refused: the key is not that of an approver, or the run is not committed for release.
         """
         body = {
             "reservation": reservation.sequence,
@@ -271,7 +271,7 @@ class Ledger:
         name = self.state.approvers.get(signer.public_key)
         if name is None:
             raise Refused(
-                f"key {signer.key_id} is of nobody who may approve under policy "
+                f"key {signer.key_id} is not that of an approver of policy "
                 f"{self.policy_id!r}; the policy owner names them with `fedemb ledger approvers`"
             )
         return self._append("approval", decide, reservation=reservation, signer=signer, actor=name)
@@ -337,7 +337,7 @@ class Ledger:
         """Ties the attempt to what goes into it and to the one place that trains it.
 
         Done before round 0. Two trainers in one private root exclude one another by the records
-        of their rounds; that there is no second root is for the ledger to say.
+        of their rounds; the ledger makes sure that there is only one root.
 
         Args:
           reservation: the attempt.
@@ -464,7 +464,7 @@ class Ledger:
             if attempt.bind is not None:
                 raise Refused(
                     f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
-                    "and stays charged; resume it, or let it be"
+                    "and it is charged; resume it, otherwise it stays charged"
                 )
             if keys is not None and keys.used(root) and not keys.exists(root):
                 raise Refused(
@@ -549,8 +549,8 @@ class Ledger:
             if later.run_id == look.run_id and later.sequence > look.sequence:
                 raise Superseded(
                     f"the evaluation of run {look.run_id!r} was started again while this process "
-                    "still ran, and the later one goes on alone; nothing is to be done here, look "
-                    "at the later pod"
+                    "still ran, and the later one goes on alone; no action needed; see the later "
+                    "pod"
                 )
 
     def _append(

@@ -45,7 +45,7 @@ def read_trust(store: Store) -> TrustStore:
     """Reads the trust file beside the ledgers.
 
     Raises:
-      LedgerError: there is none.
+      LedgerError: it does not exist.
     """
     try:
         data = store.read(TRUST_NAME)
@@ -117,7 +117,7 @@ def ensure_policy_key(ledger: Ledger, keys: KeyStore) -> None:
 
 
 def ensure_trust(store: Store, keys: KeyStore) -> TrustStore:
-    """Reads the trust file beside the ledgers, made of one's own newest keys at first use."""
+    """Reads the trust file beside the ledgers, made of this store's newest keys at first use."""
     try:
         return TrustStore.parse(store.read(TRUST_NAME), TRUST_NAME)
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def rotate_keys(
     ledgers = [open_ledger(ledger_uri, name, trust=trust) for name in policies(store)]
     if not ledgers:
         raise LedgerError(f"{store.uri} holds no ledger; `fedemb ledger init` makes one")
-    for ledger in ledgers:  # before any key is made: the owner's key of each is at hand
+    for ledger in ledgers:  # before any key is made: the owner's key of each is there
         Signer.current(keys, "policy", ledger.chain.trust)
         check_high_water(ledger, keys, find_witness(ledger, witnesses))
     newest = {

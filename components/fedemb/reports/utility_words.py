@@ -94,15 +94,19 @@ def _embeddings(report: UtilityReport) -> str:
 
 
 def few_resampled(report: AnyUtility) -> str:
-    """Why an interval is none: too little was there to draw from."""
-    what = "identities" if isinstance(report, UtilityReport) else f"{report.unit}s"
-    return f"its interval, drawn from {report.resampled} {what}, is none below {LEAST_RESAMPLED}"
+    """Why no interval is shown: too few to draw from."""
+    return f"it has no interval: {report.resampled} {_many(report)}, fewer than {LEAST_RESAMPLED}"
+
+
+def _many(report: AnyUtility) -> str:
+    return "identities" if isinstance(report, UtilityReport) else f"{report.unit}s"
 
 
 def _too_few(report: AnyUtility) -> str:
     if report.resampled >= LEAST_RESAMPLED:
         return ""
-    return f" Intervals drawn from fewer than {LEAST_RESAMPLED} are none; hold out more."
+    few = f"fewer than {LEAST_RESAMPLED} {_many(report)}"
+    return f" No interval is shown for {few}; hold out more."
 
 
 def best_start(report: AnyUtility) -> str:

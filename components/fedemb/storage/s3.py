@@ -1,4 +1,4 @@
-"""S3 and what speaks its protocol, through s3fs (aiobotocore)."""
+"""S3 and stores with its protocol, through s3fs (aiobotocore)."""
 
 from __future__ import annotations
 

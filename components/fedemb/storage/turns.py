@@ -49,7 +49,7 @@ class Turn:
         if open_store(self._uri).exists(_name(self._number + 1)):
             raise Superseded(
                 f"{self._step} was started again while this process still ran, and the later one "
-                "goes on alone; nothing is to be done here, look at the later pod"
+                "goes on alone; no action needed; see the later pod"
             )
 
 

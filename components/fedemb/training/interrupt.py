@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask the trainer to stop after the round at hand."""
+"""SIGTERM and Ctrl-C ask the trainer to stop after the current round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# Rights on keys. Reservation keys have names that nobody knows beforehand, so rights go by the kind
+# Rights on keys. Names of reservation keys are not known beforehand, so rights go by the kind
 # of key, with which the names of its secrets begin. The trainer destroys keys of reservations and
 # no others: a policy's key and the marks of its ledger outlive every run.
 

@@ -1,4 +1,4 @@
-# The buckets. Public, private and ledger are apart, so that a right on one is none on another.
+# The buckets. Public, private and ledger are separate: a right on one gives no right on another.
 
 resource "google_storage_bucket" "public" {
   name                        = "${var.project}-fedemb-public"

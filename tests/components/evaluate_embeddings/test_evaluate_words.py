@@ -61,7 +61,9 @@ def test_utility_drop_is_a_printed_number():
     assert "fewer than 6" not in sentence
     five = Evaluated(images=9, identities=5, positive_pairs=1, negative_pairs=1)
     few = report.model_copy(update={"evaluated": five})
-    assert "Intervals drawn from fewer than 6 are none" in utility_sentence(few)
+    assert "No interval is shown for fewer than 6 identities; hold out more." in utility_sentence(
+        few
+    )
 
 
 def test_the_gain_is_over_the_best_start_and_the_public_one_is_named_beside_it():

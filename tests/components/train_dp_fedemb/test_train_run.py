@@ -115,8 +115,8 @@ def test_running_again_after_the_commit_gives_the_same_model(finished, tmp_path)
 
 
 def test_key_rotated_after_the_commit_loses_no_run(finished):
-    """Killed before kfp had the model, it is started again: signed anew, the card would be one that
-    nobody committed."""
+    """Killed before kfp had the model, it is started again: with a new signature the card would be
+    one that was never committed."""
     context = finished.context()
     card = (finished.root / "model" / "model.json").read_bytes()
     rotate_keys(context.ledger_uri, context.keys, "leaked", ["trainer"])

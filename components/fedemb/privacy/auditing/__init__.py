@@ -1,1 +1,1 @@
-"""Did the priced mechanism run? Evidence from inside, where noise and sums are still at hand."""
+"""Did the priced mechanism run? Evidence from inside, where noise and sums are still available."""
