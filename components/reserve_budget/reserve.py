@@ -1,8 +1,9 @@
 """Charges the ledger before the first private byte is read, or refuses.
 
 The step may be repeated: the same run with the same content gets its reservation again. What the
-record binds is the plan, the whole configuration, the code, the user blocks and the input's address
-and version; the data itself is bound by the trainer, by a keyed commitment, before round 0.
+record binds is the plan, the configuration but for its free sections, the code, the user blocks and
+the input's address and version; the data itself is bound by the trainer, by a keyed commitment,
+before round 0.
 """
 
 from __future__ import annotations
