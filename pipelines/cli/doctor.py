@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedemb.errors import ConfigError, StorageError
+from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.schedule import Namespace, Profiles, namespace_of
-
-if TYPE_CHECKING:
-    from fedemb.config import RunConfig
 
 
 def doctor(
@@ -42,32 +38,4 @@ def doctor(
     where = namespace_of(namespace, profile)
     findings = look(Doctor(KubernetesApi(), where, loaded, package, configs))
     typer.echo(table(findings, loaded.accepts))
-    require_safe(findings, loaded.accepts)
-
-
-def look_first(
-    namespace: str,
-    profile: list[str] | None,
-    configs: Sequence[RunConfig],
-    package: Path | None = None,
-) -> None:
-    """Refuses to start anything on a cluster that is unsafe; says so where none can be asked.
-
-    Raises:
-      Refused: something is unsafe, and no profile accepts it.
-    """
-    from fedemb.pipelines.compile.cluster import load_profile
-    from fedemb.pipelines.doctor.checks import look
-    from fedemb.pipelines.doctor.doctor import Doctor
-    from fedemb.pipelines.doctor.finding import require_safe
-    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
-
-    loaded = load_profile(*(profile or ["cpu"]))
-    try:
-        findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
-    except StorageError as error:
-        typer.echo(f"the cluster was not looked at: {error}", err=True)
-        return
-    unknown = sum(finding.state == "could not tell" for finding in findings)
-    typer.echo(f"looked at the cluster: {len(findings)} findings, {unknown} could not be told")
     require_safe(findings, loaded.accepts)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedemb.errors import ConfigError, StorageError
+
 if TYPE_CHECKING:
+    from fedemb.config import RunConfig
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
 schedule_app = typer.Typer(
@@ -65,7 +69,6 @@ def apply(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Create, replace or disable recurring runs until they are what the folder says."""
-    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -140,7 +143,6 @@ def submit(
 ) -> None:
     """Start one run of a compiled pipeline on a cluster."""
     from fedemb.documents.artifacts import json_digest
-    from fedemb.pipelines.cli.doctor import look_first
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package, check_runs, run_arguments
     from fedemb.reports.privacy_report_words import guarantee_sentence
@@ -171,8 +173,35 @@ def submit(
     typer.echo(f"run {run_id}")
 
 
+def look_first(
+    namespace: str,
+    profile: list[str] | None,
+    configs: Sequence[RunConfig],
+    package: Path | None = None,
+) -> None:
+    """Refuses to start anything on a cluster that is unsafe; says so where none can be asked.
+
+    Raises:
+      Refused: something is unsafe, and no profile accepts it.
+    """
+    from fedemb.pipelines.compile.cluster import load_profile
+    from fedemb.pipelines.doctor.checks import look
+    from fedemb.pipelines.doctor.doctor import Doctor
+    from fedemb.pipelines.doctor.finding import require_safe
+    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+
+    loaded = load_profile(*(profile or ["cpu"]))
+    try:
+        findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
+    except StorageError as error:
+        typer.echo(f"the cluster was not looked at: {error}", err=True)
+        return
+    unknown = sum(finding.state == "could not tell" for finding in findings)
+    typer.echo(f"looked at the cluster: {len(findings)} findings, {unknown} could not be told")
+    require_safe(findings, loaded.accepts)
+
+
 def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | None) -> Kubeflow:
-    from fedemb.errors import ConfigError
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
     if not host:

@@ -235,7 +235,7 @@ def test_a_package_of_each_pipeline_is_looked_at(ask_doctor, tmp_path, pipeline)
 
 def test_nothing_is_sent_to_a_cluster_that_is_unsafe(plane, overlay, monkeypatch, tmp_path):
     from fedemb.errors import Refused
-    from fedemb.pipelines.cli.doctor import look_first
+    from fedemb.pipelines.cli.schedule import look_first
 
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     with pytest.raises(Refused, match="unsafe"):

@@ -18,7 +18,7 @@ from apache_beam.pvalue import TaggedOutput
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.photos import PhotoReader
 from fedemb.documents.artifacts import tree_digests
-from fedemb.embedding.embed_photos import Done, KeptParts, PhotoSource, Pixels, Unit
+from fedemb.embedding.photo_parts import Done, KeptParts, PhotoSource, Pixels, Unit
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import Refused
 from fedemb.storage import join, local_tree, open_store, put_tree

@@ -17,16 +17,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
-from fedemb.embedding import embed_photos as module
-from fedemb.embedding.embed_photos import (
-    SPACE,
-    KeptParts,
-    PhotoSource,
-    embed_photos,
-    read_embeddings,
-)
+from fedemb.embedding import photo_parts
+from fedemb.embedding.embed_photos import embed_photos, read_embeddings
 from fedemb.embedding.export import FORMS
 from fedemb.embedding.export import export as export_model
+from fedemb.embedding.photo_parts import SPACE, KeptParts, PhotoSource
 from fedemb.embedding.released import ReleasedModel
 from fedemb.embedding.search import PhotoIndex, require_embeddings, threshold
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
@@ -72,7 +67,7 @@ def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_p
 
 
 def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PART", 7)
+    monkeypatch.setattr(photo_parts, "PART", 7)
     whole, stopped = tmp_path / "whole.parquet", tmp_path / "stopped.parquet"
     embed_photos(str(folder), model, whole)
 
@@ -103,7 +98,7 @@ def test_part_ends_by_its_bytes_too(model, folder, tmp_path, monkeypatch):
     """Two thousand photos of a phone are ten gigabytes."""
     whole, small = tmp_path / "whole.parquet", tmp_path / "small.parquet"
     embed_photos(str(folder), model, whole)
-    monkeypatch.setattr(module, "PART_BYTES", 3000)
+    monkeypatch.setattr(photo_parts, "PART_BYTES", 3000)
     source = PhotoSource(str(folder))
     parts = [part for unit in source.units() for _, part in source.parts(unit)]
     assert len(parts) > 5
@@ -143,7 +138,7 @@ def test_parts_of_other_photos_are_refused(model, folder, tmp_path, monkeypatch,
 
 
 def test_beam_gives_the_same_file_and_goes_on_after_a_stop(model, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PART", 7)
+    monkeypatch.setattr(photo_parts, "PART", 7)
     whole, spread = tmp_path / "whole.parquet", tmp_path / "spread.parquet"
     embed_photos(str(folder), model, whole)
     options = ["--direct_num_workers=1"]
