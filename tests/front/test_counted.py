@@ -1,19 +1,29 @@
-"""How many files of the product it takes to add something: one."""
+"""How many files of the product it takes to add something: one, and a line where it is listed."""
 
+import re
 import sys
 import textwrap
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import privacy_worlds
 import pytest
+from dp_accounting import dp_event as dpe
+from privacy_worlds import ROOT, World, make_plan
 from pydantic import NonNegativeFloat, create_model
 
 import fedemb
 from fedemb.config import RunConfig, ServerConfig, TrainingConfig
+from fedemb.config.mechanism import NoisedConfig
+from fedemb.config.section import Probability
 from fedemb.embedding import backbones
 from fedemb.embedding.backbones import registry
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli import describe_config
 from fedemb.pipelines.run import load_config
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.registry import MECHANISMS
 
 TOY = '''
 from fedemb.embedding.backbones.blocks import embedding, layers
@@ -71,3 +81,62 @@ def test_a_setting_is_one_field(monkeypatch):
         load_config.load_config("quickstart", ["training.server.sharpness=-1"])
     with pytest.raises(ConfigError, match="did you mean sharpness"):
         load_config.load_config("quickstart", ["training.server.sharpnes=1"])
+
+
+class HalvesConfig(NoisedConfig):
+    """A field of its own, which no other mechanism has."""
+
+    kind: Literal["halves"] = "halves"
+    share: Probability
+    """Chance of each virtual client."""
+
+
+class Halves(HalvesConfig, MechanismPlan):
+    section = HalvesConfig
+    label = sampler_words = "each virtual client by a coin"
+    proof = "a user moves one update by at most 2C"
+    weight: float
+
+    @classmethod
+    def derived(cls, section, numbers):
+        return {"weight": section.share * numbers.virtual_clients}
+
+    @classmethod
+    def section_at(cls, cohort, **options):
+        share = cohort.clients_per_round / cohort.groups
+        return {"noise_multiplier": cohort.noise_multiplier, "share": share}
+
+    @property
+    def normaliser(self):
+        return self.weight
+
+    def sample(self, round_key, round_index, index):
+        from fedemb.privacy.mechanisms.sampling import sample_groups
+
+        return sample_groups(self, self.share, round_key, round_index, index)
+
+    @property
+    def round_event(self):
+        return dpe.GaussianDpEvent(self.noise_multiplier / 2)
+
+    @property
+    def explanation(self):
+        return "Sampler. Each virtual client by a coin."
+
+
+def test_a_mechanism_is_one_module_and_a_line_of_the_registry(monkeypatch):
+    """The world of the tests plans it as it plans itself: every test of all kinds takes it."""
+    monkeypatch.setitem(MECHANISMS, "halves", Halves)
+    plan = make_plan("halves", virtual_clients=20)
+    assert (plan.share, plan.weight, plan.normaliser) == (0.25, 5.0, 5.0)
+    assert len(plan.sampler(ROOT).sample(0, World(range(100), 20))) <= 20
+    assert "(inf" not in str(fedemb.guarantee(plan, delta=1e-5))
+    with pytest.raises(ConfigError, match="share"):
+        make_plan("halves", share=2.0)
+
+
+def test_the_world_of_the_tests_names_mechanisms_in_one_table_only():
+    source = Path(privacy_worlds.__file__).read_text()
+    table = source[source.index("OTHER_COHORTS = {") : source.index("a new mechanism needs")]
+    named = re.findall(rf"\b({'|'.join(MECHANISMS)})\b", source.replace(table, ""))
+    assert named == ["group_poisson_gaussian"]  # the default
