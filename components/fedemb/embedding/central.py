@@ -17,6 +17,7 @@ from jaxtyping import Int, UInt8
 from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
 from fedemb.embedding.augmentation import augment, stateless_draws
 from fedemb.embedding.backbones import with_bfloat16
+from fedemb.embedding.client_draws import glorot_head
 from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
 
@@ -138,9 +139,8 @@ def _embed(backbone: Any, weights: Sequence[Any], images: Any) -> Any:
 
 
 def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
-    limit = math.sqrt(6.0 / (rows + columns))
-    random = np.random.default_rng(np.random.SeedSequence([seed, rows, columns]))
-    return random.uniform(-limit, limit, (rows, columns)).astype(np.float32)
+    seeds = np.random.SeedSequence([seed, rows, columns])
+    return glorot_head(rows, columns, np.random.default_rng(seeds))
 
 
 def train_supervised(

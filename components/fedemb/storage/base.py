@@ -65,6 +65,28 @@ def visible(name: str) -> bool:
     return not any(part.startswith(".") or part == "" for part in name.split("/"))
 
 
+def why_failed(
+    bucket: str, code: int | str | None, error: BaseException, *, missing: bool, denied: bool
+) -> str:
+    """Why a bucket could not be used and what to do next, in the same words for every service.
+
+    Args:
+      bucket: its name.
+      code: what the service answered; empty or None if it did not answer.
+      error: of the connection, where there was no answer.
+      missing: the code says that there is no such bucket.
+      denied: the code says that this account may not.
+    """
+    if missing:
+        return f"the bucket {bucket} does not exist; create it or fix the address"
+    if denied:
+        return f"permission denied ({code}); grant this account the role of its step on {bucket}"
+    if code:
+        return f"the server answered {code}; try again, and ask its operator if it persists"
+    cause = type(error).__name__
+    return f"the connection failed ({cause}); check network and endpoint, then run again"
+
+
 class Store(ABC):
     """Objects by POSIX relative name below one address. Safe to use from several threads."""
 

@@ -17,7 +17,14 @@ from typing import Any
 
 from fedemb.documents.artifacts import sha256_hex
 from fedemb.errors import StorageError
-from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
+from fedemb.storage.base import (
+    PARALLEL_TRANSFERS,
+    Entry,
+    Store,
+    check_name,
+    visible,
+    why_failed,
+)
 
 RETRY_SECONDS = 10.0
 """Transient failures are retried for this long."""
@@ -219,12 +226,5 @@ def _is_missing_object(error: Exception) -> bool:
 
 
 def _reason(error: Exception, bucket: str) -> str:
-    code = _code(error)
-    if code == 404:
-        return f"the bucket {bucket} does not exist; create it or fix the address"
-    if code in (401, 403):
-        return f"permission denied ({code}); grant this account the role of its step on {bucket}"
-    if code is not None:
-        return f"the server answered {code}; try again, and ask its operator if it persists"
-    cause = type(getattr(error, "cause", None) or error).__name__
-    return f"the connection failed ({cause}); check network and endpoint, then run again"
+    code, cause = _code(error), getattr(error, "cause", None) or error
+    return why_failed(bucket, code, cause, missing=code == 404, denied=code in (401, 403))

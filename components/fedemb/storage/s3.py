@@ -13,7 +13,14 @@ from typing import Any
 
 from fedemb.documents.artifacts import sha256_hex
 from fedemb.errors import StorageError
-from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible
+from fedemb.storage.base import (
+    PARALLEL_TRANSFERS,
+    Entry,
+    Store,
+    check_name,
+    visible,
+    why_failed,
+)
 
 CHUNK = 8 << 20
 """Bytes of one part; above twice this size uploads are multipart, each part retried alone."""
@@ -163,13 +170,7 @@ def _code(error: BaseException | None) -> str:
 
 
 def _reason(error: Exception, code: str, bucket: str) -> str:
-    if code == "NoSuchBucket":
-        return f"the bucket {bucket} does not exist; create it or fix the address"
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         return "no AWS credentials were found; set AWS_ACCESS_KEY_ID, a profile or a service role"
-    if isinstance(error, PermissionError) or code in ("AccessDenied", "403"):
-        return f"permission denied ({code}); grant this account the role of its step on {bucket}"
-    if code:
-        return f"the server answered {code}; try again, and ask its operator if it persists"
-    cause = type(error).__name__
-    return f"the connection failed ({cause}); check network and endpoint, then run again"
+    denied = isinstance(error, PermissionError) or code in ("AccessDenied", "403")
+    return why_failed(bucket, code, error, missing=code == "NoSuchBucket", denied=denied)
