@@ -121,7 +121,10 @@ def plan(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     write: Annotated[
         Path | None,
-        typer.Option(help="Configuration file to put the planned mechanism into, e.g. its noise."),
+        typer.Option(
+            help="Configuration file to put the planned mechanism into, e.g. its noise; with "
+            "--simulate-at the simulation."
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the plan here, as JSON.")] = None,
 ) -> None:
@@ -180,7 +183,7 @@ def plan(
         if config is None:
             raise ConfigError("--write changes a configuration; name one with --config")
         new = not write.exists()
-        write_mechanism(write, run_config)
+        write_mechanism(write, simulated(run_config, simulate_at) if simulate_at else run_config)
         typer.echo(f"wrote {'the new file ' if new else ''}{write}", err=True)
     _report(
         run_config,
@@ -285,6 +288,15 @@ def _report(
         return
     for line in lines(fields, mechanism):
         typer.echo(line)
+
+
+def simulated(config: RunConfig, share: str) -> RunConfig:
+    """The configuration with the settings that --simulate-at prints."""
+    from fedemb.pipelines.run.load_config import overridden
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.planning.frontier import simulation_at
+
+    return overridden(config, simulation_at(plan_mechanism(config), share)["settings"])
 
 
 def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:

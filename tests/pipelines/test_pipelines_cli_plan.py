@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.run.load_config import load_config, overridden
 
 app = typer.Typer()
 app.command()(plan)
@@ -181,6 +182,31 @@ def test_a_configuration_is_priced_as_the_run_would_be(tmp_path):
     out = json.loads(call(tmp_path, "--config", "quickstart", *overrides, "--json"))
     assert out["rounds"] == 5
     assert out["noise_multiplier"] == 3
+
+
+@pytest.mark.parametrize("preset", ["dp_sgd_quickstart", "quickstart", "cifar10_scatter"])
+def test_a_simulation_that_is_planned_is_the_one_that_is_written(tmp_path, preset):
+    path, asked = tmp_path / "small.yaml", ("--config", preset, "--simulate-at", "1/2")
+    out = json.loads(call(tmp_path, *asked, "--write", str(path), "--json"))
+    whole, small = load_config(preset), load_config(path)
+    assert small == overridden(whole, out["simulation"]["settings"])
+    assert small.purpose == "simulation"
+    assert out["noise_multiplier"] == whole.mechanism.noise_multiplier
+    priced = json.loads(call(tmp_path, "--config", str(path), "--json"))
+    assert priced["noise_multiplier"] == out["noise_multiplier"] / 2
+    assert priced["noise_multiplier"] / priced["clients_per_round"] == pytest.approx(
+        out["simulation"]["noise_per_batch"]
+    )
+    assert priced["rounds"] == out["rounds"]
+
+
+def test_a_simulation_without_a_batch_to_scale_is_refused_and_nothing_written(tmp_path):
+    path = tmp_path / "small.yaml"
+    for preset, words in (("cifar10_least_squares", "takes all units"), ("quickstart", "leaves")):
+        share = "1/16" if preset != "quickstart" else "1/1000"
+        with pytest.raises(ConfigError, match=words):
+            call(tmp_path, "--config", preset, "--simulate-at", share, "--write", str(path))
+    assert not path.exists()
 
 
 def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path):

@@ -9,6 +9,7 @@ the planner's question (De et al., arXiv 2204.13650).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,7 +130,8 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
       share: as in `1/16`.
 
     Raises:
-      ConfigError: the share is no number between 0 and 1, or leaves no batch.
+      ConfigError: the share is no number between 0 and 1 or leaves no batch, or every round takes
+        all units.
     """
     try:
         factor = float(Fraction(share))
@@ -140,6 +142,11 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
             f"--simulate-at {share} must be a share between 0 and 1 that leaves a batch, e.g. 1/16"
         )
     small = plan.scaled(compute=factor)
+    if small.normaliser == plan.normaliser:
+        raise ConfigError(
+            f"--simulate-at {share}: every round of {plan.kind} takes all units, so there is no "
+            "batch to make smaller; drop it, or name a mechanism that samples"
+        )
     fields = plan.section.model_fields
     ours, theirs = plan.to_json(), small.to_json()
     changed = [name for name in fields if ours[name] != theirs[name]]
@@ -147,7 +154,7 @@ def simulation_at(plan: MechanismPlan, share: str) -> dict[str, Any]:
         "share": share,
         "settings": [
             "purpose=simulation",
-            *(f"mechanism.{name}={theirs[name]}" for name in changed),
+            *(f"mechanism.{name}={json.dumps(theirs[name])}" for name in changed),
         ],
         "noise_per_batch": small.noise_multiplier / small.normaliser,
         "sentence": "a simulation for public data: same noise on the mean, hardly any guarantee",
