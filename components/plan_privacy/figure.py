@@ -94,7 +94,7 @@ def _panel(axes: Any, points: Sequence[Point], x: str) -> None:
     both_logarithmic(axes, sorted({getattr(point, x) for point in points}))
 
 
-def both_logarithmic(axes: Any, places: list[int]) -> None:
+def both_logarithmic(axes: Any, places: Sequence[float]) -> None:
     """Makes both axes logarithmic, with plain numbers at `places` and as many on the other."""
     from matplotlib.ticker import NullLocator
 
@@ -113,8 +113,10 @@ def both_logarithmic(axes: Any, places: list[int]) -> None:
 
 
 def _in_thousands(value: float, _: int) -> str:
-    """64, 2,048, 100k, 30M."""
+    """0.0017, 64, 2,048, 16.4k, 100k, 30M."""
+    if value < 1:
+        return f"{value:.2g}"
     for unit, letter in ((1e6, "M"), (1e4, "k")):
         if value >= unit:
-            return f"{value / (1e3 if letter == 'k' else 1e6):g}{letter}"
+            return f"{value / (1e3 if letter == 'k' else 1e6):.3g}{letter}"
     return f"{value:,.0f}"

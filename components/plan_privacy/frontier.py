@@ -1,7 +1,8 @@
-"""The figure of `fedemb plan --frontier`: noise on the mean against rounds, one curve a batch."""
+"""The figure of `fedemb plan --frontier`: settings of one epsilon, and what others cost."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,24 @@ from typing import Any
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.frontier import FrontierPoint, frontier
+from fedemb.privacy.planning.frontier import (
+    NOISES,
+    ROUNDS,
+    FrontierPoint,
+    PricePoint,
+    frontier,
+    prices_around,
+)
 from fedemb.steps.plan_privacy.figure import as_svg, both_logarithmic
+
+ENOUGH = 1.05
+"""Times the full batch's noise on the mean, up to which a smaller batch is as good."""
+_AXES = {
+    "batch": "batch",
+    "rounds": "rounds",
+    "noise_per_batch": "noise on the mean / clip",
+    "epsilon": "epsilon",
+}
 
 
 def draw_frontier(
@@ -35,13 +52,20 @@ def draw_frontier(
     if target_epsilon is None:
         raise ConfigError("--frontier needs --target-epsilon: the settings it lists all cost that")
     points = frontier(plan, delta, target_epsilon)
-    write_bytes(figure, frontier_svg(points, target_epsilon).encode())
+    longer = prices_around(plan, delta, rounds=ROUNDS)
+    noisier = prices_around(plan, delta, noises=NOISES)
+    write_bytes(figure, frontier_svg(points, longer, noisier, target_epsilon).encode())
     return {
         "figure": str(figure),
         "target_epsilon": target_epsilon,
         "points": [
             {**asdict(point), "minutes": _minutes(point, units_per_second)} for point in points
         ],
+        "prices": {
+            "rounds": [asdict(point) for point in longer],
+            "noise": [asdict(point) for point in noisier],
+        },
+        "full_batch": full_batch_gains(points),
     }
 
 
@@ -49,26 +73,102 @@ def _minutes(point: FrontierPoint, units_per_second: float | None) -> float | No
     return units_per_second and point.batch * point.rounds / units_per_second / 60
 
 
-def frontier_svg(points: list[FrontierPoint], target_epsilon: float) -> str:
-    """Returns a stand-alone SVG; same points, same bytes."""
+def full_batch_gains(points: Sequence[FrontierPoint]) -> list[dict[str, Any]]:
+    """Where full batch pays: what it leaves of the noise on the mean, for how many times the work.
+
+    Returns:
+      For each number of rounds `rounds`, `smallest_batch` (the smallest whose noise on the mean is
+      at most `ENOUGH` times that of the full batch), `noise` (full batch's / its own) and `work`
+      (units a round, full batch's / its own).
+    """
+    found: list[dict[str, Any]] = []
+    for rounds in dict.fromkeys(point.rounds for point in points):
+        own = sorted((p for p in points if p.rounds == rounds), key=lambda point: point.batch)
+        full = own[-1]
+        if not full.full_batch:
+            continue
+        least = full.noise_per_batch * ENOUGH
+        small = next(point for point in own if point.noise_per_batch <= least)
+        found.append(
+            {
+                "rounds": rounds,
+                "smallest_batch": small.batch,
+                "noise": full.noise_per_batch / small.noise_per_batch,
+                "work": full.batch / small.batch,
+            }
+        )
+    return found
+
+
+def frontier_svg(
+    points: Sequence[FrontierPoint],
+    longer: Sequence[PricePoint],
+    noisier: Sequence[PricePoint],
+    target_epsilon: float,
+) -> str:
+    """Returns a stand-alone SVG with five panels; same points, same bytes.
+
+    Args:
+      points: settings of the target: noise on the mean against rounds, and against batch.
+      longer: prices at one noise on the mean: epsilon against rounds, and against batch.
+      noisier: prices at one number of rounds: epsilon against noise on the mean.
+      target_epsilon: what `points` cost; a line in the panels of epsilon.
+    """
+    everything = [*points, *longer, *noisier]
+    batches = sorted({point.batch for point in everything})
+    full = {point.batch for point in everything if point.full_batch}
+    rounds = sorted({point.rounds for point in everything})
+    looks: dict[str, dict[int, dict[str, Any]]] = {
+        "batch": {
+            batch: {
+                "color": f"C{place}",
+                "linestyle": "--" if batch in full else "-",
+                "label": f"{batch:,}" + (" (full batch)" if batch in full else ""),
+            }
+            for place, batch in enumerate(batches)
+        },
+        "rounds": {
+            count: {"color": f"{0.75 - 0.75 * place / len(rounds):.2f}", "label": f"{count:,}"}
+            for place, count in enumerate(rounds)
+        },
+    }
+
+    def panel(
+        axes: Any, shown: Sequence[FrontierPoint | PricePoint], x: str, y: str, by: str
+    ) -> None:
+        for value, look in looks[by].items():
+            own = sorted(
+                (getattr(point, x), getattr(point, y))
+                for point in shown
+                if getattr(point, by) == value
+            )
+            if own:
+                axes.plot(*zip(*own, strict=True), marker="o", markersize=3, **look)
+        if y == "epsilon":
+            axes.axhline(target_epsilon, color="#999999", linewidth=0.8)
+        # A batch is a whole number, so one noise on the mean differs a little between batches.
+        digits = 2 if x == "noise_per_batch" else 12
+        places = {float(f"{getattr(point, x):.{digits}g}") for point in shown}
+        both_logarithmic(axes, sorted(places))
+        axes.set_xlabel(_AXES[x])
+        axes.set_ylabel(_AXES[y])
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for batch in dict.fromkeys(point.batch for point in points):
-            own = [point for point in points if point.batch == batch]
-            full = own[0].full_batch
-            axes.plot(
-                [point.rounds for point in own],
-                [point.noise_per_batch for point in own],
-                label=f"{batch:,}" + (" (full batch)" if full else ""),
-                linestyle="--" if full else "-",
-                marker="o",
-                markersize=3,
-            )
-        axes.set_xlabel("rounds")
-        axes.set_ylabel("noise on the mean / clip")
-        axes.set_title(f"Settings of epsilon {target_epsilon:g}, by expected batch", loc="left")
-        both_logarithmic(axes, sorted({point.rounds for point in points}))
-        figure.legend(title="batch", loc="outside right upper")
+        (settings, where), (by_rounds, by_batch), (by_noise, legends) = figure.subplots(3, 2)
+        panel(settings, points, "rounds", "noise_per_batch", by="batch")
+        panel(where, points, "batch", "noise_per_batch", by="rounds")
+        panel(by_rounds, longer, "rounds", "epsilon", by="batch")
+        panel(by_batch, longer, "batch", "epsilon", by="rounds")
+        panel(by_noise, noisier, "noise_per_batch", "epsilon", by="batch")
+        settings.set_title(f"Settings of epsilon {target_epsilon:g}", loc="left")
+        where.set_title("Full batch pays where a curve still falls", loc="left")
+        by_rounds.set_title("Epsilon at one noise on the mean", loc="left")
+        by_batch.set_title("Epsilon at one noise on the mean", loc="left")
+        counts = " ".join(f"{point.rounds:,}" for point in noisier[:1])
+        by_noise.set_title(f"Epsilon at {counts} rounds", loc="left")
+        legends.axis("off")
+        batch_legend = settings.get_legend_handles_labels()
+        legends.add_artist(legends.legend(*batch_legend, title="batch", loc="upper left"))
+        legends.legend(*where.get_legend_handles_labels(), title="rounds", loc="upper right")
 
-    return as_svg(draw, (5.2, 3.8))
+    return as_svg(draw, (8.4, 9.6))

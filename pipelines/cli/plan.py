@@ -98,7 +98,7 @@ def plan(
     frontier: Annotated[
         bool,
         typer.Option(
-            "--frontier", help="Batch, rounds and noise for --target-epsilon, as a table."
+            "--frontier", help="Batch, rounds and noise for --target-epsilon, as table and plots."
         ),
     ] = False,
     units_per_second: Annotated[

@@ -15,9 +15,16 @@ from fedemb.ledger.terms import terms_of
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
-from fedemb.privacy.planning.frontier import frontier, simulation_at
+from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.planning.frontier import (
+    FrontierPoint,
+    frontier,
+    prices_around,
+    simulation_at,
+)
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.steps.plan_privacy.explain import explain
+from fedemb.steps.plan_privacy.frontier import draw_frontier, full_batch_gains
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
 
@@ -273,6 +280,60 @@ def test_every_setting_of_the_frontier_costs_the_target():
     assert middle.epochs == pytest.approx(875 * 4096 / 50_000)
     with pytest.raises(ConfigError, match="no batch to choose"):
         frontier(make_plan("tree_aggregation"), 1e-5, 3.0)
+
+
+def test_prices_around_a_plan_are_those_of_a_plan_with_these_numbers():
+    plan = plan_at(3.5)
+    points = prices_around(plan, 1e-5, batches=(1.0,), rounds=(0.5, 1.0), noises=(1.0, 2.0))
+    assert [point.full_batch for point in points] == [False] * 4 + [True] * 4
+    for point in points:
+        noise = point.noise_per_batch * point.batch
+        same = plan_at(noise, clients_per_round=point.batch, rounds=point.rounds)
+        assert point.epsilon == pytest.approx(guarantee_of(same, 1e-5).epsilon, rel=2e-3)
+    assert points[0].epsilon < points[2].epsilon  # more rounds cost more
+    assert points[3].epsilon < points[2].epsilon  # more noise costs less
+    assert points[6].epsilon < points[2].epsilon  # a larger batch at one noise on the mean, too
+
+
+def test_the_figure_of_the_frontier_is_the_same_every_time(tmp_path):
+    plan = plan_at(3.5, clients_per_round=1000, rounds=8)
+    first, again = (draw_frontier(plan, 1e-5, 1.0, tmp_path / name) for name in "ab")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert first["prices"] == again["prices"]
+    words = (tmp_path / "a").read_text()
+    for axis in ("rounds", "batch", "noise on the mean / clip", "epsilon"):
+        assert f">{axis}<" in words
+
+
+def test_full_batch_pays_where_no_smaller_one_has_nearly_its_noise():
+    def at(batch, noise_per_batch, rounds=10):
+        return FrontierPoint(
+            batch=batch,
+            rounds=rounds,
+            noise_multiplier=noise_per_batch * batch,
+            noise_per_batch=noise_per_batch,
+            epochs=1.0,
+            full_batch=batch == 1000,
+        )
+
+    flat = [at(100, 0.03), at(500, 0.0205), at(1000, 0.02)]
+    steep = [at(100, 0.09, 2), at(500, 0.03, 2), at(1000, 0.02, 2)]
+    kept, paid = full_batch_gains(flat + steep)
+    assert (kept["rounds"], kept["smallest_batch"], kept["work"]) == (10, 500, 2.0)
+    assert kept["noise"] == pytest.approx(0.02 / 0.0205)
+    assert (paid["rounds"], paid["smallest_batch"], paid["noise"]) == (2, 1000, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["random_allocation", "least_squares"])
+def test_a_frontier_without_a_sampling_probability_is_refused_with_the_reason(kind):
+    numbers = Cohort(
+        population=50_000, users_per_client=1, clients_per_round=4096, rounds=24,
+        noise_multiplier=4.0,
+    )  # fmt: skip
+    plan = MECHANISMS[kind].at(numbers)
+    with pytest.raises(ConfigError, match="sampling probability") as refused:
+        frontier(plan, 1e-5, 3.0)
+    assert plan.sampler_words in str(refused.value)
 
 
 def test_a_simulation_keeps_the_noise_on_the_mean():

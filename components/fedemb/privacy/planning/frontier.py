@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import Any, cast
 
 from scipy.optimize import brentq
@@ -26,6 +27,8 @@ BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Batches, times that of the plan; the full batch is added."""
 ROUNDS = (0.25, 0.5, 1.0, 2.0)
 """Rounds, times those of the plan."""
+NOISES = (0.5, 0.71, 1.0, 1.41, 2.0)
+"""Noise on the mean, times that of the plan."""
 _LEAST, _MOST = 2.0**-4, 2.0**14
 _PRECISION = 1e-3
 
@@ -42,6 +45,20 @@ class FrontierPoint:
     """Standard deviation of the noise on the mean / clip."""
     epochs: float
     """Passes over the data, expected."""
+    full_batch: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricePoint:
+    """What one setting costs."""
+
+    batch: int
+    """Expected contributions a round."""
+    rounds: int
+    noise_per_batch: float
+    """Standard deviation of the noise on the mean / clip."""
+    epsilon: float
+    """An upper bound, at most 0.1 % above the exact price."""
     full_batch: bool
 
 
@@ -66,18 +83,8 @@ def frontier(
     Raises:
       ConfigError: nothing is sampled, so that there is no batch to choose.
     """
-    if plan.chance is None:
-        raise ConfigError(
-            f"{plan.kind} has no sampling probability, so there is no batch to choose; name a "
-            "mechanism that has"
-        )
-    shares = sorted({share for share in batches if plan.chance * share < 1} | {1 / plan.chance})
     points: list[FrontierPoint] = []
-    for share in shares:
-        full = share == 1 / plan.chance
-        batch = plan.scaled(compute=share)
-        if full:
-            batch = batch.replaced(sampling_probability=1.0)
+    for batch, full in _batches(plan, batches):
         for factor in rounds:
             candidate = batch.replaced(rounds=max(1, round(plan.rounds * factor)))
             noise = least_noise(candidate, delta, target_epsilon)
@@ -94,6 +101,58 @@ def frontier(
                 )
             )
     return points
+
+
+def prices_around(
+    plan: MechanismPlan,
+    delta: float,
+    batches: Sequence[float] = BATCHES,
+    rounds: Sequence[float] = (1.0,),
+    noises: Sequence[float] = (1.0,),
+) -> list[PricePoint]:
+    """Prices each batch at other rounds and another noise on the mean; an infinite one is left out.
+
+    Args:
+      plan: the setting in the middle.
+      delta: total failure probability.
+      batches: times the batch of the plan, at its noise on the mean; the full batch is added.
+      rounds: times its rounds.
+      noises: times its noise on the mean.
+
+    Raises:
+      ConfigError: nothing is sampled, so that there is no batch to choose.
+    """
+    points: list[PricePoint] = []
+    for (batch, full), longer, noisier in product(_batches(plan, batches), rounds, noises):
+        candidate = batch.replaced(
+            rounds=max(1, round(plan.rounds * longer)),
+            noise_multiplier=batch.noise_multiplier * noisier,
+        )
+        epsilon = upper_bound(candidate.event(), candidate.relation, delta)
+        if math.isfinite(epsilon):
+            points.append(
+                PricePoint(
+                    batch=round(candidate.normaliser),
+                    rounds=candidate.rounds,
+                    noise_per_batch=candidate.noise_multiplier / candidate.normaliser,
+                    epsilon=epsilon,
+                    full_batch=full,
+                )
+            )
+    return points
+
+
+def _batches(plan: MechanismPlan, batches: Sequence[float]) -> list[tuple[MechanismPlan, bool]]:
+    """The plan at each batch below all units, then at all of them; whether it is the latter."""
+    if plan.chance is None:
+        raise ConfigError(
+            f"--frontier varies the sampling probability, and {plan.kind} has none "
+            f"({plan.sampler_words}), so there is no batch to choose; try its own numbers with "
+            "--target-epsilon, or name a mechanism with a sampling_probability"
+        )
+    shares = sorted(share for share in batches if plan.chance * share < 1)
+    full = plan.scaled(compute=1 / plan.chance).replaced(sampling_probability=1.0)
+    return [*((plan.scaled(compute=share), False) for share in shares), (full, True)]
 
 
 def least_noise(plan: MechanismPlan, delta: float, target_epsilon: float) -> float | None:
