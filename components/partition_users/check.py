@@ -17,6 +17,7 @@ import numpy as np
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.hashing import LEAST_CLASSES
 from fedemb.documents.artifacts import canonical_json, sha256_hex
+from fedemb.privacy.accounting.units import UNITS, count_of
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.census import Census, take_census
@@ -55,6 +56,8 @@ class Check:
     """Address of the page, in the private root."""
     problems: tuple[str, ...]
     """Why the data should not be used as it is; empty: fine."""
+    warnings: tuple[str, ...]
+    """What a run could do with and hardly wants, in sentences."""
     rows: int
     bad_fraction: float
     bad: list[tuple[str, int]]
@@ -88,6 +91,7 @@ def check(
     return Check(
         join(root, PAGE),
         tuple(facts["problems"]),
+        tuple(facts["warnings"]),
         facts["rows"],
         facts["bad_fraction"],
         facts["bad"],
@@ -122,6 +126,8 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
             shared=_shared_classes(config, census),
             classes=census.classes,
         ),
+        "warnings": _warnings(config, sizes),
+        "unit": UNITS[config.policy.unit],
         "bad": bad,
         "left_out": left_out,
         "dropped": [(text, f"{count:,}", "yes") for text, count in bad]
@@ -149,7 +155,7 @@ def _problems(
     shared: int,
     classes: int,
 ) -> list[str]:
-    problems = []
+    problems, units = [], UNITS[config.policy.unit]
     if rows == 0:
         problems.append("No record passes data.source.where; check its values.")
     if fraction > config.data.max_bad_fraction:
@@ -159,13 +165,13 @@ def _problems(
         )
     if users < config.policy.users_lower_bound and config.purpose == "release":
         problems.append(
-            f"{users:,} users would train, fewer than policy.users_lower_bound = "
+            f"{users:,} {units.many} would train, fewer than policy.users_lower_bound = "
             f"{config.policy.users_lower_bound:,}, which the plan rests on; lower the bound."
         )
     if rows and not users + evaluation:
         problems.append("No record can be used, for the reasons above.")
     elif rows and evaluation == 0:
-        problems.append("No user is held out for evaluation; check partition.evaluation.")
+        problems.append(f"No {units.one} is held out for evaluation; check partition.evaluation.")
     if rows and (few := too_few_classes(config, classes)):
         problems.append(few)
     if shared:
@@ -180,6 +186,26 @@ def _problems(
             "labels, or list the classes there are."
         )
     return problems
+
+
+def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:
+    """Where a user may have more images than any has: padding, or a price for what nobody has.
+
+    No number to take instead is told: it is public, and would be chosen by one user's data.
+    """
+    if not len(sizes) or config.policy.unit == "image":
+        return []
+    largest, asked = int(sizes.max()), dict[str, int]()
+    if config.task == "classification":
+        unit_gradient = config.training.unit_gradient
+        asked["training.unit_gradient.images_per_unit"] = unit_gradient.images_per_unit
+    if config.mechanism.samples_images:
+        asked["partition.max_images_per_user"] = config.partition.max_images_per_user
+    return [
+        f"No training user has more than {count_of(largest, 'image')}; {name} is {most}."
+        for name, most in asked.items()
+        if most > largest
+    ]
 
 
 def too_few_classes(config: RunConfig, classes: int) -> str:

@@ -61,6 +61,8 @@ def check_data(
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:
             typer.echo(f"  {count:,} {kind}: {text}")
+    for text in found.warnings:
+        typer.echo(f"warning: {text}")
     typer.echo(f"page: {found.page}")
     if found.problems:
         raise InputError(" ".join(found.problems))

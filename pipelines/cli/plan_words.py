@@ -18,7 +18,13 @@ def lines(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     out = [fields["sentence"], ""]
     out.append(f"{plan.kind}: noise multiplier {plan.noise_multiplier:.4g}, {plan.participants}")
     out.append(f"  gradients by {BACKENDS[fields['backend']]}")
-    named = {"epsilon_rdp": "epsilon by the Renyi accountant, looser", "zcdp_rho": "zCDP rho"}
+    # At very much noise the grid of PLD costs more than the bound by Renyi divergences.
+    renyi, epsilon = fields["epsilon_rdp"], fields["epsilon"]
+    looser = renyi is not None and epsilon is not None and renyi > epsilon
+    named = {
+        "epsilon_rdp": "epsilon by the Renyi accountant" + ", looser" * looser,
+        "zcdp_rho": "zCDP rho",
+    }
     if fields["epsilon_conservative_2c"] != fields["epsilon"]:
         named = {"epsilon_conservative_2c": "epsilon if users were sampled first (2C)"} | named
     for name, words in named.items():

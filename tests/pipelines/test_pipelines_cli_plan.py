@@ -184,6 +184,16 @@ def test_a_configuration_is_priced_as_the_run_would_be(tmp_path):
     assert out["noise_multiplier"] == 3
 
 
+def test_renyi_is_called_looser_only_where_it_is(tmp_path):
+    base = ["--mechanism", "poisson_gaussian", "--population", "50000", "--users-per-client", "1"]
+    base += ["--clients-per-round", "40", "--rounds", "2", "--delta", "1e-5"]
+    for noise in ("1", "49000"):
+        found = json.loads(call(tmp_path, *base, "--noise-multiplier", noise, "--json"))
+        looser = "Renyi accountant, looser" in call(tmp_path, *base, "--noise-multiplier", noise)
+        assert looser == (found["epsilon_rdp"] > found["epsilon"])
+    assert not looser
+
+
 @pytest.mark.parametrize("preset", ["dp_sgd_quickstart", "quickstart", "cifar10_scatter"])
 def test_a_simulation_that_is_planned_is_the_one_that_is_written(tmp_path, preset):
     path, asked = tmp_path / "small.yaml", ("--config", preset, "--simulate-at", "1/2")

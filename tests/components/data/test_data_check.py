@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 from partition_run import make_config, rows_of, write_parquet
 from typer.testing import CliRunner
 
+from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.steps.partition_users.check import check
 
@@ -82,6 +84,91 @@ def test_every_record_is_used_bad_or_left_out_and_each_source_has_its_page(tmp_p
         assert {"beyond partition.max_images_per_user"} < {text for text, _ in found.left_out}
         pages.add(found.page)
     assert len(pages) == 2
+
+
+def classifier(source: str, **overrides: Any) -> RunConfig:
+    """Two classes, users of DP-SGD."""
+    settings = {
+        "task": "classification",
+        "data.source.label_scope": "global",
+        "model.backbone": "tanh_cnn",
+        "model.classes": ["0", "1"],
+        "training.algorithm": "dp_sgd",
+        "training.unit_gradient": {"images_per_unit": 2, "microbatch": 4},
+        "mechanism": {
+            "kind": "poisson_gaussian",
+            "rounds": 2,
+            "sampling_probability": 0.5,
+            "units_per_round": 5,
+            "noise_multiplier": 1.0,
+        },
+    }
+    tree = make_config(source).model_dump(mode="json")
+    for dotted, value in (settings | overrides).items():
+        *parents, leaf = dotted.split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    return RunConfig.model_validate(tree)
+
+
+def test_places_for_images_that_no_user_has_are_said_to_the_owner(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
+    source = write_parquet(tmp_path / "rows.parquet", rows)
+
+    def warned(most: int) -> tuple[str, ...]:
+        config = classifier(source, **{"training.unit_gradient.images_per_unit": most})
+        found = check(config, str(tmp_path / "private"))
+        assert all(text in Path(found.page).read_text() for text in found.warnings)
+        assert found.problems == ()
+        return found.warnings
+
+    assert warned(3) == ()
+    (warning,) = warned(8)
+    assert "No training user has more than 3 images" in warning
+    assert "images_per_unit is 8" in warning
+
+
+def test_a_cap_that_is_priced_and_no_user_reaches_is_said(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(60))]
+    source = write_parquet(tmp_path / "rows.parquet", rows)
+    capped = {
+        "training.unit_gradient": {"images_per_unit": 1, "microbatch": 4},
+        "partition.max_images_per_user": 5,
+        "policy.users_lower_bound": 50,
+    }
+    mechanism = {
+        "kind": "capped_image_poisson",
+        "rounds": 2,
+        "images_per_round": 5,
+        "sampling_probability": 0.05,
+        "noise_multiplier": 1.0,
+    }
+    found = check(classifier(source, **capped, mechanism=mechanism), str(tmp_path / "private"))
+    assert found.warnings == (
+        "No training user has more than 3 images; partition.max_images_per_user is 5.",
+    )
+
+
+def test_images_that_are_units_are_counted_as_images(tmp_path: Path) -> None:
+    rows = [{**row, "label": str(n % 2)} for n, row in enumerate(rows_of(30))]
+    config = classifier(
+        write_parquet(tmp_path / "rows.parquet", rows),
+        **{
+            "purpose": "release",
+            "data.source.columns.user_id": None,
+            "policy.unit": "image",
+            "policy.users_lower_bound": 500,
+            "training.unit_gradient.images_per_unit": 1,
+            "mechanism.units_per_round": 500,
+        },
+    )
+    found = check(config, str(tmp_path / "private"))
+    (problem,) = found.problems
+    assert "images would train, fewer than" in problem
+    assert "training images" in Path(found.page).read_text()
+    assert "training users" not in Path(found.page).read_text().partition("Users by size")[0]
 
 
 def test_empty_data_is_a_problem(tmp_path: Path) -> None:
