@@ -24,6 +24,7 @@ from fedemb.reports.privacy_report_words import (
     assumptions,
     limitations,
     report_sentence,
+    start_licence,
 )
 from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
 
@@ -156,7 +157,7 @@ def model_card(
         "## Public start",
         "",
         f"{config.pretraining.kind}; {config.pretraining.provenance or 'no public data'}; licence: "
-        f"{config.pretraining.licence}; overlap with private images: "
+        f"{start_licence(config.pretraining)}; overlap with private images: "
         f"{OVERLAPS[report.pretraining.overlaps_private]}.",
         "",
         "## Verify",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS, Unit
 from fedemb.promised import Backend
+
+if TYPE_CHECKING:
+    from fedemb.config import PretrainingConfig
 
 TRUST = {
     "training_operator": "the operator of the training job, who sees the private images",
@@ -68,6 +71,13 @@ OVERLAPS = {
     "unchecked": "unchecked: the images of an imported backbone are unknown",
     "dropped_by_partition_users": "dropped image by image by partition_users",
 }
+
+
+def start_licence(pretraining: PretrainingConfig) -> str:
+    """The licence of the images a start was made of, as its owner states it."""
+    drawn = pretraining.kind in ("none", "random_process")
+    unstated = pretraining.licence == type(pretraining)().licence
+    return "none needed" if drawn and unstated else pretraining.licence
 
 
 def guarantee_sentence(guarantee: Guarantee | Mapping[str, Any]) -> str:

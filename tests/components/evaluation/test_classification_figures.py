@@ -8,6 +8,7 @@ from fedemb.errors import ArtifactError, Diverged
 from fedemb.evaluation.classification import measure_classifiers
 from fedemb.evaluation.held_out import Subjects
 from fedemb.reports.utility_words import utility_sentence
+from fedemb.steps.evaluate_classifier.page import classifier_page
 
 CLASSES = tuple("abcdefg")
 
@@ -75,6 +76,15 @@ def test_a_constant_guess_is_as_sure_as_it_is_right():
     found, _, labels = _measured()
     gap = abs(1 / len(CLASSES) - np.mean(labels == 0))
     assert found["public_backbone"]["calibration_error"] == pytest.approx(gap, abs=1e-6)
+
+
+def test_page_speaks_of_small_parts_only_where_there_are_some():
+    def page(**changes):
+        return classifier_page(_report(**changes))
+
+    assert "1 of too few users is not shown" in page(by_group=None)
+    whole = {**_measured()[0]["by_class"], "too_small": 0}
+    assert "of too few" not in page(by_class=whole, by_group=None)
 
 
 def test_small_classes_and_groups_are_counted_and_not_shown():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import honest_run
 import pytest
 
-from fedemb.config import RunConfig
+from fedemb.config import PretrainingConfig, RunConfig
 from fedemb.documents.document import read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
@@ -15,6 +15,7 @@ from fedemb.pipelines.run.command import _said_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.reports import privacy_report
+from fedemb.reports.privacy_report_words import start_licence
 from fedemb.reports.utility_words import covers
 from fedemb.steps.plan_privacy.explain import explain
 from fedemb.steps.plan_privacy.plan import plan_mechanism, warnings
@@ -63,6 +64,26 @@ def said(request, tmp_path_factory):
         "start": "\n".join(_said_of(config)),
         "utility": covers(request.param),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "said"),
+    [
+        ("none", "unknown", "none needed"),
+        ("random_process", "unknown", "none needed"),
+        ("random_process", "generated, no rights reserved", "generated, no rights reserved"),
+        ("import", "unknown", "unknown"),
+    ],
+)
+def test_a_start_without_public_images_needs_no_licence(kind, stated, said):
+    start = PretrainingConfig.model_construct(kind=kind, licence=stated)
+    assert start_licence(start) == said
+
+
+def test_page_and_card_ask_no_licence_where_nothing_public_was_used(said):
+    _, texts = said
+    assert "licence: none needed" in texts["card"]
+    assert "licence none needed" in re.sub(r"\s+", " ", texts["page"])
 
 
 @pytest.mark.parametrize(
