@@ -82,6 +82,13 @@ def init(
             "(photos of one class are, whoever owns them)."
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="embedding, or classification: which of --classes a photo shows. A folder for "
+            "each class then makes each image a unit of privacy of its own."
+        ),
+    ] = None,
     by_user: Annotated[bool, typer.Option("--by-user", help="The same as --alike user.")] = False,
     column: Annotated[
         list[str] | None,
@@ -97,38 +104,68 @@ def init(
     and is printed for you alone; no count goes into the file.
     """
     from fedemb.documents.artifacts import write_bytes
+    from fedemb.pipelines.cli.init_classifier import as_classifier, source_of_classes
     from fedemb.pipelines.cli.plan import calibrated
     from fedemb.pipelines.run.load_config import load_config, validate
+    from fedemb.privacy.accounting.units import UNITS
     from fedemb.steps.partition_users.check import too_few_classes
 
     if output.exists():
         raise InputError(f"{output} exists; name another file with --output, or remove it")
     if alike not in (None, "user", "class"):
         raise ConfigError(f"--alike is {alike}, expected user or class")
+    classify = _classifies(task, alike or ("user" if by_user else None))
     source = _source(data, column or [])
     if by_user or alike == "user":
         unlabelled = source.columns.model_copy(update={"label": None})
         source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
     with counted("reading photos") as progress:
         census, size, channels = _look(source, aspect_ratio, progress)
-    _say(census, folders=source.file_format == "image_folder")
+    labelled, folders = source_of_classes(source) if classify else (source, [])
+    unit = UNITS["image" if labelled.columns.user_id is None else "user"]
+    _say(census, folders=source.file_format == "image_folder", classes=folders)
     bound = users_lower_bound or _asked(
-        "How many users will there surely always be? (public; epsilon's delta rests on it)",
+        f"How many {unit.many} will there surely always be? (public; epsilon's delta rests on it)",
         "--users-lower-bound",
         int,
     )
     start = public or _asked(
         "Public photos or a .keras file to start from?", "--public", str, "none"
     )
-    target = epsilon or _asked("Epsilon of one run, for one user?", "--epsilon", float, 8.0)
-    imported: dict[str, Any] = {}
-    if start.endswith(".keras"):
+    target = epsilon or _asked(f"Epsilon of one run, for one {unit.one}?", "--epsilon", float, 8.0)
+    imported = _imported(start, pixels)
+    if imported:
         size, channels = _images_of(start) or (size, channels)
-        imported = {"import_pixels": _pixels_of(start, pixels)}
-    elif pixels:
-        raise ConfigError(f"--pixels is of a .keras file, and --public is {start}; leave it out")
     tree = _tree(source, census, size, channels, aspect_ratio, bound, start, target)
     tree["pretraining"] |= imported
+    learns = _alike(tree, alike)
+    if classify:
+        named = classes or _asked("Which classes (a,b,c)? A list you may publish", "--classes", str)
+        tree, classes = as_classifier(tree, labelled, named), None
+        learns = f"tell {len(tree['model']['classes'])} classes apart. {unit.covered}"
+    typer.echo(
+        f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}, and "
+        + learns
+    )
+    few = too_few_classes(validate(tree), census.classes)
+    if few and classes is None and sys.stdin.isatty():
+        classes = _asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
+    if classes:
+        held_out = [name.strip() for name in classes.split(",")]
+        tree["partition"]["evaluation"]["classes"] = held_out
+    planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
+    tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
+    write_bytes(output, _text(tree, output).encode())
+    typer.echo(f"\nwrote {output}")
+    for line in _prospects(load_config(output)):
+        typer.echo(line)
+    if few and not classes:
+        typer.echo(f"warning: {few}")
+    _close(output, bound, _photos(census) if unit.one == "image" else _users(census), unit.many)
+
+
+def _alike(tree: dict[str, Any], alike: str | None) -> str:
+    """What an embedding learns, in words."""
     by_class = tree["data"]["source"]["label_scope"] == "global"
     if alike == "class" and not by_class:
         raise ConfigError(
@@ -136,28 +173,13 @@ def init(
             "label=NAME, or leave --alike out"
         )
     learned = "class (--alike user: of one user)" if by_class else "user"
-    typer.echo(
-        f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}, and "
-        f"learn that photos of one {learned} are alike"
-    )
-    few = too_few_classes(validate(tree), census.classes)
-    if few and classes is None and sys.stdin.isatty():
-        classes = _asked(f"{few} Which are they (a,b,c)?", "--classes", str, "")
-    if classes:
-        named = [name.strip() for name in classes.split(",")]
-        tree["partition"]["evaluation"]["classes"] = named
-    planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
-    tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
-    write_bytes(output, _text(tree, output).encode())
-    written = load_config(output)
-    typer.echo(f"\nwrote {output}")
-    for line in _prospects(written):
-        typer.echo(line)
-    if few and not classes:
-        typer.echo(f"warning: {few}")
-    if _users(census) < bound:
+    return f"learn that photos of one {learned} are alike"
+
+
+def _close(output: Path, bound: int, usable: int, units: str) -> None:
+    if usable < bound:
         typer.echo(
-            f"warning: {bound:,} users are promised and {_users(census):,} can be used here; delta "
+            f"warning: {bound:,} {units} are promised and {usable:,} can be used here; delta "
             "and noise rest on the promise, so lower it unless these are some of them"
         )
     typer.echo(
@@ -165,6 +187,17 @@ def init(
         f"fedemb run --config {output}. That is a simulation. For a model set purpose: release and "
         "name --policy FOLDER: its first run fixes the policy's terms for life"
     )
+
+
+def _classifies(task: str | None, alike: str | None) -> bool:
+    if task not in (None, "embedding", "classification"):
+        raise ConfigError(f"--task is {task}, expected embedding or classification")
+    if task == "classification" and alike:
+        raise ConfigError(
+            f"--alike {alike} says what an embedding learns, and --task is classification; leave "
+            "one of them out"
+        )
+    return task == "classification"
 
 
 def _source(data: str, columns: list[str]) -> SourceConfig:
@@ -225,6 +258,14 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     return census, max(fitting, default=_SIZES[0]), 3 if census.colour else 1
 
 
+def _imported(start: str, pixels: str | None) -> dict[str, Any]:
+    if start.endswith(".keras"):
+        return {"import_pixels": _pixels_of(start, pixels)}
+    if pixels:
+        raise ConfigError(f"--pixels is of a .keras file, and --public is {start}; leave it out")
+    return {}
+
+
 def _images_of(start: str) -> tuple[int, int] | None:
     from fedemb.embedding.imported import check_import, image_shape
 
@@ -251,11 +292,16 @@ def _pixels_of(start: str, said: str | None) -> str:
     return given
 
 
-def _say(census: Census, *, folders: bool) -> None:
+def _say(census: Census, *, folders: bool, classes: list[str]) -> None:
+    from fedemb.pipelines.cli.init_classifier import listed
     from fedemb.privacy.accounting.units import count_of
-    from fedemb.steps.partition_users.check import BAD, LEFT_OUT
 
     users, sizes = _users(census), census.sizes
+    if classes:
+        used = f"{_photos(census):,} of them can be used (private figures, for you)"
+        typer.echo(f"{count_of(census.counts['rows'], 'photo')}; {used}\n{listed(classes)}")
+        _say_bad(census)
+        return
     typer.echo(
         f"{count_of(census.counts['rows'], 'photo')}; {count_of(users, 'user')} can be used, "
         f"{sizes.mean():.3g} photos each; {census.classes:,} classes, {census.common_classes:,} of "
@@ -268,12 +314,27 @@ def _say(census: Census, *, folders: bool) -> None:
         )
     elif folders:
         typer.echo(
-            "each folder is taken for one user; if yours are classes or splits, name a table of "
-            "the photos and their owners"
+            "each folder is taken for one user; if yours are classes, --task classification "
+            "--classes a,b,c writes a classifier whose unit of privacy is one image; if splits, "
+            "name a table of the photos and their owners"
         )
+    _say_bad(census)
+
+
+def _say_bad(census: Census) -> None:
+    from fedemb.steps.partition_users.check import BAD, LEFT_OUT
+
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:
             typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")
+
+
+def _photos(census: Census) -> int:
+    """Images that can be used, were each a unit of its own."""
+    from fedemb.steps.partition_users.check import BAD, LEFT_OUT
+
+    lost = [name for name in (*BAD, *LEFT_OUT) if name != "dropped_over_cap"]
+    return census.counts["rows"] - sum(census.counts[name] for name in lost)
 
 
 def _users(census: Census) -> int:
@@ -360,9 +421,10 @@ def _prospects(config: RunConfig) -> list[str]:
     from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
 
     plan = plan_mechanism(config)
+    study = f" (the study finds a gain up to {HELPFUL_NOISE:g})" * (config.task == "embedding")
     lines = [
-        f"{plan.participants}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip (the "
-        f"study finds a gain up to {HELPFUL_NOISE:g})"
+        f"{plan.participants}; the noise on the mean is {noise_on_mean(plan):.2g} of the clip"
+        + study
     ]
     lines += [f"warning: {text}" for text in warnings(config).values()]
     epsilon = config.policy.epsilon_cap
@@ -404,7 +466,7 @@ def _text(tree: dict[str, Any], output: Path) -> str:
 
     parts = ["# Written by `fedemb init`; `fedemb config describe` says what each setting means.\n"]
     for section, value in tree.items():
-        if section in _COMMENTS:
+        if section in _COMMENTS and (section, tree.get("task")) != ("partition", "classification"):
             parts.append(f"# {_COMMENTS[section].replace('FILE', output.name)}\n")
         parts.append(yaml.safe_dump({section: value}, sort_keys=False))
     return "".join(parts)

@@ -224,6 +224,55 @@ def test_every_user_is_counted_whatever_columns_there_are(tmp_path, labelled):
     assert load_config(tmp_path / "new" / "mine.yaml").data.source.label_scope == "user"
 
 
+def as_classes(root: Path) -> Path:
+    for label in ("cat", "dog"):
+        for n in range(6):
+            path = root / "classes" / label / f"{n}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(photo(n + 10 * len(label) + ord(label[0]), True))
+    return root / "classes"
+
+
+def test_a_folder_for_each_class_becomes_a_classifier_whose_units_are_images(tmp_path):
+    data, output = as_classes(tmp_path), tmp_path / "mine.yaml"
+    assert "--task classification" in call("init", "--data", data, "-o", output, *ANSWERS)
+    output.unlink()
+    begun = ("init", "--data", data, "-o", output, *ANSWERS, "--task", "classification")
+    with pytest.raises(ConfigError, match="--classes is missing"):
+        call(*begun)
+    said = call(*begun, "--classes", "dog, cat")
+    assert "12 photos; 12 of them can be used" in said
+    assert "a class: cat, dog" in said
+    assert "can be used here; delta and noise rest on the promise" in said
+    assert "Single images are covered" in said
+    assert "user" not in said.partition("warning")[0]
+    config = load_config(output)
+    assert config.task == "classification"
+    assert config.model.classes == ("dog", "cat")
+    assert config.policy.unit == "image"
+    assert config.data.source.columns.user_id is None
+    assert config.purpose == "simulation"
+    assert config.mechanism.noise_multiplier > 0
+    found = check(config, str(tmp_path / "private"))
+    assert found.problems == ()
+    assert found.used == 12
+
+
+def test_a_classifier_of_photos_with_owners_protects_the_owners(tmp_path):
+    output = tmp_path / "mine.yaml"
+    begun = ("init", "--data", as_parquet(tmp_path), "-o", output, *ANSWERS)
+    call(*begun, "--task", "classification", "--classes", "c0,c1,c2,c3")
+    config = load_config(output)
+    assert config.policy.unit == "user"
+    assert config.data.source.columns.user_id == "owner"
+    assert config.data.source.label_scope == "global"
+    output.unlink()
+    with pytest.raises(ConfigError, match="--task is nonsense, expected embedding"):
+        call(*begun, "--task", "nonsense")
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        call(*begun, "--task", "classification", "--by-user")
+
+
 def test_one_person_is_told_to_be_one(tmp_path):
     (tmp_path / "photos" / "ada").mkdir(parents=True)
     (tmp_path / "photos" / "ada" / "1.jpg").write_bytes(photo(1, True))
