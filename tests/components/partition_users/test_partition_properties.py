@@ -105,6 +105,15 @@ def test_evaluation_shares_no_user_and_no_class_with_training(
     assert (result.counts["dropped_cross_split"] > 0) == (scope == "global")
 
 
+POISSON = {
+    "kind": "poisson_gaussian",
+    "rounds": 2,
+    "noise_multiplier": 1.0,
+    "sampling_probability": 0.1,
+    "units_per_round": 10,
+}
+
+
 @pytest.mark.parametrize("key", range(5))
 def test_a_number_of_listed_classes_is_held_out_and_others_go_nowhere(key: int) -> None:
     classes = [str(n) for n in range(10)]
@@ -127,6 +136,28 @@ def test_a_number_of_listed_classes_is_held_out_and_others_go_nowhere(key: int) 
         )
     ]
     assert len(held) == 2
+
+
+def test_classes_of_a_classifier_are_the_public_list_whatever_labels_come() -> None:
+    """A label that is not listed goes nowhere, as often as it comes, and moves no number."""
+    config = make_config(
+        "rows.parquet",
+        task="classification",
+        data__source__label_scope="global",
+        model__classes=["owl", "cat", "dog"],
+        training__algorithm="dp_sgd",
+        training__unit_gradient__microbatch=8,
+        mechanism=POISSON,
+    )
+    assigner = Assigner(config, Hasher(bytes(32)), None)
+
+    def assigned(label: str) -> tuple[int, str]:
+        found = assigner.assign("somebody", label, None, None)
+        return found.class_id, found.dropped
+
+    for label in ("yak", "bee", "yak", "cats", ""):
+        assert assigned(label) == (-1, "dropped_unlisted_class")
+        assert [assigned(name) for name in ("owl", "cat", "dog")] == [(0, ""), (1, ""), (2, "")]
 
 
 def test_split_by_value_holds_out_whole_users(partition: Partitioner) -> None:

@@ -140,6 +140,17 @@ MUTANTS = (
         UNITS,
     ),
     one(
+        14,
+        "classes_are_learned_from_private_labels",
+        (
+            "components/partition_users/assignment.py",
+            "self._classes.get(label, -1), user_held",
+            "self._classes.setdefault(label, len(self._classes)), user_held",
+        ),
+        "tests/components/partition_users/test_partition_properties.py::"
+        "test_classes_of_a_classifier_are_the_public_list_whatever_labels_come",
+    ),
+    one(
         10,
         "gradients_of_kernels_go_to_other_units",
         (
