@@ -157,6 +157,7 @@ class ReadyRun:
             users=self.root / "users.json",
             pretrained=self.root / "pretrained",
             model=self.root / model,
+            averages=self.root / "averages",
             utility_report=self.root / "report.json",
             utility_page=self.root / "report.html",
         )
@@ -224,9 +225,9 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
     return ready
 
 
-def finished_classifier(untrained: Path, root: Path) -> Path:
+def finished_classifier(untrained: Path, root: Path, run_config: RunConfig | None = None) -> Path:
     """A copy of a prepared classifier's run, trained, with people to evaluate it on."""
-    settings = classifier_config()
+    settings = run_config or classifier_config()
     run = ReadyRun(root, settings)
     shutil.copytree(untrained, root)
     run.train()

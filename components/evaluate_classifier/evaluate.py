@@ -1,8 +1,9 @@
 """evaluate_classifier: how often is the classifier right on people who never trained?
 
-Measures the trained model, the public start, an untrained model and, where asked for, the previous
-release and (in simulations) one trained without privacy, all on the same held-out images. All
-figures are exact over evaluation users, whom the guarantee does not cover; the report says so.
+Measures the trained model, the public start, an untrained model and, where asked for, other
+averages of the weights, the previous release and (in simulations) one trained without privacy, all
+on the same held-out images. All figures are exact over evaluation users, whom the guarantee does
+not cover; the report says so.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from fedemb.evaluation.held_out import (
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.previous_release import read_release
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_model, read_start, read_users
+from fedemb.signed_inputs import read_averages, read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_classifier.page import classifier_page
 from fedemb.storage import local_tree
 
-_COMPARED = (*ClassifierReport.starts, "centralized", "previous_release")
+_COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "averages")
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,8 +43,8 @@ def run(context: StepContext) -> dict[str, Any]:
     """Measures the model of a run on its held-out users and writes report and page.
 
     Args:
-      context: reads `users`, `pretrained`, `model` and the evaluation users in the private root;
-        writes `utility_report` and `utility_page`.
+      context: reads `users`, `pretrained`, `model`, `averages` and the evaluation users in the
+        private root; writes `utility_report` and `utility_page`.
 
     Returns:
       The report. If nobody was held out its figures are missing: data never decides whether a run
@@ -51,8 +52,8 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
-      SignatureInvalid: model, users, public start or previous release are not signed by the steps
-        that write them.
+      SignatureInvalid: model, averages, users, public start or previous release are not signed by
+        the steps that write them.
       StorageError: the private root cannot be read.
       Superseded: the step was started again meanwhile.
     """
@@ -60,7 +61,10 @@ def run(context: StepContext) -> dict[str, Any]:
     card = read_model(context)
     read_users(context)
     read_start(context)
+    averages = read_averages(context, card)
     models = models_of_run(config, artifacts)
+    for name in averages:
+        models[name] = load_backbone(artifacts.averages / name, config.model)
     signer = Signer.current(context.keys, "evaluate", context.ledger.chain.trust)
     with ExitStack() as stack:
         if config.evaluation.previous_release:
@@ -88,13 +92,18 @@ def run(context: StepContext) -> dict[str, Any]:
         "units": 0,
     }
     if len(subjects.labels):
-        fields |= measure_classifiers(
+        measured = measure_classifiers(
             probabilities,
             subjects,
             config.model.classes,
             samples=config.evaluation.bootstrap_samples,
             grouped=config.data.source.columns.subgroup is not None,
         )
+        others = [{"decay": decay, **measured.pop(name)} for name, decay in averages.items()]
+        if others:
+            released = config.training.server.ema_decay
+            measured["averages"] = {"released_decay": released, "others": others}
+        fields |= measured
     report = ClassifierReport.of_fields(fields)
     context.ledger.check_last_look(look)
     write_bytes(artifacts.utility_page, classifier_page(report).encode())

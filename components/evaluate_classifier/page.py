@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
+from fedemb.documents.fields import Interval
 from fedemb.reports import report as pages
 from fedemb.reports.utility_words import covers, utility_sentence
 
@@ -34,8 +35,20 @@ def classifier_page(report: ClassifierReport) -> str:
         covers=covers(report.unit),
         models=models,
         others=others,
+        averages=_averages(report),
         chart=_chart(models) if models else None,
     )
+
+
+def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval | None]]:
+    """Name and figures of each average, and what the released one gains on it."""
+    kept = report.averages
+    if kept is None or report.model is None:
+        return []
+    rows: list[tuple[str, Classified, Interval | None]] = [
+        (f"{kept.released_decay:g}, released", report.model, None)
+    ]
+    return rows + [(f"{one.decay:g}", one, one.difference) for one in kept.others]
 
 
 def _display_name(name: str, report: ClassifierReport) -> str:

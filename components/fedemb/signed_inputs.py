@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import D, Written, read
-from fedemb.documents.model import ModelCard, Pretrained
+from fedemb.documents.model import Averages, ModelCard, Pretrained, average_file
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
@@ -60,6 +60,33 @@ def read_model(context: StepContext) -> ModelCard:
     card = _read(context, context.artifacts.model / "model.json", ModelCard).body
     _check_weights(context.artifacts.model, card.weights_sha)
     return card
+
+
+def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
+    """Reads what the trainer says of the other averages of the weights; see `write_averages`.
+
+    Args:
+      context: of the step, which takes `averages`.
+      card: of the model that was trained with them.
+
+    Returns:
+      Name of its file -> decay, of each.
+
+    Raises:
+      ArtifactError: it is missing, broken or of another training, or names other files.
+      SignatureInvalid: it is not signed by train_dp_sgd.
+    """
+    folder = context.artifacts.averages
+    averages = _read(context, folder / "averages.json", Averages).body
+    if averages.model_sha != card.weights_sha:
+        raise ArtifactError(
+            f"averages.json is of model {averages.model_sha[:12]}, expected "
+            f"{card.weights_sha[:12]}; take model and averages from one training step"
+        )
+    found = {average_file(number): one for number, one in enumerate(averages.others, start=1)}
+    for name, one in found.items():
+        _check_weights(folder, one.weights_sha, name)
+    return {name: one.decay for name, one in found.items()}
 
 
 def read_start(context: StepContext) -> Pretrained:
@@ -118,15 +145,15 @@ def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
     return document
 
 
-def _check_weights(folder: Path, sha: str) -> None:
+def _check_weights(folder: Path, sha: str, name: str = "backbone.keras") -> None:
     try:
-        found = file_digest(folder / "backbone.keras")
+        found = file_digest(folder / name)
     except OSError as error:
         raise ArtifactError(
-            f"backbone.keras in {folder.name} cannot be read; run the step that writes it again"
+            f"{name} in {folder.name} cannot be read; run the step that writes it again"
         ) from error
     if found != sha:
         raise ArtifactError(
-            f"backbone.keras in {folder.name} is not the one its step signed; run that step again, "
+            f"{name} in {folder.name} is not the one its step signed; run that step again, "
             "and find out who may write to the public root"
         )

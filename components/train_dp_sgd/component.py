@@ -11,7 +11,7 @@ from fedemb.step import Rights, step
     task="classification",
     once=True,
     resources="train",
-    outputs={"model": Noised},
+    outputs={"model": Noised, "averages": Noised},
     rights=Rights(
         private={"users": "read", "train": "write", "diagnostics": "write"},
         ledger="append",
@@ -30,6 +30,7 @@ def train_dp_sgd(
     users: dsl.Input[dsl.Dataset],
     pretrained: dsl.Input[dsl.Model],
     model: dsl.Output[dsl.Model],
+    averages: dsl.Output[dsl.Model],
 ):
     """Runs the rounds of DP-SGD; the output is the noised classifier and its public round log."""
     from fedemb.step import step_process

@@ -152,7 +152,7 @@ def _simulate(fence: Fence, config: RunConfig, here: Path, train: Any, evaluate:
     hasher = Hasher(partition_key(keys, policy))
     mark_deleted(marks, keys, policy, hasher.deletion_mark(hasher.user_key("user 3")))
 
-    names = ("privacy_plan", "reservation", "users", "pretrained", "model")
+    names = ("privacy_plan", "reservation", "users", "pretrained", "model", "averages")
     reports = ("utility_report", "utility_page", "audit_report", "audit_page")
     artifacts = RunArtifacts(**{name: here / name for name in (*names, *reports)})
     stores = {"private_root": PRIVATE, "ledger": LEDGER, "keys": KEYS}

@@ -168,7 +168,8 @@ class ServerConfig(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Average of the weights that is released; 0 releases the last weights."""
     other_ema_decays: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
-    """More averages, kept and measured beside the released one: free of charge."""
+    """Classifiers only: more averages, measured beside the released one, free of charge. To choose
+    one by these figures is tuning on the units that measure it."""
     ridge: PositiveFloat = 1.0
     """Least squares only: what is added to each eigenvalue, times the noise's standard deviation
     and the square root of the number of features."""
@@ -205,6 +206,11 @@ class TrainingConfig(Section):
             raise ValueError(
                 "training.backend=jax runs private rounds, got training.algorithm=centralized; set "
                 "training.backend: tensorflow"
+            )
+        if self.server.other_ema_decays and self.algorithm != "dp_sgd":
+            raise ValueError(
+                "training.server.other_ema_decays names averages that evaluate_classifier measures,"
+                f" got training.algorithm={self.algorithm}; leave it empty"
             )
         return self
 

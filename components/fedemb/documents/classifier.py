@@ -28,6 +28,20 @@ class ComparedClassifier(Classified):
     difference: Interval
 
 
+class ComparedAverage(ComparedClassifier):
+    """Another average of the weights of the same training."""
+
+    decay: Share
+
+
+class MeasuredAverages(Part):
+    """The averages of the weights that a training kept. Which one is released was fixed before."""
+
+    released_decay: Share
+    others: list[ComparedAverage]
+    """As the configuration lists them."""
+
+
 class ClassifiedPart(Part):
     """The images of one class, or of one group of people."""
 
@@ -48,7 +62,7 @@ class ClassifierReport(Document, OverStarts):
     """Written by evaluate_classifier."""
 
     kind: ClassVar[str] = "classifier_report"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -72,6 +86,8 @@ class ClassifierReport(Document, OverStarts):
     centralized: ComparedClassifier | None
     """Trained without privacy; in simulations alone."""
     previous_release: ComparedClassifier | None
+    averages: Annotated[MeasuredAverages | None, Since(3, before=None)]
+    """None: the released one alone was kept, or nothing was measured."""
     by_class: ClassifiedParts | None
     by_group: ClassifiedParts | None
     """None: no column names groups."""
@@ -99,12 +115,17 @@ class ClassifierReport(Document, OverStarts):
         part: ComparedClassifier | None = getattr(self, name)
         return part and part.difference
 
+    @property
+    def decays(self) -> tuple[float, ...]:
+        """Of each average that was measured, the released one first; empty where it is alone."""
+        kept = self.averages
+        return () if kept is None else (kept.released_decay, *(one.decay for one in kept.others))
+
     @model_validator(mode="after")
     def _of_one_measurement(self) -> ClassifierReport:
-        for name in (*self.starts, "centralized", "previous_release"):
-            other: ComparedClassifier | None = getattr(self, name)
-            if other is None:
-                continue
+        named = (getattr(self, name) for name in (*self.starts, "centralized", "previous_release"))
+        others: list[ComparedClassifier] = [other for other in named if other is not None]
+        for other in (*others, *(self.averages.others if self.averages else ())):
             if self.model is None:
                 raise ValueError("it is measured in one place and not in another")
             gap = self.model.top_1.value - other.top_1.value - other.difference.value

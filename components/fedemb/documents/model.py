@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from fedemb.documents.document import Document, Part, Since
-from fedemb.documents.fields import Count, Json, Name, Sha, Tensor
+from fedemb.documents.fields import Count, Json, Name, Sha, Share, Tensor
 from fedemb.documents.mechanism_audit import MechanismAudit
 
 
@@ -60,6 +60,32 @@ class ModelCard(Document):
     tensors: list[Tensor]
     mechanism_audit: Annotated[MechanismAudit | None, Since(2, before=None)]
     """None: there was no noise to look for, or the trainer did not look yet."""
+
+
+class Average(Part):
+    """Another average of the weights than the released one."""
+
+    decay: Share
+    weights_sha: Sha
+    """Of its `.keras` file."""
+
+
+class Averages(Document):
+    """`averages.json`, written by train_dp_sgd: in a folder of its own, as nobody releases them."""
+
+    kind: ClassVar[str] = "averages"
+    role: ClassVar[str | None] = "trainer"
+
+    run_id: Name
+    model_sha: Sha
+    """Weights of the released model, which the same training made."""
+    others: list[Average]
+    """As `training.server.other_ema_decays` lists them; `average_file` names their files."""
+
+
+def average_file(number: int) -> str:
+    """Name of the file of an average beside `averages.json`; the released one would be number 0."""
+    return f"average-{number}.keras"
 
 
 class RoundLine(Part):

@@ -9,6 +9,7 @@ from fedemb.errors import ArtifactError
 DESCRIPTIONS = {
     "audit_page": "The audit as a page.",
     "audit_report": "What an attack on the model found; signed.",
+    "averages": "Other averages of the noised weights, measured and never released; signed.",
     "lineage": "What was made of what, as OpenLineage events.",
     "metrics": "Figures that runs are compared by.",
     "model": "The noised model, its card and its public round log; signed.",

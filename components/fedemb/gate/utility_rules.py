@@ -44,6 +44,10 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
+        if utility.measured and case.evidence.utility.version > 2:  # before, none was measured
+            server = config.training.server
+            kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
+            wanted["averages"] = (utility.decays, kept)
     if case.same_environment:
         wanted["version"] = (case.evidence.utility.version, utility.newest)
     if utility.measured and case.evidence.utility.version > 1:  # before, no report had them all

@@ -57,6 +57,7 @@ from fedemb.step_context import StepContext
 from fedemb.storage import Store, local_tree, open_store
 from fedemb.storage.turns import Turn, TurnStore
 from fedemb.training import checkpoint
+from fedemb.training.averages import write_averages
 from fedemb.training.claim import claim
 from fedemb.training.round_log import RoundLog
 from fedemb.training.signed_state import Origin, SignedState
@@ -88,6 +89,7 @@ def run_attempt(
     Args:
       context: reads `privacy_plan`, `reservation`, `users`, `pretrained` and the users in the
         private root; writes `model`: `backbone.keras`, `rounds.jsonl` and `model.json`. Noised.
+        Of a classifier also `averages`, see `write_averages`. Noised.
       step: name of the step that trains.
       rounds: builds the rounds, which are rehearsed before the attempt is bound. None: they depend
         on private data, and `train` builds them.
@@ -176,7 +178,7 @@ def run_attempt(
             evidence = audit and audit.found(released, config.policy.delta).model_dump(mode="json")
             store.write(_EVIDENCE, canonical_json(evidence))
 
-    backbone = plain_form(backbone)
+    plain = plain_form(backbone)
     fields = {
         "run_id": run_id,
         "attempt": reservation.attempt,
@@ -185,17 +187,21 @@ def run_attempt(
         "code_sha": reservation.code_sha,
         "inputs_sha": inputs_sha,
         "initial_weights_sha": initial_sha,
-        "weights_sha": save_backbone(backbone, artifacts.model / "backbone.keras"),
+        "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
         "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
         "mechanism_audit": strict_json(store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
-        "tensors": [{"name": v.path, "shape": list(v.shape)} for v in backbone.weights],
+        "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],
     }
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
     card = _signed_card(store, ModelCard.of_fields(fields), artifacts.model / "model.json", signer)
+    if config.task == "classification":
+        write_averages(
+            artifacts.averages, config, backbone, state=state, card=card.body, signer=signer
+        )
     turn.check()
     remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
     # The last act: from here on nothing may be computed under this reservation.

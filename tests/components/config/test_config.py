@@ -53,6 +53,7 @@ def test_every_setting_has_words():
         ("tuning={}", "a release says how its hyperparameters were chosen"),
         ("tuning={data: public}", "say both, or neither"),
         ("tuning={method: a grid}", "say both, or neither"),
+        ("training.server.other_ema_decays=[0.5]", "got training.algorithm=dp_fedemb; leave it"),
         ("nonsense", "expected key=value"),
         ("mechanism={kind: nothing}", "mechanism"),
     ],

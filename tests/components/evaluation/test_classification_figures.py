@@ -52,7 +52,7 @@ def _report(**changes):
         "bootstrap_samples": 50,
         "unit": "user",
         "classes": len(CLASSES),
-        **dict.fromkeys(("untrained", "centralized", "previous_release")),
+        **dict.fromkeys(("untrained", "centralized", "previous_release", "averages")),
         **_measured()[0],
         **changes,
     }
@@ -111,6 +111,11 @@ def test_the_report_takes_what_was_measured_and_nothing_else():
         _report(public_backbone={**_measured()[0]["public_backbone"], **of_others})
     with pytest.raises(ArtifactError):
         _report(model=None)
+    average = {"decay": 0.5, **_measured()[0]["public_backbone"]}
+    kept = {"released_decay": 0.9, "others": [average]}
+    assert _report(averages=kept).decays == (0.9, 0.5)
+    with pytest.raises(ArtifactError):
+        _report(averages={**kept, "others": [{**average, **of_others}]})
 
 
 def test_the_sentence_names_images_users_classes_and_the_start():

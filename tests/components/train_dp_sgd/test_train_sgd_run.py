@@ -6,7 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import file_digest
+from fedemb.documents.artifacts import tree_digests
+from fedemb.documents.evidence import MODEL_FILES
 from fedemb.embedding import load_backbone
 from fedemb.embedding.side_by_side import SideBySide
 from fedemb.errors import ConfigError, PlanMismatch, Refused
@@ -21,7 +22,7 @@ from tests.training_run import ReadyRun, classifier_config, config, prepare
 
 ROUNDS = 3
 SETTINGS = {
-    "all layers": classifier_config(),
+    "all layers": classifier_config(**{"training.server.other_ema_decays": [0.0, 0.5]}),
     "head": classifier_config(
         **{
             "model.trainable": "head",
@@ -53,8 +54,9 @@ def _copy(run, root):
 
 
 def _same_model(one, other):
-    for name in ("backbone.keras", "rounds.jsonl", "model.json"):
-        assert file_digest(one.root / "model" / name) == file_digest(other.root / "model" / name)
+    for folder in ("model", "averages"):
+        assert tree_digests(one.root / folder) == tree_digests(other.root / folder)
+    assert set(tree_digests(one.root / "model")) == MODEL_FILES
 
 
 def test_model_is_backbone_and_head_and_only_the_group_that_trains_has_moved(finished):

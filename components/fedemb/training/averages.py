@@ -1,0 +1,54 @@
+"""The averages of the weights that are measured beside the released one.
+
+Each follows from noised weights alone, so it costs nothing. They lie apart from the model: what the
+gate judges and the bundle holds is the released average and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import RunConfig
+from fedemb.documents.artifacts import remove_leftovers
+from fedemb.documents.model import Averages, ModelCard, average_file
+from fedemb.embedding.backbones import trainable_variables
+from fedemb.embedding.loading import save_backbone
+from fedemb.embedding.rounds import assign_weights
+from fedemb.embedding.server import ServerState, released_weights
+from fedemb.embedding.standardized import plain_form
+from fedemb.keys.signatures import Signer, write_signed
+
+
+def write_averages(
+    folder: Path,
+    config: RunConfig,
+    backbone: Any,
+    *,
+    state: ServerState,
+    card: ModelCard,
+    signer: Signer,
+) -> None:
+    """Writes the averages of `training.server.other_ema_decays`, signed; none is an empty list.
+
+    Args:
+      folder: of the artifact.
+      config: of the run.
+      backbone: as it trained; left with the weights of the last average.
+      state: after the last round.
+      card: of the released model.
+      signer: of the trainer.
+
+    Raises:
+      StorageError: they cannot be written.
+    """
+    server = config.training.server
+    variables = trainable_variables(backbone, config.model.trainable)
+    others = []
+    for number, decay in enumerate(server.other_ema_decays, start=1):
+        assign_weights(variables, released_weights(server, state, number))
+        sha = save_backbone(plain_form(backbone), folder / average_file(number))
+        others.append({"decay": decay, "weights_sha": sha})
+    fields = {"run_id": card.run_id, "model_sha": card.weights_sha, "others": others}
+    write_signed(folder / "averages.json", Averages.of_fields(fields), signer)
+    remove_leftovers(folder)
