@@ -287,7 +287,7 @@ def ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
         return Ledger(chain)
     except Exception as error:  # fails closed
         raise SignatureInvalid(
-            f"the ledger inside the bundle does not hold: {sentence_of(error)}"
+            f"the ledger inside the bundle is not valid: {sentence_of(error)}"
         ) from error
 
 

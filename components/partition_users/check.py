@@ -161,7 +161,7 @@ def _problems(
     if fraction > config.data.max_bad_fraction:
         problems.append(
             f"{100 * fraction:.2f} % of the records are bad, more than data.max_bad_fraction = "
-            f"{100 * config.data.max_bad_fraction:g} %; mend the data or raise the threshold."
+            f"{100 * config.data.max_bad_fraction:g} %; correct the data or raise the threshold."
         )
     if users < config.policy.users_lower_bound and config.purpose == "release":
         problems.append(
@@ -182,8 +182,8 @@ def _problems(
     listed = len(config.model.classes)
     if rows and classes < listed:
         problems.append(
-            f"{listed - classes} of the {listed} classes of model.classes have no image; mend the "
-            "labels, or list the classes there are."
+            f"{listed - classes} of the {listed} classes of model.classes have no image; correct "
+            "the labels, or list the classes there are."
         )
     return problems
 

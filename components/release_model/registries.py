@@ -279,7 +279,7 @@ def _call(
             return json.loads(answer.read(MOST)) if answers else None
     except HTTPError as error:
         if place := error.headers.get("Location"):
-            raise OSError(f"it sends on to {place}; if that is yours, name it instead") from error
+            raise OSError(f"it sends on to {place}; if you trust that address, name it") from error
         text = error.read(MOST).decode(errors="replace")
         if known and (known == str(error.code) or f'"{known}"' in text):
             return None

@@ -133,8 +133,8 @@ def _tell(uri: str, registries: Sequence[str]) -> None:
     for address, problem in problems.items():
         if problem:
             _log.warning(
-                "the release stands and was not made known to %s (%s); say `fedemb register %s "
-                "--to %s` when it answers",
+                "the release is published, but was not made known to %s (%s); run `fedemb register "
+                "%s --to %s` when it answers",
                 *(address, problem, uri, address),
             )
 

@@ -92,7 +92,7 @@ def run(
     if found is None and keys.used(reservation_key_name(run_id, max(1, last))):
         raise Refused(
             f"run id {run_id!r} has a root key in this key store already, of another policy or of "
-            "a ledger that is gone, and no name gets a second one; choose another run id"
+            "a ledger that is gone, and a name never gets a second key; choose another run id"
         )
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)

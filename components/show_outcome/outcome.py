@@ -21,7 +21,7 @@ DOCUMENTS = ("verdict", "privacy_report", "utility_report", "release")
 EXIT_CODES = {
     0: "done",
     1: "a bug or a broken environment: report the log",
-    2: "the configuration or an input is wrong: mend it, start again",
+    2: "the configuration or an input is wrong: correct it, start again",
     3: "refused by a rule of privacy: trying again changes nothing",
     4: "a store could not be reached: worth trying again under the same run id",
     5: "interrupted: submit again under the same run id to go on",

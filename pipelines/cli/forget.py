@@ -111,7 +111,7 @@ def forget(
         )
     else:
         typer.echo("forgotten from the next partition on" if fresh[0] else "was forgotten before")
-    typer.echo("nobody looked whether the data hold such an id: check its spelling")
+    typer.echo("whether the data hold such an id was not checked: check its spelling")
     others = [other for other in policies(ledgers) if other != policy_id]
     elsewhere = _not_forgotten(user_ids, others, keys, storage.deletion_marks)
     if elsewhere:

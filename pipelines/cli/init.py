@@ -251,7 +251,7 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
         ]
         why = "; ".join(found) or f"{census.counts['rows']:,} records"
         raise InputError(
-            f"no photo of {source.uri} can be used ({why}); mend them, or name the columns with "
+            f"no photo of {source.uri} can be used ({why}); repair them, or name the columns with "
             "--column WHAT=NAME"
         )
     fitting = [size for size in _SIZES if size <= census.median_side]

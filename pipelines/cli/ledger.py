@@ -109,7 +109,7 @@ def init(
     if others:
         typer.echo(
             f"note: this ledger holds {', '.join(others)} already. On the same users the epsilons "
-            "of both add up; who was forgotten there is not forgotten here: give their ids to "
+            "of both add up; users forgotten there are not forgotten here: give their ids to "
             "`fedemb forget` again before the first run"
         )
 

@@ -325,8 +325,8 @@ def errors_as_sentences() -> Iterator[None]:
         sys.exit(error.exit_code)
     except Exception:
         typer.echo(
-            "this is an error that fedemb did not expect, so a bug of it: please report the lines "
-            "below, after you have taken out what is private\n",
+            "this is a bug in fedemb: please report the lines below, after you have taken out what "
+            "is private\n",
             err=True,
         )
         raise  # Python prints the traceback and ends with exit code 1

@@ -119,7 +119,7 @@ def search(
     for name, similarity in found:
         typer.echo(f"{similarity:6.3f}  {'alike' if similarity >= least else '     '}  {name}")
     typer.echo(
-        f"alike: from {least:.3f} on, where {float(rate):g} of other pairs are taken for one"
+        f"alike: {least:.3f} or more; of pairs that do not belong together {float(rate):g} reach it"
     )
 
 

@@ -153,7 +153,9 @@ def _read_profile(source: str | Path) -> dict[str, Any]:
         if not isinstance(tree, dict) or not isinstance(tree.get("steps") or {}, dict):
             raise ConfigError(f"profile {path.name} is no mapping; see {PROFILES / 'cpu.yaml'}")
     except NotYaml as error:
-        raise ConfigError(f"profile {path.name} is {error}; mend it and compile again") from error
+        raise ConfigError(
+            f"profile {path.name} is {error}; correct it and compile again"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"profile {path.name} is no text; give a YAML file") from error
     return tree

@@ -119,7 +119,9 @@ def rights(doctor: Doctor) -> Iterator[Finding]:
     if lacking:
         yield Finding("rights", "unsafe", lacking[0], APPLY)
     if not excess and not lacking:
-        yield Finding("rights", "ok", f"{len(groups)} accounts may what they need and no more")
+        yield Finding(
+            "rights", "ok", f"{len(groups)} accounts have the rights they need and no more"
+        )
 
 
 def editors(doctor: Doctor) -> Iterator[Finding]:
@@ -141,7 +143,7 @@ def editors(doctor: Doctor) -> Iterator[Finding]:
             what = f"{EDITOR} may {verb} {thing[1]} {thing[2]}".rstrip()
             yield Finding("editors", "unsafe", f"{what}: it can be any step", remedy)
             return
-    yield Finding("editors", "ok", f"{EDITOR} can be no step")
+    yield Finding("editors", "ok", f"{EDITOR} cannot act as a step")
 
 
 def admission(doctor: Doctor) -> Iterator[Finding]:

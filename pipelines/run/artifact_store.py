@@ -89,9 +89,9 @@ def check_stores(config: RunConfig, config_name: str, runs: Path) -> None:
     for first, second in pairs:
         if _nested(places[first], places[second]):
             raise ConfigError(
-                f"{first}={places[first]} and {second}={places[second]} lie in one another; what "
-                "is private and what is not, and keys and what they protect, must be apart: name "
-                "another place"
+                f"{first}={places[first]} and {second}={places[second]} lie one inside the "
+                "other; private and public data, and keys and what they protect, must be apart: "
+                "name another place"
             )
     if storage.ledger is not None:
         store = open_store(storage.ledger)

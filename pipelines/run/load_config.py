@@ -55,7 +55,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             f"configuration {source} cannot be read: {why}; give a YAML file or a preset"
         ) from error
     except NotYaml as error:
-        raise ConfigError(f"{path.name} is {error}; mend it and run again") from error
+        raise ConfigError(f"{path.name} is {error}; correct it and run again") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path.name} holds no mapping of sections; start from a preset")
     for override in overrides:

@@ -287,7 +287,7 @@ def test_table_beside_folders_is_not_overlooked(tmp_path):
     for table in ("photos.csv", "u1/metadata.csv", "u1/metadata.jsonl"):
         (folder / "u1").mkdir(exist_ok=True)
         (folder / table).write_text("file,person\n")
-        with pytest.raises(InputError, match=f"holds {table}, which may tell whose its photos are"):
+        with pytest.raises(InputError, match=f"holds {table}, which may say who owns its photos"):
             call("init", "--data", folder, "-o", tmp_path / "mine.yaml", *ANSWERS)
         (folder / table).unlink()
 
@@ -312,7 +312,7 @@ def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ("file;person", "set apart by ';'; save it with commas"),
+        ("file;person", "separated by ';'; save it with commas"),
         ("file,person,person", "has the column 'person' more than once; rename the others"),
     ],
 )

@@ -307,7 +307,7 @@ def test_command_names_the_policies_under_which_the_user_still_trains(tmp_path):
 
     init = ("ledger", "init", "--ledger", ledger, "--keys", keys)
     assert "forgotten" not in fedemb("weekly", *init)
-    assert "who was forgotten there is not forgotten here" in fedemb("monthly", *init)
+    assert "users forgotten there are not forgotten here" in fedemb("monthly", *init)
     places = {"ledger": ledger, "keys": keys, "deletion_marks": deletion_marks}
     forget = ["forget"]
     for name, uri in places.items():

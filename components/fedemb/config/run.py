@@ -82,8 +82,9 @@ class RunConfig(Section):
         if (policy.unit == "image") != (self.data.source.columns.user_id is None):
             raise ValueError(
                 f"policy.unit={policy.unit} with data.source.columns.user_id="
-                f"{self.data.source.columns.user_id}: an image is a unit of its own exactly where "
-                "no column names its owner; set user_id: null with unit: image, and neither else"
+                f"{self.data.source.columns.user_id}: where no column names its owner an image "
+                "is the unit, else the user; set user_id: null with unit: image, or name the "
+                "column with unit: user"
             )
         self.mechanism.check_run(self)
         if self.evaluation.resample_subgroups and (

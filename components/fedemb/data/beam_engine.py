@@ -26,7 +26,7 @@ def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str
       doing: what the pipeline does, for the sentence.
 
     Raises:
-      ConfigError: Beam does not take the options.
+      ConfigError: Beam refuses the options.
       FedEmbError: what a worker raised, if it was of ours; else that Beam stopped.
     """
     import apache_beam as beam
@@ -41,7 +41,7 @@ def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str
     except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
         what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
         raise ConfigError(
-            f"Apache Beam does not take the options of its engine ({what}); see infra/beam.md"
+            f"Apache Beam refuses the options given for its engine ({what}); see infra/beam.md"
         ) from error
     build(pipeline)
     logger = logging.getLogger("apache_beam")

@@ -77,7 +77,7 @@ def _check_no_table(uri: str, names: Sequence[str]) -> None:
         table = SourceConfig(uri=last).file_format != "image_folder"
         if (table and not folder) or (last in _TABLES_OF_FOLDERS and "/" not in folder):
             raise InputError(
-                f"{uri} holds {name}, which may tell whose its photos are; name that (a CSV, "
+                f"{uri} holds {name}, which may say who owns its photos; name that (a CSV, "
                 "Parquet or TFRecord), or take it away if each folder is one user"
             )
 
@@ -98,7 +98,7 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
     found = _first(names, known)
     if found is None and len(names) == 1 and (apart := re.search(r"[;\t|]", names[0])):
         raise InputError(
-            f"{uri} has one column, {names[0]!r}, set apart by {apart[0]!r}; save it with commas"
+            f"{uri} has one column, {names[0]!r}, separated by {apart[0]!r}; save it with commas"
         )
     if found is None:
         raise InputError(

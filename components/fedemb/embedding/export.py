@@ -140,7 +140,7 @@ FORMS: Mapping[str, tuple[Callable[[ReleasedModel], bytes], Callable[[bytes], Em
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The converters warn of their own future, which is nothing a user can mend."""
+    """The converters warn of their own future, which a user cannot change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

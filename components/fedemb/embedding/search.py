@@ -58,7 +58,7 @@ def require_embeddings(model: ReleasedModel) -> None:
 
 
 def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
-    """The similarity from which two photos are taken for one, and its false accept rate.
+    """The similarity from which two photos count as alike, and its false accept rate.
 
     Args:
       bundle: of the release.

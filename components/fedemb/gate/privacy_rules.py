@@ -166,7 +166,7 @@ def approvals(case: Case) -> Iterator[Reason]:
             "not_approved",
             f"the policy wants {needed} approvals of report {case.signed.sha[:12]}, and the ledger "
             f"holds {len(given)}{''.join(f', by {record.actor}' for record in given)}",
-            "let them look at it and run `fedemb approve`, then go on with `fedemb run --resume "
+            "ask them to read it and run `fedemb approve`, then go on with `fedemb run --resume "
             "RUN --from gate_release`",
         )
 

@@ -47,7 +47,7 @@ class LocalKeyStore(KeyStore):
         if mode & 0o077:
             raise StorageError(
                 f"key {name} in {self.uri} has mode {mode:04o}, expected 0600, so others may read "
-                f"it; make a new policy, or, if surely nobody did, chmod 600 it"
+                f"it; make a new policy, or, if you are sure nobody did, chmod 600 it"
             )
         if len(key) != KEY_BYTES:
             raise LedgerError(

@@ -104,8 +104,8 @@ class Ledger:
             begun_with = terms.get("trust_sha", "") if isinstance(terms, dict) else ""
             if begun_with not in ("", self.chain.trust_sha):
                 raise LedgerError(
-                    f"policy {self.policy_id!r} was begun under another trust.json than the one at "
-                    "hand, so a key was put into it or taken out; restore the one its owner gave"
+                    f"policy {self.policy_id!r} was begun under another trust.json than the one "
+                    "given, so a key was added or removed since; restore the one its owner gave"
                 )
 
     def spent(self, block: str) -> Spent:
