@@ -91,7 +91,7 @@ def prepare(
       ConfigError: the configuration is wrong. Nothing has been written.
       LedgerError: the ledger is in a bucket, and was never made there.
       InputError: a run of this name exists, or the backbone to import does not.
-      ArtifactError: the backbone to import is none that may be trained.
+      ArtifactError: the backbone to import cannot be trained here.
     """
     return make_directory(checked(config, overrides, parent, data), parent, run_id, data)
 

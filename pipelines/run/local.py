@@ -123,7 +123,7 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
         outcome.exit_code = 0
     elif outcome.failed_step is None:
         outcome.message = _interrupted(stop) or (
-            f"the pipeline ended with code {code} and no word from a step; read {run.log}"
+            f"the pipeline ended with code {code} and no step reported an error; read {run.log}"
         )
         outcome.exit_code = 5 if stop.requested else 1
     run.write_state(outcome.state())

@@ -65,7 +65,7 @@ class Part(BaseModel):
 
     @classmethod
     def _late(cls, context: Any) -> dict[str, Since]:
-        """Fields that the version at hand does not have yet."""
+        """Fields that the file's version does not have yet."""
         version = context["version"] if context else None
         return {
             name: mark

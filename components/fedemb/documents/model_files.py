@@ -32,7 +32,7 @@ MEMORY = 4 << 30
 SECONDS = 60
 """Of processor time."""
 _REFUSED = 3
-"""Exit code for a file that is none; a process that was cut off has any other."""
+"""Exit code for a file that is not a backbone; a process that was cut off has any other."""
 _PLAIN_LAYOUTS = (0, 1)
 """Of HDF5: compact and contiguous, not chunked and not virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}

@@ -23,7 +23,7 @@ DESCRIPTIONS = {
     "roc": "Verification on people who never trained, as a curve.",
     "users": "Manifest of the partition; the users themselves stay below the private root.",
     "utility_page": "The utility report as a page.",
-    "utility_report": "Exact figures on people who never trained and whom no guarantee covers.",
+    "utility_report": "Exact figures on held-out people, who are not covered by the guarantee.",
     "verdict": "Whether the release is allowed, and by which rules not; signed.",
     "verdict_page": "The verdict with every reason and its remedy, in Markdown.",
 }

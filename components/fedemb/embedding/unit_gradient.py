@@ -1,6 +1,6 @@
 """The round of DP-SGD: one mean gradient of each unit, clipped and summed exactly.
 
-A unit is whoever the policy protects: a user, or one image. Its record is the mean gradient over
+A unit is what the policy protects: a user, or one image. Its record is the mean gradient over
 its images and their augmented views, taken before the clip (Abadi et al., arXiv 1607.00133;
 De et al., arXiv 2204.13650, section 3.2). Units go through the net in micro-batches of a fixed
 public size, side by side in one vectorised map, and are clipped one after the other.
@@ -45,11 +45,11 @@ class UnitShare(NamedTuple):
     """The units of a slab that one worker gets, in whole micro-batches. Raw."""
 
     images: Any
-    """uint8 `[units, images, size, size, channels]`; zeros where there is none."""
+    """uint8 `[units, images, size, size, channels]`; zeros where an image is missing."""
     labels: Any
     """int32 `[units, images]`."""
     weights: Any
-    """float32 `[units, images]`: 1 / images of the unit, and 0 where there is none."""
+    """float32 `[units, images]`: 1 / images of the unit, and 0 where an image is missing."""
     moves: Any
     """int32 `[units, images, views, 3]`."""
     count: Any

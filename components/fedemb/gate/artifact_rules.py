@@ -221,7 +221,10 @@ def away_from_start(case: Case) -> Iterator[Reason]:
     if not case.same_environment:  # a bundle does not hold the start
         return
     if evidence.backbones is None:
-        raise ArtifactError("the public start is not at hand, so nobody knows how far it moved")
+        raise ArtifactError(
+            "the public start is not available, so how far the model moved cannot be computed; run "
+            "account_privacy where the artifacts of pretrain_public are"
+        )
     start = evidence.backbones[0]
     shas = file_digest(start), evidence.model_files["backbone.keras"]
     if shas[0] != evidence.model.body.initial_weights_sha:

@@ -110,7 +110,7 @@ def run_attempt(
         neighbours.
       StorageError: a host of the job was lost; resume.
       Superseded: the step was started again meanwhile.
-      Interrupted: asked to stop; the round at hand is finished and kept.
+      Interrupted: asked to stop; the current round is finished and kept.
     """
     config, run_id, artifacts = context.config, context.run_id, context.artifacts
     _check_key(config, root_key)
@@ -157,13 +157,11 @@ def run_attempt(
             with local_tree(context.private("users")) as folder:
                 _check_data(folder, commitments, users, reservation.attempt)
                 mechanism = build_mechanism(plan, **vars(attempt_keys))
-                if rehearsed:
-                    rehearsed[0].mechanism = mechanism
                 attempt = Attempt(
                     config=config,
                     backbone=backbone,
                     mechanism=mechanism,
-                    rounds=rehearsed,
+                    rounds=rehearsed and _with(mechanism, *rehearsed),
                     keys=attempt_keys,
                     users=folder,
                     store=store,
@@ -198,10 +196,7 @@ def run_attempt(
     lines = log.lines(state.rounds)
     write_bytes(artifacts.model / "rounds.jsonl", lines)
     card = _signed_card(store, ModelCard.of_fields(fields), artifacts.model / "model.json", signer)
-    if config.task == "classification":
-        write_averages(
-            artifacts.averages, config, backbone, state=state, card=card.body, signer=signer
-        )
+    write_averages(artifacts, config, backbone, state=state, card=card.body, signer=signer)
     turn.check()
     remove_leftovers(artifacts.model)  # nothing but the model's files may lie there
     # The last act: from here on nothing may be computed under this reservation.
@@ -254,6 +249,12 @@ def _rehearsed(
             f"{error}. No private image was read: `fedemb ledger void` gives the charge of "
             f"{run_id} back, if this was its first start"
         ) from error
+    return function, trunk
+
+
+def _with(mechanism: Any, function: RoundKind, trunk: Any) -> tuple[RoundKind, Any]:
+    """Rehearsed rounds under the mechanism that has the keys; what they compute stays the same."""
+    function.mechanism = mechanism
     return function, trunk
 
 

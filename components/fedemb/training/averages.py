@@ -6,12 +6,12 @@ gate judges and the bundle holds is the released average and nothing else.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import remove_leftovers
 from fedemb.documents.model import Averages, ModelCard, average_file
+from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.embedding.backbones import trainable_variables
 from fedemb.embedding.loading import save_backbone
 from fedemb.embedding.rounds import assign_weights
@@ -21,7 +21,7 @@ from fedemb.keys.signatures import Signer, write_signed
 
 
 def write_averages(
-    folder: Path,
+    artifacts: RunArtifacts,
     config: RunConfig,
     backbone: Any,
     *,
@@ -32,7 +32,7 @@ def write_averages(
     """Writes the averages of `training.server.other_ema_decays`, signed; none is an empty list.
 
     Args:
-      folder: of the artifact.
+      artifacts: of a classifier's training, `averages`; an embedding's has none.
       config: of the run.
       backbone: as it trained; left with the weights of the last average.
       state: after the last round.
@@ -42,7 +42,9 @@ def write_averages(
     Raises:
       StorageError: they cannot be written.
     """
-    server = config.training.server
+    if config.task != "classification":
+        return
+    folder, server = artifacts.averages, config.training.server
     variables = trainable_variables(backbone, config.model.trainable)
     others = []
     for number, decay in enumerate(server.other_ema_decays, start=1):
