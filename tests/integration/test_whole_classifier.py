@@ -86,7 +86,7 @@ def runs(tmp_path_factory):
     for path in _records(run)[0].parent.parent.iterdir():  # as if no round had ever been computed
         if path.name == "rounds":
             shutil.rmtree(path)
-        elif path.name.startswith("checkpoint"):
+        elif path.name.startswith(("audit", "checkpoint")):
             path.unlink()
     done = finish(fedemb("run", "--resume", str(run)))
     assert done.returncode == 0, done.stdout + done.stderr
