@@ -57,6 +57,8 @@ def as_classifier(tree: dict[str, Any], source: SourceConfig, classes: str) -> d
     bound, alone = policy["users_lower_bound"], source.columns.user_id is None
     start = tree["pretraining"]["kind"]
     # Features of a public start are computed once, so all units in each round cost little.
+    from fedemb import PoissonGaussianConfig
+
     head = start == "supervised"
     chance = 1.0 if head else 0.1
     model = {key: tree["model"][key] for key in ("image_size", "channels", "aspect_ratio")}
@@ -79,7 +81,7 @@ def as_classifier(tree: dict[str, Any], source: SourceConfig, classes: str) -> d
         "model": {**model, "classes": [name.strip() for name in classes.split(",")]},
         "pretraining": tree["pretraining"],
         "mechanism": {
-            "kind": "poisson_gaussian",
+            "kind": PoissonGaussianConfig.kind_name(),
             "rounds": 60 if head else 200,
             "sampling_probability": chance,
             "units_per_round": max(1, round(0.9 * bound * chance)),

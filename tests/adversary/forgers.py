@@ -265,7 +265,7 @@ class Reached(Exception):
 
 _HEAVY = {
     "partition": (partition, partition, "check_deletion_marks"),
-    "train": (train, attempt, "claim"),
+    "train": (train, attempt, "load_backbone"),
     "evaluate": (evaluate, evaluate, "models_of_run"),
     "audit": (audit, audit, "_attack_real_users"),
 }

@@ -158,13 +158,22 @@ def _row(run):
     return row
 
 
+def _closing(run):
+    """The closing lines, which say how the run ended in any case."""
+    lines = closing_lines(run, Outcome(exit_code=4, message="stopped"))
+    assert lines[-1] == "release: none (the pipeline stopped: stopped)"
+    for line in lines:
+        name, _, why = line.partition(": not known (")
+        if why:
+            raise FedEmbError(why)
+        assert not name.endswith("0.01")
+    return "\n".join(lines)
+
+
 SHOWN_BY = {
     "report --json": ("privacy_report", lambda run: _fedemb("report", run.root, "--json")),
-    "closing lines": ("privacy_report", lambda run: closing_lines(run, Outcome(exit_code=0))),
-    "closing lines, utility": (
-        "utility_report",
-        lambda run: closing_lines(run, Outcome(exit_code=0)),
-    ),
+    "closing lines": ("privacy_report", _closing),
+    "closing lines, utility": ("utility_report", _closing),
     "first page": ("privacy_report", render_index),
     "first page, utility": ("utility_report", render_index),
     "runs": ("utility_report", _row),
@@ -669,4 +678,4 @@ def test_plan_that_nobody_signed_gives_no_epsilon(shown, allowed):
     with pytest.raises(FedEmbError, match="does not fit its content"):
         _fedemb("results", shown.root)
     with pytest.raises(FedEmbError, match="does not fit its content"):
-        closing_lines(shown, Outcome(exit_code=4, message="stopped"))
+        _closing(shown)

@@ -3,6 +3,8 @@
 import sys
 
 import ledger_kit
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -41,8 +43,8 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
         (("make-data", "FOLDER", "--users", "300", "--images-per-user", "0"), 2, "--images-per-u"),
         (("make-data", "FOLDER", "--users", "300", "--image-size", "0"), 2, "--image-size"),
         (("make-data", "FOLDER/binary.yaml/x", "--users", "100"), 2, "could not write"),
-        (("run", "--runs", "FOLDER/binary.yaml", "--data", "x.parquet", "--policy", "FOLDER/policy",
-          *SMALL), 2, "name another"),
+        (("run", "--runs", "FOLDER/binary.yaml", "--data", "FOLDER/x.parquet", "--policy",
+          "FOLDER/policy", *SMALL), 2, "name another"),
         (("run", "--data", "x.parquet", *SMALL), 2, "--policy"),
         (("plan", *NUMBERS, "--noise-multiplier", "1", "--delta", "1e-5"), 2,
          "--users-lower-bound 99999"),
@@ -66,6 +68,8 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence(capsys, tmp_path, words, code, sentence):
+    photos = {"user_id": ["a"], "label": ["b"], "image": [b"c"]}
+    pq.write_table(pa.table(photos), tmp_path / "x.parquet")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "broken.yaml").write_text("a: [")
     words = [word.replace("FOLDER", str(tmp_path)).replace("K", str(tmp_path)) for word in words]

@@ -17,6 +17,7 @@ from fedemb.documents.utility import UtilityReport
 from fedemb.errors import (
     ArtifactError,
     BudgetExceeded,
+    ConfigError,
     GateDenied,
     PlanMismatch,
     Refused,
@@ -33,6 +34,7 @@ from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.provenance import privacy_code_digest
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_words import report_sentence
+from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 
 BLIND = {"value": 0.5, "low": 0.45, "high": 0.55}
@@ -120,9 +122,12 @@ def test_unsigned_report_and_report_of_a_stranger_are_denied(run):
     assert codes(verdict_of(run))[0] == "report_unsigned"
 
 
-def test_epsilon_above_the_cap_is_denied(tmp_path):
-    """A policy of another ledger cannot help: the cap is recomputed from its record."""
+def test_epsilon_above_the_cap_is_denied(tmp_path, monkeypatch):
+    """By the plan, and by the ledger: the cap is recomputed from its record."""
     run = honest_run.start(tmp_path, **{"policy.epsilon_cap": 0.4})
+    with pytest.raises(ConfigError, match=r"epsilon_cap=0\.4 is all that policy"):
+        run.do_plan()
+    monkeypatch.setattr(plan, "check_first_run", lambda _: None)
     run.do_plan()
     with pytest.raises(BudgetExceeded):
         run.do_reserve()
