@@ -76,14 +76,14 @@ def refusal(config: RunConfig) -> str | None:
       InputError: as `check_images`.
     """
     check_images(config)
-    if config.purpose == "release":
-        check_first_run(config)
-        try:
-            problem = record_problem(read_record(), privacy_code_digest())
-        except ArtifactError as error:
-            problem = str(error)
-        if problem:
-            return f"{problem}; or set purpose: simulation"
+    check_first_run(config)
+    try:
+        record = read_record()
+    except ArtifactError as error:
+        return str(error)
+    problem = record_problem(record, privacy_code_digest())
+    if problem and config.purpose == "release":
+        return f"{problem}; run `make planted-bugs`, or set purpose: simulation"
     ledger = _begun(config)
     return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
 

@@ -109,8 +109,9 @@ def test_what_the_steps_after_the_charge_would_refuse_is_refused_before_a_run(
         with pytest.raises(InputError, match="has no column 'nope'"):
             run(capsys, *words, *more, *labelled)
     monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
-    with pytest.raises(Refused, match=r"planted-bug suite was not run.*nothing was read"):
-        run(capsys, *words)
+    for purpose in ("release", "simulation"):
+        with pytest.raises(Refused, match=r"planted-bug suite was not run.*nothing was read"):
+            run(capsys, *words, "--set", f"purpose={purpose}")
     assert not runs.exists()
 
 
