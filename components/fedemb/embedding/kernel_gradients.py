@@ -5,8 +5,8 @@ about 30 µs beside its arithmetic. For small convolutions the products of shift
 gradients, all units together and compiled, take a tenth to two thirds of that time
 (`tests/benchmarks/README.md`). Either way the sums of a unit hold that unit alone.
 
-TensorFlow keeps its table of converters to itself, so a test holds this module against gradients
-that TensorFlow takes of one unit; where the table is not found, its own way is taken.
+TensorFlow keeps its table of converters to itself; its version is pinned, and a test holds this
+module against gradients that TensorFlow takes of one unit.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries import KeylessMechanism, build_mechanism
 from fedemb.provenance import code_digest
 from fedemb.signed_inputs import read_reserved, read_start, read_users
 from fedemb.step_context import StepContext
@@ -124,7 +124,7 @@ def run_attempt(
     commitments = commitment_key(keys, config.policy.policy_id)
     with _on_backend(config.training) as (workers, devices):
         backbone = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
-        parts = (config, backbone, _keyless(plan), workers, devices)
+        parts = (config, backbone, KeylessMechanism(plan), workers, devices)
         rehearsed = rounds and _rehearsed(run_id, config, lambda: rounds(*parts))
         store = open_store(context.private("train", f"attempt-{reservation.attempt}"))
         ledger.bind(
@@ -224,11 +224,6 @@ def _inputs_sha(
             "code_sha": reservation.code_sha,
         }
     )
-
-
-def _keyless(plan: MechanismPlan) -> Any:
-    """A mechanism that clips and adds, and no more."""
-    return build_mechanism(plan, bytes(32), "rehearsal", 1, "0" * 64)
 
 
 def _rehearsed(

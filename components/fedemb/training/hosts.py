@@ -25,7 +25,7 @@ from fedemb.embedding.jax_rounds import JaxRounds
 from fedemb.embedding.loading import load_backbone, save_backbone
 from fedemb.errors import ConfigError, PlanMismatch, StorageError
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.queries import KeylessMechanism
 from fedemb.provenance import code_digest
 from fedemb.step import watched
 
@@ -63,7 +63,7 @@ def _described(config: RunConfig, backbone: Any, function: JaxRounds) -> bytes:
 
 
 def _built(job: bytes) -> Any:
-    """The chief's rounds, with a mechanism that has no keys: it clips and adds, and no more."""
+    """The chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)
     config = RunConfig.model_validate(described["config"])
@@ -76,8 +76,7 @@ def _built(job: bytes) -> Any:
         path = Path(folder, "backbone.keras")
         path.write_bytes(file)
         backbone = load_backbone(path, config.model)
-    mechanism = build_mechanism(plan_mechanism(config), bytes(32), "host", 1, "0" * 64)
-    parts = backbone, mechanism, config.model, config.training
+    parts = backbone, KeylessMechanism(plan_mechanism(config)), config.model, config.training
     if config.training.algorithm == "dp_sgd":
         return unit_rounds(*parts, workers=1)
     rows = described["shared_head_rows"]

@@ -503,3 +503,15 @@ def test_clipped_sums_agree_with_the_stock_query():
         state = stock.accumulate_record(params, state, [tf.constant(update)])
     ours = summed(m, *(contribution(m, update) for update in updates))[0].numpy() * 2.0**-32
     np.testing.assert_allclose(ours, state[0].numpy(), atol=1e-5)
+
+
+def test_mechanism_without_keys_clips_as_the_other_and_draws_nothing():
+    """It rehearses rounds; noise and coins under a key that everybody knows would hide nobody."""
+    sound = mechanism()
+    keyless, update = queries.KeylessMechanism(sound.plan), [np.full(4, 3.0)]
+    found, wanted = (m.record(m.sample_params(), update)[0] for m in (keyless, sound))
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(Refused, match="without keys"):
+        keyless.aggregate(0, keyless.initial_sample_state(4))
+    with pytest.raises(Refused, match="without keys"):
+        keyless.sample_clients(0, None)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from dp_accounting import dp_event as dpe
+from typing_extensions import override
 
-from fedemb.errors import PlanMismatch
+from fedemb.errors import PlanMismatch, Refused
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import run_key
@@ -166,6 +167,30 @@ class Mechanism:
         """
         start = {"schema": STATE_SCHEMA, "plan": self.plan.digest, "next_round": 0, "tags": []}
         self.restore(state or {**start, "l2_norm_clip": self.plan.l2_norm_clip})
+
+
+class KeylessMechanism(Mechanism):
+    """Clips and adds, for rehearsals and for hosts that have no keys; draws neither coin nor noise.
+
+    Args:
+      plan: the mechanism.
+    """
+
+    def __init__(self, plan: MechanismPlan):
+        super().__init__(plan, bytes(32), KeyedNoise(plan, bytes(32)))
+
+    @override
+    def sample_clients(self, round_index: int, index: Index) -> list[VirtualClient]:
+        """Refuses: coins under a key that everybody knows hide nobody."""
+        raise Refused(_KEYLESS)
+
+    @override
+    def aggregate(self, round_index: int, sample_state: Record) -> RoundOutput:
+        """Refuses: noise under a key that everybody knows can be taken off."""
+        raise Refused(_KEYLESS)
+
+
+_KEYLESS = "a mechanism without keys draws neither coins nor noise; train with that of the attempt"
 
 
 def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order of its reservation
