@@ -31,10 +31,11 @@ DECIDES_PRIVACY = (
     "steps/reserve_budget",
     "steps/train_dp_fedemb",
     "steps/train_dp_sgd",
+    "storage",
     "training",
 )
-"""Rooms that sample, clip, add noise, price, reserve or decide which user is in which client; with
-them `backend.py`, which sets the precision of numbers."""
+"""Rooms that sample, clip, add noise, price, reserve, put a round on record once or decide which user
+is in which client; with them `backend.py`, which sets the precision of numbers."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:

@@ -14,6 +14,7 @@ from fedemb.embedding import (
     trainable_variables,
     unit_gradient,
 )
+from fedemb.embedding.kernel_gradients import FEWEST_UNITS
 from fedemb.embedding.rounds import seed_of
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.embedding.views import apply_moves, draw_moves
@@ -144,9 +145,14 @@ def test_residual_nets_sum_records_whose_bits_depend_on_nobody_else(
     assert 0 < np.linalg.norm(total / grid) <= 3
 
 
-def test_a_unit_more_moves_its_own_record_in_and_no_other_bit():
+ENOUGH = UnitGradientConfig(microbatch=FEWEST_UNITS)
+"""Units side by side, for which gradients of kernels are taken all at once."""
+
+
+@pytest.mark.parametrize(("config", "model"), [(VIEWS, MODEL), (ENOUGH, RESNET)])
+def test_a_unit_more_moves_its_own_record_in_and_no_other_bit(config, model):
     """Record and replay: at most the clip, whatever the place, the neighbours and the fill."""
-    function, units = _function(workers=2), _units(9)
+    function, units = _function(config, model=model, workers=2), _units(9)
     alone = [_sum(function, [unit])[0] for unit in units]
     grid = 2.0**function.mechanism.plan.grid_bits
     whole, _ = _sum(function, units)
@@ -155,7 +161,31 @@ def test_a_unit_more_moves_its_own_record_in_and_no_other_bit():
         np.testing.assert_array_equal(whole - _sum(function, rest)[0], alone[left_out])
         assert 0 < np.linalg.norm(alone[left_out] / grid) <= 1.0
     np.testing.assert_array_equal(_sum(function, units[::-1])[0], whole)
-    np.testing.assert_array_equal(_sum(_function(workers=3), units)[0], whole)
+    other = _function(config, model=model, workers=3)
+    np.testing.assert_array_equal(_sum(other, units)[0], whole)
+
+
+def test_compiled_clip_is_the_clip_of_the_query_whatever_the_record():
+    """Compilers may reorder, fuse, and drop what they think cannot be: numbers that are none."""
+    function, clip = _function(), 0.5
+    query, parameters = function.mechanism.query, function.mechanism.sample_params()
+    random = np.random.default_rng(0)
+    unit = random.normal(size=function.dim)
+    unit /= np.linalg.norm(unit)
+    records = {scale: clip * scale * unit for scale in (0, 1e-40, 0.3, 1, 1 + 1e-7, 7, 1e36)}
+    for number in (np.nan, np.inf, -np.inf):
+        records[number] = unit.copy()
+        records[number][random.integers(function.dim)] = number
+    empty = [np.zeros(function.dim, np.int64)]
+    for name, record in records.items():
+        update = tf.constant(record, tf.float32)
+        (found,), norm = function._add(update, tuple(map(tf.constant, empty)), parameters)
+        (wanted,) = query.preprocess_record(parameters, [update])
+        far = np.abs(found.numpy() - wanted.numpy()).max()
+        assert far <= 1, name  # a sum of squares in another order
+        assert np.linalg.norm(found.numpy() / 2.0**function.mechanism.plan.grid_bits) <= 1, name
+        assert np.any(found.numpy()) == (np.isfinite(name) and name > 1e-30), name
+        assert np.isfinite(norm) == np.isfinite(name), name
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
