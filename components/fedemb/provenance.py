@@ -34,8 +34,8 @@ DECIDES_PRIVACY = (
     "storage",
     "training",
 )
-"""Rooms that sample, clip, add noise, price, reserve, put a round on record once or decide which user
-is in which client; with them `backend.py`, which sets the precision of numbers."""
+"""Rooms that sample, clip, add noise, price, reserve, put a round on record once, or decide which
+user is in which client; with them `backend.py`, which sets the precision of numbers."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:
