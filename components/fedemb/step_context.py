@@ -5,6 +5,7 @@ A pod, a subprocess and a test make the same context and call the same `run(cont
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +70,7 @@ class StepContext:
         if "mechanism" in values:  # the parameters of the pipeline, of which `config` is to be made
             given["config"] = run_config(values)
         elif "config" in given:
-            given["config"] = RunConfig.model_validate_json(given["config"])
+            given["config"] = RunConfig.as_written(json.loads(given["config"]))
         elif "pretraining" in values:
             given["public_start"] = public_start(values)
         paths = {name: Path(item.path) for name, item in values.items() if hasattr(item, "path")}

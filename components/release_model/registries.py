@@ -62,7 +62,7 @@ class Release:
         """
         manifest = read(bundle / parts.MANIFEST, BundleManifest).body
         signed = read(bundle / parts.REPORT, PrivacyReport)
-        config = RunConfig.model_validate(json.loads((bundle / "config.json").read_bytes()))
+        config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
         utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
         report, gain = signed.body, utility.gain
         figures = {

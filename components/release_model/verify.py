@@ -109,9 +109,9 @@ def _facts(manifest: BundleManifest, report: PrivacyReport) -> dict[str, str]:
 
 def _read_evidence(bundle: Path) -> tuple[Evidence, Written[PrivacyReport]]:
     written = strict_json((bundle / "config.json").read_bytes(), "config.json")
-    config = RunConfig.model_validate(written)
+    config = RunConfig.as_written(written)
     paths = {name: bundle / file for name, file in parts.DOCUMENTS.items()}
-    evidence = gather(config, written, RunArtifacts(**paths, model=bundle))
+    evidence = gather(config, RunArtifacts(**paths, model=bundle))
     return evidence, read(bundle / parts.REPORT, PrivacyReport)
 
 
@@ -147,9 +147,7 @@ def _check_attestation(
 
 
 def _check_serving(bundle: Path) -> None:
-    config = RunConfig.model_validate(
-        strict_json((bundle / "config.json").read_bytes(), "config.json")
-    )
+    config = RunConfig.as_written(strict_json((bundle / "config.json").read_bytes(), "config.json"))
     saved = bundle / parts.SAVED_MODEL
     try:
         from fedemb.steps.release_model.serving import check_parity, serving_problem

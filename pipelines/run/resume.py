@@ -86,14 +86,17 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
     """
     before = run.config()
     after = overridden(before, overrides)
-    old, new = (config.model_dump(mode="json") for config in (before, after))
-    changed = [name for name in old if old[name] != new[name]]
+    changed = [
+        name for name in RunConfig.model_fields if getattr(before, name) != getattr(after, name)
+    ]
     bound = [name for name in changed if name not in FREE_SECTIONS]
     if bound:
         raise ConfigError(
             f"the budget of run {run.run_id} was reserved for another {', '.join(bound)}; only "
             f"{', '.join(FREE_SECTIONS)} may change in a run, so start a run with a new id"
         )
+    # What the reservation binds stays as it was written.
+    after = before.model_copy(update={name: getattr(after, name) for name in changed})
     if changed and start is None:
         raise ConfigError(
             f"--set changes {', '.join(changed)}; say from which step the run goes on, e.g. --from "

@@ -96,7 +96,7 @@ class _OfRegisteredKind:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
+        return core_schema.with_info_plain_validator_function(
             _section,
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda section, info: section.model_dump(mode=info.mode), info_arg=True
@@ -112,7 +112,7 @@ class _OfRegisteredKind:
         return {**union, "required": ["kind"]}  # in Python the class says it, in a file only this
 
 
-def _section(value: Any) -> MechanismConfig:
+def _section(value: Any, info: core_schema.ValidationInfo) -> MechanismConfig:
     sections = mechanism_sections()
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     if kind is None:
@@ -123,7 +123,7 @@ def _section(value: Any) -> MechanismConfig:
             "union_tag_invalid",
             {"discriminator": "'kind'", "tag": str(kind)[:60], "expected_tags": expected},
         )
-    return sections[kind].model_validate(value)
+    return sections[kind].model_validate(value, context=info.context)
 
 
 AnyMechanism = Annotated[MechanismConfig, _OfRegisteredKind()]

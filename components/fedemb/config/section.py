@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -49,9 +59,41 @@ Address = Annotated[str, AfterValidator(_without_credentials)]
 the configuration."""
 
 
+_AS_WRITTEN = "as_written"
+"""Key of the validation context: leave out again what is not there."""
+
+
 class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no NaN or infinity."""
+    """Base of all sections: frozen, no unknown keys, no NaN or infinity.
+
+    Every setting is written out, also one that nobody named. One that an older version did not
+    know yet stands for its default and is left out again where the section is written: what a
+    reservation bound keeps its digest when a later version adds a setting.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @classmethod
+    def as_written(cls, tree: Mapping[str, Any]) -> Self:
+        """Reads what a run wrote down, perhaps with an older version.
+
+        Args:
+          tree: JSON of a whole section, not the few settings of a file that people write.
+
+        Raises:
+          pydantic.ValidationError: it is no valid section.
+        """
+        return cls.model_validate(tree, context={_AS_WRITTEN: True})
+
+    @model_validator(mode="after")
+    def _complete(self, info: ValidationInfo) -> Self:
+        if not (info.context or {}).get(_AS_WRITTEN):
+            self.model_fields_set.update(type(self).model_fields)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        known = self.model_fields_set
+        return {name: value for name, value in handler(self).items() if name in known}

@@ -94,17 +94,16 @@ def json_digest(value: Any) -> str:
     return sha256_hex(canonical_json(value))
 
 
-def config_digest(config: RunConfig | Mapping[str, Any], *free: str) -> str:
+def config_digest(config: RunConfig, *free: str) -> str:
     """SHA-256 of what a reservation binds of a configuration: the `config_sha` of documents.
 
     Args:
-      config: the configuration, or its JSON as an older version wrote it.
+      config: the configuration; what an older version wrote is read by `RunConfig.as_written`.
       *free: names of free sections to bind as well. A utility report binds `evaluation` and an
         audit report `audit`, so that neither passes for one that was made otherwise.
     """
-    tree = config if isinstance(config, Mapping) else config.model_dump(mode="json")
-    left_out = set(FREE_SECTIONS) - set(free)
-    return json_digest({name: part for name, part in tree.items() if name not in left_out})
+    left_out = {name for name in FREE_SECTIONS if name not in free}
+    return json_digest(config.model_dump(mode="json", exclude=left_out))
 
 
 def file_digest(path: Path) -> str:

@@ -35,8 +35,6 @@ class Evidence:
     """The documents of one run."""
 
     config: RunConfig
-    written: Mapping[str, Any]
-    """The configuration as it was written, perhaps by an older version."""
     plan: Written[PrivacyPlan]
     reservation: Written[ReservationDocument]
     users: Written[UsersManifest]
@@ -78,7 +76,7 @@ class Evidence:
     @property
     def config_sha(self) -> str:
         """Digest of what a reservation binds of the configuration."""
-        return config_digest(self.written)
+        return config_digest(self.config)
 
 
 def write_rounds(lines: Sequence[RoundLine]) -> bytes:
@@ -124,12 +122,12 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
             f"the model artifact holds {sorted(found ^ MODEL_FILES)} beside or instead of "
             "backbone, model.json and rounds.jsonl; run the training again"
         )
-    evidence = gather(config, config.model_dump(mode="json"), artifacts)
+    evidence = gather(config, artifacts)
     files = artifacts.pretrained / "backbone.keras", folder / "backbone.keras"
     return replace(evidence, backbones=files)
 
 
-def gather(config: RunConfig, written: Mapping[str, Any], artifacts: RunArtifacts) -> Evidence:
+def gather(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
     """Reads the documents of a run, and of the folder `model` the files of a model and no other.
 
     Raises:
@@ -142,7 +140,6 @@ def gather(config: RunConfig, written: Mapping[str, Any], artifacts: RunArtifact
     its_own = files[backbone.name] == model.body.weights_sha
     return Evidence(
         config=config,
-        written=written,
         plan=read(artifacts.privacy_plan, PrivacyPlan),
         reservation=read(artifacts.reservation, ReservationDocument),
         users=read(artifacts.users, UsersManifest),

@@ -176,7 +176,7 @@ def audit(case: Case) -> Iterator[Reason]:
         ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),
         ("run_id", audit.run_id, case.reservation.run_id),
-        ("config_sha", audit.config_sha, config_digest(case.evidence.written, "audit")),
+        ("config_sha", audit.config_sha, config_digest(case.evidence.config, "audit")),
         ("users_at_most", audit.users_at_most, config.audit.max_users),
         ("bootstrap_samples", audit.bootstrap_samples, config.audit.bootstrap_samples),
         ("split_by_value", audit.split_by_value, config.partition.evaluation.by == "value"),

@@ -29,7 +29,7 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
         "run_id": (utility.run_id, case.reservation.run_id),
         "config_sha": (
             utility.config_sha,
-            config_digest(case.evidence.written, "evaluation"),
+            config_digest(case.evidence.config, "evaluation"),
         ),
         "public_kind": (utility.public_kind, config.pretraining.kind),
     }

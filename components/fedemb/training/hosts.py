@@ -66,7 +66,7 @@ def _built(job: bytes) -> Any:
     """The chief's rounds, with a mechanism that has no keys."""
     head, file = job.split(b"\n", 1)
     described = json.loads(head)
-    config = RunConfig.model_validate(described["config"])
+    config = RunConfig.as_written(described["config"])
     if code_digest(config) != described["code_sha"]:
         raise PlanMismatch(
             "the code of this host is not that of the chief, and would give other bits; give all "

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedemb.config import RunConfig
+from fedemb.config import FREE_SECTIONS, RunConfig
+from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.describe_config import describe
 from fedemb.pipelines.run.load_config import load_config, preset_names, validate
@@ -19,6 +20,27 @@ def test_preset_is_valid_and_survives_a_round_trip(name):
     config = load_config(name)
     assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
     assert validate(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_what_an_older_version_wrote_keeps_its_text_and_digest(name):
+    """It lacks settings, a mechanism's too, that came later; they stand for the defaults."""
+    config = load_config(name)
+    older = config.model_dump(mode="json")
+    del (
+        older["training"]["backend"],
+        older["mechanism"]["l2_norm_clip"],
+        older["data"]["max_pixels"],
+    )
+
+    read = RunConfig.as_written(older)
+    assert read.model_dump(mode="json") == json.loads(read.model_dump_json()) == older
+    bound = {part: value for part, value in older.items() if part not in FREE_SECTIONS}
+    assert config_digest(read) == json_digest(bound) != config_digest(config)
+    completed = validate(older)  # as people write it: what they leave out is written down
+    assert completed == read
+    assert completed.model_dump(mode="json").keys() == completed.model_fields.keys()
+    assert completed.training.model_dump(mode="json") == config.training.model_dump(mode="json")
 
 
 def test_schema_is_the_golden_one(request):
