@@ -49,3 +49,10 @@ def _parts(annotation: Any) -> Iterator[type[Part]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _parts(argument)
+
+
+def parts_that_grew(part: type[Part]) -> set[type[Part]]:
+    """The parts of a document, itself included, that have a field of a later version."""
+    inside = {inner for field in part.model_fields.values() for inner in _parts(field.annotation)}
+    grown = {part} if part._late({"version": 0}) else set()
+    return grown.union(*(parts_that_grew(inner) for inner in inside))

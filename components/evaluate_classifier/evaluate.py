@@ -98,6 +98,7 @@ def run(context: StepContext) -> dict[str, Any]:
             config.model.classes,
             samples=config.evaluation.bootstrap_samples,
             grouped=config.data.source.columns.subgroup is not None,
+            averages=averages,
         )
         others = [{"decay": decay, **measured.pop(name)} for name, decay in averages.items()]
         if others:

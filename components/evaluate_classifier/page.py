@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedemb.documents.classifier import Classified, ClassifierReport, ComparedClassifier
+from fedemb.documents.classifier import (
+    Classified,
+    ClassifiedParts,
+    ClassifierReport,
+    ComparedClassifier,
+)
 from fedemb.documents.fields import Interval
 from fedemb.reports import report as pages
-from fedemb.reports.utility_words import covers, utility_sentence
+from fedemb.reports.utility_words import cost_of_privacy, covers, utility_sentence
 
 _NAMES = {
     "public_backbone": "public start",
@@ -36,6 +41,11 @@ def classifier_page(report: ClassifierReport) -> str:
         models=models,
         others=others,
         averages=_averages(report),
+        parts=[
+            (title, parts, _compared(parts, report), cost_of_privacy(parts))
+            for title, parts in (("class", report.by_class), ("group", report.by_group))
+            if parts is not None
+        ],
         chart=_chart(models) if models else None,
     )
 
@@ -49,6 +59,12 @@ def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval 
         (f"{kept.released_decay:g}, released", report.model, None)
     ]
     return rows + [(f"{one.decay:g}", one, one.difference) for one in kept.others]
+
+
+def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
+    """The models that a table of parts has a column for; an untrained one knows no class."""
+    found = [other.model for part in parts.shown[:1] for other in part.compared]
+    return {name: _display_name(name, report) for name in found if name != "untrained"}
 
 
 def _display_name(name: str, report: ClassifierReport) -> str:

@@ -16,7 +16,7 @@ from fedemb.data.photos import PhotoReader
 from fedemb.embedding import build_backbone, embed
 from fedemb.embedding.loading import load_model
 from fedemb.evaluation.metrics import recall
-from fedemb.privacy.accounting.calibration import with_target_epsilon
+from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.plan import plan
 
 COLUMNS = {

@@ -219,10 +219,10 @@ def _report(
     from fedemb.documents.document import written
     from fedemb.pipelines.cli.plan_words import lines
     from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-    from fedemb.privacy.accounting.tuning import conditions, price_tuning
     from fedemb.privacy.mechanisms.registry import plan_from_json
     from fedemb.privacy.planning.adjacency import covers_change_own_data
     from fedemb.privacy.planning.prices import finite
+    from fedemb.privacy.planning.tuning import conditions, price_tuning
     from fedemb.steps.plan_privacy.explain import explain
     from fedemb.steps.plan_privacy.extrapolate import extrapolate
     from fedemb.steps.plan_privacy.plan import document, warnings
@@ -301,8 +301,8 @@ def simulated(config: RunConfig, share: str) -> RunConfig:
 
 def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
     """The configuration with the least noise for an epsilon."""
-    from fedemb.privacy.accounting.calibration import with_target_epsilon
     from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.planning.calibration import with_target_epsilon
 
     found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
     return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})

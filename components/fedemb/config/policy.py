@@ -38,12 +38,16 @@ def _no_folder(policy_id: str) -> str:
     return policy_id
 
 
+Unit = Literal["user", "image"]
+"""Whose presence a guarantee hides: a user with everything they own, or one image."""
+
+
 class PolicyConfig(Section):
     """The budget this run draws from, and for whom the guarantee must hold."""
 
     policy_id: Annotated[Name, AfterValidator(_no_folder)] = "default"
     """Name of the policy in the ledger; caps and keys belong to it."""
-    unit: Literal["user", "image"] = "user"
+    unit: Unit = "user"
     """Whose presence the guarantee hides, for the policy's life: a user with everything they own,
     or one image. `image` needs `data.source.columns.user_id: null`, and promises owners less."""
     users_lower_bound: Annotated[int, Field(ge=2)]

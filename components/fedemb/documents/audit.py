@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+from fedemb.config.policy import Unit
 from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
 from fedemb.documents.mechanism_audit import MechanismAudit
@@ -102,7 +103,7 @@ class AuditReport(Document):
     """On epsilon; None: this level measures none."""
     split_by_value: bool
     """Held-out users are of another population."""
-    unit: Annotated[Literal["user", "image"], Since(2, before="user")]
+    unit: Annotated[Unit, Since(2, before="user")]
     """Who is told from others."""
     users_at_most: Count
     bootstrap_samples: Count

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import model_validator
 
+from fedemb.config.policy import Unit
 from fedemb.documents.document import Document, Part, Since
-from fedemb.documents.fields import Count, Interval, Name, Sha, Share, SubgroupName
+from fedemb.documents.fields import Code, Count, Interval, Name, Sha, Share, Spread, SubgroupName
 from fedemb.documents.starts import OverStarts
 
 
@@ -20,6 +21,8 @@ class Classified(Part):
     log_loss: Interval
     calibration_error: Share
     """Mean gap between confidence and accuracy, over 15 equal bins of confidence (ECE)."""
+    calibration_interval: Annotated[Spread | None, Since(4, before=None)]
+    """Width of the draws, laid around the figure: each draw adds gaps of its own to its mean."""
 
 
 class ComparedClassifier(Classified):
@@ -42,6 +45,18 @@ class MeasuredAverages(Part):
     """As the configuration lists them."""
 
 
+class ComparedPart(Part):
+    """Another model on the images of a class or a group, and what this model gains on it, paired.
+
+    Minus the gain on `centralized` is what privacy costs this class or group: disparate impact.
+    """
+
+    model: Code
+    """The field of the report that holds its figures on all images."""
+    top_1: Interval
+    difference: Interval
+
+
 class ClassifiedPart(Part):
     """The images of one class, or of one group of people."""
 
@@ -49,6 +64,8 @@ class ClassifiedPart(Part):
     images: Count
     units: Count
     top_1: Interval
+    compared: Annotated[list[ComparedPart], Since(4, before=[])]
+    """Other models that need the images to answer."""
 
 
 class ClassifiedParts(Part):
@@ -62,7 +79,7 @@ class ClassifierReport(Document, OverStarts):
     """Written by evaluate_classifier."""
 
     kind: ClassVar[str] = "classifier_report"
-    newest: ClassVar[int] = 3
+    newest: ClassVar[int] = 4
     role: ClassVar[str | None] = "evaluate"
 
     run_id: Name
@@ -71,7 +88,7 @@ class ClassifierReport(Document, OverStarts):
     simulation: bool
     public_kind: Name
     bootstrap_samples: Count
-    unit: Literal["user", "image"]
+    unit: Unit
     """What intervals resample."""
     images: Count
     units: Count
@@ -123,14 +140,25 @@ class ClassifierReport(Document, OverStarts):
 
     @model_validator(mode="after")
     def _of_one_measurement(self) -> ClassifierReport:
-        named = (getattr(self, name) for name in (*self.starts, "centralized", "previous_release"))
-        others: list[ComparedClassifier] = [other for other in named if other is not None]
+        named: dict[str, ComparedClassifier | None] = {
+            name: getattr(self, name) for name in (*self.starts, "centralized", "previous_release")
+        }
+        others = [other for other in named.values() if other is not None]
         for other in (*others, *(self.averages.others if self.averages else ())):
             if self.model is None:
                 raise ValueError("it is measured in one place and not in another")
-            gap = self.model.top_1.value - other.top_1.value - other.difference.value
-            if not abs(gap) < 2e-6:
-                raise ValueError("a difference is not that of the figures")
+            _check_difference(self.model.top_1, other.top_1, other.difference)
+        for parts in (self.by_class, self.by_group):
+            for part in parts.shown if parts else ():
+                for other in part.compared:
+                    if named.get(other.model) is None:
+                        raise ValueError("a part is compared with what was not measured")
+                    _check_difference(part.top_1, other.top_1, other.difference)
         if self.measured != bool(self.images and self.by_class):
             raise ValueError("it is measured in one place and not in another")
         return self
+
+
+def _check_difference(mine: Interval, other: Interval, difference: Interval) -> None:
+    if not abs(mine.value - other.value - difference.value) < 2e-6:
+        raise ValueError("a difference is not that of the figures")

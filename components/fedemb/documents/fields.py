@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from fedemb.config.policy import Unit
 from fedemb.documents.document import Part
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -49,6 +50,19 @@ class Interval(Part):
         return self
 
 
+class Spread(Part):
+    """The 95 % interval of a share that stands in another field."""
+
+    low: Share
+    high: Share
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Spread:
+        if not self.low <= self.high:
+            raise ValueError("the interval ends before it begins")
+        return self
+
+
 class Tensor(Part):
     """Name and shape of one tensor of a model."""
 
@@ -73,7 +87,7 @@ class Guarantee(Part):
     accountant: Name
     rounds: Count | None
     sampler_delta: float
-    unit: Literal["user", "image"]
+    unit: Unit
 
 
 class Comparison(Part):

@@ -1,5 +1,8 @@
 """How good a classifier is: top-1, top-5, per class and per group, calibration; all over units.
 
+What privacy costs is seldom the same for all classes and groups (Bagdasaryan, Poursaeed and
+Shmatikov, arXiv 1905.12101), so each is compared with the other models too.
+
 Intervals resample users, who bring all their images with them; models are compared on the same
 draws. A class or a group of fewer than `SMALLEST` users is counted and not shown: its figure would
 say little of the model and much of them.
@@ -7,7 +10,7 @@ say little of the model and much of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ def measure_classifiers(
     *,
     samples: int,
     grouped: bool,
+    averages: Collection[str] = (),
 ) -> dict[str, Any]:
     """Measures classifiers on the same images.
 
@@ -40,6 +44,7 @@ def measure_classifiers(
       classes: names.
       samples: bootstrap draws.
       grouped: whether a column names groups.
+      averages: the names that are other averages of the same weights: no class is compared there.
 
     Returns:
       The measured fields of a `ClassifierReport`.
@@ -67,11 +72,12 @@ def measure_classifiers(
         return {
             "top_5": mean(top(table, 5)).to_json(),
             "log_loss": mean(-np.log(np.maximum(table[rows, labels], 1e-12))).to_json(),
-            "calibration_error": _calibration_error(table, labels),
+            **_calibration(table, labels, units, weights),
         }
 
-    right = top(probabilities["model"], 1)
+    right = {name: top(table, 1) for name, table in probabilities.items()}
     shares = np.bincount(labels, minlength=len(classes)) / len(labels)
+    compared = sorted(probabilities.keys() - {"model", *averages})
     tables = {**probabilities, "most_frequent": np.tile(shares, (len(labels), 1))}
 
     def parts(names: Sequence[str], places: np.ndarray) -> dict[str, Any]:
@@ -82,9 +88,24 @@ def measure_classifiers(
             if people < SMALLEST:
                 too_small += 1
                 continue
-            top_1 = mean(right, use).to_json()
-            images = int(use.sum())
-            shown.append({"name": name, "images": images, "units": people, "top_1": top_1})
+            found = {model: mean(right[model], use) for model in ("model", *compared)}
+            own = found.pop("model")
+            shown.append(
+                {
+                    "name": name,
+                    "images": int(use.sum()),
+                    "units": people,
+                    "top_1": own.to_json(),
+                    "compared": [
+                        {
+                            "model": model,
+                            "top_1": other.to_json(),
+                            "difference": (own - other).to_json(),
+                        }
+                        for model, other in found.items()
+                    ],
+                }
+            )
         shown.sort(key=lambda part: part["top_1"]["value"])
         return {"shown": shown, "too_small": too_small}
 
@@ -105,9 +126,28 @@ def measure_classifiers(
     }
 
 
-def _calibration_error(table: np.ndarray, labels: np.ndarray) -> float:
-    """Mean gap between confidence and accuracy over equal bins of confidence (ECE)."""
+def _calibration(
+    table: np.ndarray, labels: np.ndarray, units: np.ndarray, weights: np.ndarray
+) -> dict[str, Any]:
+    """Mean gap between confidence and accuracy over equal bins of confidence (ECE), and its spread.
+
+    A draw has the gaps of the images and those that chance adds, so its mean lies above the figure;
+    the draws are moved back by that much.
+    """
     confidence, right = table.max(axis=1), table.argmax(axis=1) == labels
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(bins, confidence.astype(np.float64) - right, minlength=_BINS)
-    return round(float(np.abs(gaps).sum() / len(labels)), 6)
+    count = weights.shape[1]
+    gaps = np.zeros((count, _BINS))
+    np.add.at(gaps, (units, bins), confidence - right)
+    sizes = np.bincount(units, minlength=count)
+
+    def error(times: np.ndarray) -> np.ndarray:
+        return np.abs(times @ gaps).sum(axis=1) / (times @ sizes)
+
+    value, draws = error(np.ones((1, count)))[0], error(weights)
+    around = np.clip(draws - draws.mean() + value, 0.0, 1.0)
+    low, high = np.quantile(around, [0.025, 0.975])
+    return {
+        "calibration_error": round(float(value), 6),
+        "calibration_interval": {"low": round(float(low), 6), "high": round(float(high), 6)},
+    }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, cast
 
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
+from fedemb.config.policy import Unit
 from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
 from fedemb.privacy.accounting.events import event_to_json
@@ -82,7 +83,7 @@ class PolicyTerms:
     renyi_order: float
     audit_level: Literal["monitoring", "full"]
     users: UserTerms
-    unit: Literal["user", "image"] = "user"
+    unit: Unit = "user"
     """Whose presence every guarantee of the policy hides."""
     covers_change_own_data: bool = False
     """Whether users who stay and change their own data are covered too."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fedemb.config.policy import Unit
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.fields import Interval
 from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.privacy.accounting.units import count_of
-from fedemb.privacy.mechanisms.mechanism import Unit
 
 LIMITATIONS = (
     "It attacks with one simple score. A stronger attack may find more.",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedemb.config.policy import Unit
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
-from fedemb.privacy.accounting.units import UNITS, Unit
+from fedemb.privacy.accounting.units import UNITS
 from fedemb.promised import Backend
 
 if TYPE_CHECKING:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fedemb.documents.classifier import ClassifierReport
+from fedemb.config.policy import Unit
+from fedemb.documents.classifier import ClassifiedParts, ClassifierReport
 from fedemb.documents.fields import Interval
 from fedemb.documents.utility import AnyUtility, UtilityReport
-from fedemb.privacy.accounting.units import UNITS, Unit
+from fedemb.privacy.accounting.units import UNITS
 
 LEAST_RESAMPLED = 6
 """Identities or units an interval is drawn from, at least: five that gain nothing all seem to gain
@@ -47,6 +48,31 @@ def compared(difference: Interval, than: str) -> str:
         f"({100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, "
         f"{100 * difference.high:+.1f}])"
     )
+
+
+def cost_of_privacy(parts: ClassifiedParts) -> str | None:
+    """For which class or group private training costs most, and for which least.
+
+    Returns:
+      None where there is no training without privacy to compare with, or one part alone.
+    """
+    costs = [
+        (-other.difference.value, part.name)
+        for part in parts.shown
+        for other in part.compared
+        if other.model == "centralized"
+    ]
+    if len(costs) < 2:
+        return None
+    (most, worst), (least, best) = max(costs), min(costs)
+    return (
+        f"Against training without privacy, it costs {worst} most, whose top-1 is {_lower(most)}, "
+        f"and {best} least, whose top-1 is {_lower(least)}."
+    )
+
+
+def _lower(cost: float) -> str:
+    return f"{100 * abs(cost):.1f} points {'lower' if cost >= 0 else 'higher'}"
 
 
 def _rate(rate: str) -> str:

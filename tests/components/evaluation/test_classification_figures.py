@@ -99,6 +99,114 @@ def test_small_classes_and_groups_are_counted_and_not_shown():
     assert _measured(grouped=False)[0]["by_group"] is None
 
 
+def test_each_class_and_group_is_compared_with_the_other_models():
+    found, table, labels = _measured()
+    for part in found["by_class"]["shown"]:
+        use = labels == CLASSES.index(part["name"])
+        (start,) = part["compared"]
+        assert start["model"] == "public_backbone"
+        assert start["top_1"]["value"] == pytest.approx(1 / 7, abs=1e-6)
+        gain = np.mean(table[use].argmax(1) == labels[use]) - 1 / 7
+        assert start["difference"]["value"] == pytest.approx(gain, abs=1e-5)
+        assert start["difference"]["low"] < gain < start["difference"]["high"]
+    assert all(len(part["compared"]) == 1 for part in found["by_group"]["shown"])
+
+
+def test_no_class_is_compared_with_another_average_of_the_weights():
+    tables = {name: np.eye(2, dtype=np.float32)[[0] * 20] for name in ("model", "public_backbone")}
+    subjects = Subjects(np.repeat([0, 1], 10), np.arange(20, dtype=np.uint64), np.full(20, ""))
+    found = measure_classifiers(
+        {**tables, "average-1.keras": tables["model"]},
+        subjects,
+        ("a", "b"),
+        samples=20,
+        grouped=False,
+        averages=("average-1.keras",),
+    )
+    compared = [other["model"] for part in found["by_class"]["shown"] for other in part["compared"]]
+    assert compared == ["public_backbone", "public_backbone"]
+
+
+def test_interval_of_the_calibration_error_is_that_of_its_draws_around_the_figure():
+    """Against a loop over the draws: users are resampled, and every bin counts its own gap."""
+    users, images, samples = 60, 2, 400
+    random = np.random.default_rng(3)
+    sure = random.uniform(0.5, 1, users * images).astype(np.float32)
+    labels = (random.random(users * images) > 0.7).astype(np.int64)
+    owners = np.repeat(np.arange(users, dtype=np.uint64), images)
+    found = measure_classifiers(
+        {"model": np.stack([sure, 1 - sure], axis=1)},
+        Subjects(labels, owners, np.full(len(owners), "")),
+        ("a", "b"),
+        samples=samples,
+        grouped=False,
+    )["model"]
+
+    def error(rows):
+        bins = np.minimum((sure[rows] * 15).astype(int), 14)
+        gaps = [(sure[rows] - (labels[rows] == 0))[bins == one].sum() for one in range(15)]
+        return np.abs(gaps).sum() / len(rows)
+
+    every = np.arange(users * images)
+    chosen = [random.integers(0, users, users) for _ in range(samples)]
+    draws = np.array([error(np.concatenate([every[owners == one] for one in d])) for d in chosen])
+    assert found["calibration_error"] == pytest.approx(error(every), abs=1e-5)
+    assert draws.mean() > error(every)  # why they are moved
+    low, high = np.quantile(draws - draws.mean() + error(every), [0.025, 0.975])
+    assert found["calibration_interval"]["low"] == pytest.approx(low, abs=0.02)
+    assert found["calibration_interval"]["high"] == pytest.approx(high, abs=0.02)
+
+
+def test_part_is_compared_with_what_was_measured_on_all_images():
+    parts = _measured()[0]["by_class"]
+    shown = parts["shown"][0]
+
+    def with_other(**changes):
+        other = {**shown["compared"][0], **changes}
+        return _report(by_class={**parts, "shown": [{**shown, "compared": [other]}]})
+
+    assert with_other().by_class.shown[0].compared[0].model == "public_backbone"
+    for changes in (
+        {"model": "centralized"},
+        {"model": "secret"},
+        {"difference": {"value": 0.9, "low": 0.0, "high": 1.0}},
+    ):
+        with pytest.raises(ArtifactError):
+            with_other(**changes)
+
+
+def test_page_says_for_whom_privacy_costs_most():
+    found = _measured()[0]
+    central = found["public_backbone"]
+
+    def parts(name):
+        kept = found[name]
+        shown = [
+            {
+                **part,
+                "compared": [
+                    {
+                        "model": "centralized",
+                        "top_1": {**part["top_1"], "value": part["top_1"]["value"] + 0.01 * number},
+                        "difference": {"value": -0.01 * number, "low": -0.9, "high": 0.9},
+                    }
+                ],
+            }
+            for number, part in enumerate(kept["shown"])
+        ]
+        return {**kept, "shown": shown}
+
+    page = classifier_page(
+        _report(centralized=central, by_class=parts("by_class"), by_group=parts("by_group"))
+    )
+    names = [part["name"] for part in found["by_class"]["shown"]]
+    most = f"it costs {names[5]} most, whose top-1 is 5.0 points lower, and {names[0]} least, whose"
+    assert f"{most} top-1 is 0.0 points lower." in page
+    assert "minus central, not private" in page
+    assert "minus public start" not in page
+    assert "without privacy" not in classifier_page(_report())
+
+
 def test_the_report_takes_what_was_measured_and_nothing_else():
     report = _report()
     assert report.measured

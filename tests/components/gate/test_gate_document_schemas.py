@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from fedemb.documents.classifier import ClassifiedPart
 from fedemb.documents.document import Part
-from tests.document_kinds import all_documents, fields_of, json_schema
+from tests.document_kinds import all_documents, fields_of, json_schema, parts_that_grew
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "documents"
 FIELDS = Path(__file__).parents[2] / "golden" / "document_fields.json"
@@ -48,6 +49,17 @@ def test_field_added_without_a_version_is_seen():
         more: int
 
     assert _digest(Grown, 1) != _digest(KINDS["verdict"], 1)
+
+
+def test_part_with_a_field_of_a_later_version_belongs_to_one_kind():
+    """A field counts the versions of the document around it; those of two kinds are two counts."""
+    owners = {}
+    for document in KINDS.values():
+        for part in parts_that_grew(document):
+            owners.setdefault(part, []).append(document.kind)
+    assert {part.__name__: kinds for part, kinds in owners.items() if len(kinds) > 1} == {}
+    assert owners[KINDS["classifier_report"]] == ["classifier_report"]
+    assert owners[ClassifiedPart] == ["classifier_report"]
 
 
 def test_no_schema_is_left_of_a_kind_that_is_gone():

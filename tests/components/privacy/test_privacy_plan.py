@@ -15,15 +15,15 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, ConfigError, PlanMismatch
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
-from fedemb.privacy.accounting.calibration import with_target_epsilon
 from fedemb.privacy.accounting.events import event_from_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.sampler_share import sampler_delta
-from fedemb.privacy.accounting.tuning import conditions, price_tuning
 from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
+from fedemb.privacy.planning.tuning import conditions, price_tuning
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedemb.privacy.mechanisms.mechanism import Unit
+from fedemb.config.policy import Unit
 
 
 def count_of(number: int, noun: str) -> str:

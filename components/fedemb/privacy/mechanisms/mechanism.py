@@ -20,11 +20,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
 
 from fedemb.config.mechanism import AdaptiveClipConfig, MechanismConfig
+from fedemb.config.policy import Unit
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
     from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
 
-Unit = Literal["user", "image"]
-"""Whose presence the guarantee hides: a user with everything they own, or one image."""
 SCHEMA = "fedemb/mechanism_plan/2"
 LEAST_NOISE = 1e-6
 """Of the two noise multipliers of an adaptive clip, whose squares are inverted to join them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,8 @@ from typing_extensions import override
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.noise import run_key
 from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 from fedemb.privacy.queries.clipped_sum import Record, clipped_sum
-
-if TYPE_CHECKING:
-    from fedemb.privacy.queries.protocol import dp_query
 
 STATE_SCHEMA = "fedemb/mechanism_state/2"
 
@@ -42,7 +38,7 @@ class RoundOutput:
 
 
 class Mechanism:
-    """Sampler, clip, noise and price of one attempt of one run; see `build_mechanism`."""
+    """Sampler, clip, noise and price of one attempt of one run; see `build.build_mechanism`."""
 
     compiles = True
     """Whether XLA takes `query`: ours, and not any operation of a third party's."""
@@ -191,34 +187,3 @@ class KeylessMechanism(Mechanism):
 
 
 _KEYLESS = "a mechanism without keys draws neither coins nor noise; train with that of the attempt"
-
-
-def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order of its reservation
-    plan: MechanismPlan,
-    root_key: bytes,
-    run_id: str,
-    attempt: int,
-    inputs_sha: str,
-    query: dp_query.SumAggregationDPQuery | None = None,
-) -> Mechanism:
-    """Returns the mechanism of one attempt.
-
-    Args:
-      plan: what was planned and reserved.
-      root_key: 32 secret bytes of the reservation.
-      run_id: the run.
-      attempt: the attempt of the run, from its reservation.
-      inputs_sha: digest of everything that goes in; other inputs, other coins and noise.
-      query: a third party's sum query instead of ours, see `require_declared`.
-
-    Raises:
-      Refused: a third party's query does not declare what the plan prices.
-    """
-    ids = (run_id, attempt, inputs_sha)
-    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
-    coin_key = run_key(root_key, "coins", *ids)
-    if query is not None:
-        from fedemb.privacy.queries.dp_query import QueryMechanism
-
-        return QueryMechanism(plan, coin_key, noise, query)
-    return Mechanism(plan, coin_key, noise)

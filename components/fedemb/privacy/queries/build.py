@@ -1,0 +1,48 @@
+"""Builds the mechanism of an attempt, under keys that are its own."""
+
+# tensorflow-privacy ships no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.noise import run_key
+from fedemb.privacy.queries.running import Mechanism
+
+if TYPE_CHECKING:
+    from fedemb.privacy.queries.protocol import dp_query
+
+
+def build_mechanism(  # noqa: PLR0917 - five identify the attempt, in the order of its reservation
+    plan: MechanismPlan,
+    root_key: bytes,
+    run_id: str,
+    attempt: int,
+    inputs_sha: str,
+    query: dp_query.SumAggregationDPQuery | None = None,
+) -> Mechanism:
+    """Returns the mechanism of one attempt.
+
+    Args:
+      plan: what was planned and reserved.
+      root_key: 32 secret bytes of the reservation.
+      run_id: the run.
+      attempt: the attempt of the run, from its reservation.
+      inputs_sha: digest of everything that goes in; other inputs, other coins and noise.
+      query: a third party's sum query instead of ours, see `require_declared`.
+
+    Raises:
+      Refused: a third party's query does not declare what the plan prices.
+    """
+    ids = (run_id, attempt, inputs_sha)
+    noise = KeyedNoise(plan, run_key(root_key, "noise", *ids))
+    coin_key = run_key(root_key, "coins", *ids)
+    if query is not None:
+        from fedemb.privacy.queries.third_party import QueryMechanism
+
+        return QueryMechanism(plan, coin_key, noise, query)
+    return Mechanism(plan, coin_key, noise)

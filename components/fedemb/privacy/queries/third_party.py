@@ -1,0 +1,109 @@
+"""A mechanism that clips, sums and noises with a query that somebody else wrote."""
+
+# TensorFlow and tensorflow-privacy ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from dp_accounting import NeighboringRelation
+from dp_accounting import dp_event as dpe
+from typing_extensions import override
+
+from fedemb.errors import Refused
+from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.queries.clipped_sum import Record
+from fedemb.privacy.queries.dp_query import flat, normalized
+from fedemb.privacy.queries.protocol import dp_query
+from fedemb.privacy.queries.running import Mechanism
+
+
+class QueryMechanism(Mechanism):
+    """A mechanism that clips, sums and noises with a third party's query.
+
+    Args:
+      plan: prices what the query declares.
+      coin_key: of the sampler.
+      noise: the run's; unused by the query.
+      query: see `require_declared`.
+    """
+
+    compiles = False
+
+    def __init__(
+        self,
+        plan: MechanismPlan,
+        coin_key: bytes,
+        noise: KeyedNoise,
+        query: dp_query.SumAggregationDPQuery,
+    ):
+        super().__init__(plan, coin_key, noise)
+        require_declared(plan, query)
+        self.query = normalized(query, plan)
+        self._ordered = True  # its rounds may depend on each other
+        self._state: Any = self.query.initial_global_state()
+
+    @override
+    def sample_params(self) -> Any:
+        """See `Mechanism`."""
+        return self.query.derive_sample_params(self._state)
+
+    @override
+    def initial_sample_state(self, dim: int) -> Record:
+        """See `Mechanism`."""
+        return cast("Record", self.query.initial_sample_state((np.zeros([dim], np.int64),)))
+
+    @override
+    def _noised_mean(
+        self, round_index: int, sample_state: Record
+    ) -> tuple[npt.NDArray[np.float64], dpe.DpEvent]:
+        result, self._state, event = self.query.get_noised_result(sample_state, self._state)
+        return flat(result), event
+
+    @override
+    def state_to_json(self) -> dict[str, Any]:
+        """See `Mechanism`.
+
+        Raises:
+          Refused: the query has state of its own.
+        """
+        if self._state.numerator_state != ():
+            raise Refused(
+                f"{type(self.query).__name__} keeps state that we cannot store; use a query "
+                "without state, or run without resuming"
+            )
+        return super().state_to_json()
+
+
+def require_declared(plan: MechanismPlan, query: dp_query.SumAggregationDPQuery) -> None:
+    """Refuses a query that does not say what it guarantees, or says something else than the plan.
+
+    A query declares `l2_sensitivity: float` (of one virtual client), `neighboring_relation:
+    NeighboringRelation` and `round_event: DpEvent`.
+
+    Raises:
+      Refused: an attribute is missing or differs from the plan, or the plan's noise is correlated
+        across rounds, which a query of single rounds cannot make.
+    """
+    if plan.tracks_participation:
+        raise Refused(
+            f"the noise of {plan.kind} spans rounds, so no round of {type(query).__name__} has a "
+            "price of its own; plan a mechanism with fresh noise each round"
+        )
+    wanted: dict[str, float | NeighboringRelation | dpe.DpEvent] = {
+        "l2_sensitivity": plan.l2_norm_clip,
+        "neighboring_relation": plan.relation,
+        "round_event": plan.round_event,
+    }
+    for name, value in wanted.items():
+        declared = getattr(query, name, None)
+        if declared != value:
+            raise Refused(
+                f"{type(query).__name__} declares {name}={declared}, the plan prices {value}; give "
+                f"the query an attribute {name} that is true, and a plan that fits"
+            )
