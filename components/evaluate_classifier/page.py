@@ -42,7 +42,7 @@ def classifier_page(report: ClassifierReport) -> str:
         others=others,
         averages=_averages(report),
         parts=[
-            (title, parts, _compared(parts, report), cost_of_privacy(parts))
+            (title, parts, _compared(parts, report), cost_of_privacy(parts, title))
             for title, parts in (("class", report.by_class), ("group", report.by_group))
             if parts is not None
         ],

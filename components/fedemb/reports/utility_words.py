@@ -50,8 +50,12 @@ def compared(difference: Interval, than: str) -> str:
     )
 
 
-def cost_of_privacy(parts: ClassifiedParts) -> str | None:
+def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
     """For which class or group private training costs most, and for which least.
+
+    Args:
+      parts: of a report.
+      kind: `class` or `group`.
 
     Returns:
       None where there is no training without privacy to compare with, or one part alone.
@@ -66,8 +70,8 @@ def cost_of_privacy(parts: ClassifiedParts) -> str | None:
         return None
     (most, worst), (least, best) = max(costs), min(costs)
     return (
-        f"Against training without privacy, it costs {worst} most, whose top-1 is {_lower(most)}, "
-        f"and {best} least, whose top-1 is {_lower(least)}."
+        f"Against training without privacy top-1 is {_lower(most)} for {kind} {worst}, which loses "
+        f"most, and {_lower(least)} for {kind} {best}, which loses least."
     )
 
 
