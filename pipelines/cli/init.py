@@ -92,7 +92,10 @@ def init(
     by_user: Annotated[bool, typer.Option("--by-user", help="The same as --alike user.")] = False,
     column: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a column, e.g. --column user_id=owner; may be given often."),
+        typer.Option(
+            help="Name of a column, e.g. --column user_id=owner; may be given often. user_id=none "
+            "(a classifier's): nobody owns several images, and each is a unit of privacy."
+        ),
     ] = None,
     aspect_ratio: Annotated[
         str, typer.Option(help="squash (stretch to a square) or letterbox (fill up with grey).")
@@ -115,7 +118,7 @@ def init(
     if alike not in (None, "user", "class"):
         raise ConfigError(f"--alike is {alike}, expected user or class")
     classify = _classifies(task, alike or ("user" if by_user else None))
-    source = _source(data, column or [])
+    source = _source(data, column or [], classify=classify)
     if by_user or alike == "user":
         unlabelled = source.columns.model_copy(update={"label": None})
         source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
@@ -123,7 +126,7 @@ def init(
         census, size, channels = _look(source, aspect_ratio, progress)
     labelled, folders = source_of_classes(source) if classify else (source, [])
     unit = UNITS["image" if labelled.columns.user_id is None else "user"]
-    _say(census, folders=source.file_format == "image_folder", classes=folders)
+    _say(census, source, folders)
     bound = users_lower_bound or _asked(
         f"How many {unit.many} will there surely always be? (public; epsilon's delta rests on it)",
         "--users-lower-bound",
@@ -200,7 +203,7 @@ def _classifies(task: str | None, alike: str | None) -> bool:
     return task == "classification"
 
 
-def _source(data: str, columns: list[str]) -> SourceConfig:
+def _source(data: str, columns: list[str], *, classify: bool) -> SourceConfig:
     from fedemb.config.data import Columns
     from fedemb.data.columns import guess_source
 
@@ -214,7 +217,13 @@ def _source(data: str, columns: list[str]) -> SourceConfig:
             )
         named[what] = name
     uri = data if "://" in data else str(Path(data).resolve())
-    return guess_source(uri, named)
+    source = guess_source(uri, named)
+    if source.columns.user_id is None and not classify:
+        raise ConfigError(
+            "--column is user_id=none, and an embedding is learned from images of one owner; say "
+            "--task classification, or name the column of owners"
+        )
+    return source
 
 
 def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
@@ -229,19 +238,27 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
 
 def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
     """Counts the photos, and finds the size and colours that suit them."""
-    from fedemb import NotPrivateConfig
+    from fedemb import PoissonGaussianConfig
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.census import take_census
     from fedemb.steps.partition_users.check import BAD
 
+    one_round = PoissonGaussianConfig(
+        rounds=1, sampling_probability=1.0, units_per_round=1, noise_multiplier=1.0
+    )
     config = validate(
         {
             "purpose": "simulation",
             "data": {"source": source.model_dump(mode="json")},
             "partition": {"virtual_clients": 1, "evaluation": {"by": "hash", "fraction": _NOBODY}},
             "model": {"image_size": _SIZES[-1], "channels": 3, "aspect_ratio": aspect_ratio},
-            "mechanism": NotPrivateConfig(rounds=1, sampling_probability=1.0).model_dump(),
-            "policy": {"users_lower_bound": 2, "delta": 0.1, "epsilon_cap": 1.0},
+            "mechanism": one_round.model_dump(),
+            "policy": {
+                "users_lower_bound": 2,
+                "delta": 0.1,
+                "epsilon_cap": 1.0,
+                "unit": "image" if source.columns.user_id is None else "user",
+            },
         }
     )
     census = take_census(config, progress)
@@ -292,14 +309,15 @@ def _pixels_of(start: str, said: str | None) -> str:
     return given
 
 
-def _say(census: Census, *, folders: bool, classes: list[str]) -> None:
+def _say(census: Census, source: SourceConfig, classes: list[str]) -> None:
     from fedemb.pipelines.cli.init_classifier import listed
     from fedemb.privacy.accounting.units import count_of
 
     users, sizes = _users(census), census.sizes
-    if classes:
+    if classes or source.columns.user_id is None:
         used = f"{_photos(census):,} of them can be used (private figures, for you)"
-        typer.echo(f"{count_of(census.counts['rows'], 'photo')}; {used}\n{listed(classes)}")
+        found = listed(classes) if classes else f"{count_of(census.classes, 'label')}"
+        typer.echo(f"{count_of(census.counts['rows'], 'photo')}; {used}\n{found}")
         _say_bad(census)
         return
     typer.echo(
@@ -312,7 +330,7 @@ def _say(census: Census, *, folders: bool, classes: list[str]) -> None:
             "warning: all photos are of one user; a folder holds a folder for each, and --column "
             "user_id=NAME names the column of a table"
         )
-    elif folders:
+    elif source.file_format == "image_folder":
         typer.echo(
             "each folder is taken for one user; if yours are classes, --task classification "
             "--classes a,b,c writes a classifier whose unit of privacy is one image; if splits, "
@@ -359,7 +377,6 @@ def _tree(
     shared = source.columns.label is not None and census.common_classes > 0
     described = source.model_dump(mode="json", exclude_defaults=True)
     described["label_scope"] = "global" if shared else "user"
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.uri).stem).strip("-") or "mine"
     return {
         "purpose": "simulation",
         "data": {"source": described},
@@ -379,13 +396,21 @@ def _tree(
         },
         "training": {"local": {"head_init": "prototypes", "head_learning_rate_scale": 12.0}},
         "policy": {
-            "policy_id": name,
+            "policy_id": _policy_id(Path(source.uri).stem),
             "users_lower_bound": bound,
             "delta": _rounded_down(min(1e-5, bound**-1.1)),
             "composition": "planned",
             "epsilon_cap": target,
         },
     }
+
+
+def _policy_id(stem: str) -> str:
+    """What a policy is called after a file or folder; what no policy may be called gets a word."""
+    from fedemb.config.policy import PRIVATE_FOLDERS
+
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:50].strip("-") or "mine"
+    return f"{name}-photos" if name in PRIVATE_FOLDERS else name
 
 
 def _rounded_down(number: float) -> float:

@@ -29,6 +29,8 @@ _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
 """As Hugging Face's image folders keep owners and classes, one for each split."""
 _LOOKED_AT = 200
+NOBODY = "none"
+"""Stands for the column of owners where there is none: each image is a unit of privacy."""
 
 
 def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
@@ -36,7 +38,7 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
 
     Args:
       uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
-      named: columns that are known, by what they are.
+      named: columns that are known, by what they are; `user_id` may be `NOBODY`.
 
     Raises:
       InputError: nothing there, or no column looks like an image or its owner.
@@ -66,8 +68,12 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
         columns["label"] = _first(names, _LABEL)
         for what, guesses in ((image, known), ("user_id", _USER)):
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
-        check_columns(files[0].said, names, [name for name in columns.values() if name])
-    return SourceConfig.model_validate({**tree, "columns": {**columns, **named}})
+        wanted = [name for name in columns.values() if name and name != NOBODY]
+        check_columns(files[0].said, names, wanted)
+    columns |= named
+    if columns.get("user_id") == NOBODY:
+        columns["user_id"] = None
+    return SourceConfig.model_validate({**tree, "columns": columns})
 
 
 def _check_no_table(uri: str, names: Sequence[str]) -> None:
@@ -101,8 +107,11 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
             f"{uri} has one column, {names[0]!r}, separated by {apart[0]!r}; save it with commas"
         )
     if found is None:
+        alone = f"; if no column does, and a classifier is wanted, say --column {what}={NOBODY}"
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
             f"{', '.join(sorted(names))}; name it with --column {what}=NAME"
+            + alone
+            * (what == "user_id")
         )
     return found
