@@ -6,6 +6,7 @@ import pytest
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.embedding import build_backbone, load_backbone
+from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import without_head
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.whitened import constants, fit_constants
@@ -84,3 +85,61 @@ def test_dead_leaves_are_what_the_seed_says_and_laws_differ():
     other, _ = dead_leaves(12, 16, 3, laws=4, seed=6)
     assert (images != other).mean() > 0.9
     assert len({image.tobytes() for image in images}) == 12
+
+
+NET = ModelConfig(
+    backbone="resnet8_wide",
+    projection=False,
+    image_size=16,
+    embedding_dim=1280,
+    whitened_directions=12,
+    mirrored=True,
+)
+
+
+def test_a_mirrored_net_gives_the_mean_over_an_image_and_its_mirror_image(tmp_path):
+    mirrored = build_backbone(NET.model_copy(update={"whitened_directions": 0}), 3)
+    plain = build_backbone(NET.model_copy(update={"whitened_directions": 0, "mirrored": False}), 3)
+    images = preprocess(_leaves(6, seed=9))
+    (net,) = learned_parts(mirrored)
+    assert net.count_params() == mirrored.count_params() == plain.count_params()
+    assert all(np.ptp(layer.get_weights()[0]) > 0 for layer in net.layers if "conv" in layer.name)
+    net.set_weights(plain.get_weights())
+    wanted = (plain(images).numpy() + plain(images[:, :, ::-1]).numpy()) / 2
+    np.testing.assert_allclose(mirrored(images).numpy(), wanted, rtol=1e-4, atol=1e-5)
+    assert np.abs(plain(images).numpy() - wanted).max() > 1e-3
+    other = build_backbone(NET.model_copy(update={"whitened_directions": 0}), 4)
+    assert np.abs(other(images).numpy() - mirrored(images).numpy()).max() > 1e-3
+
+
+def test_a_mirrored_net_is_trained_in_public_once_for_each_image_and_loads_again(tmp_path):
+    model = NET.model_copy(update={"classes": ("this", "that"), "trainable": "head"})
+    recipe = PretrainingConfig(kind="random_process", random_images=64, random_laws=4, epochs=1)
+    start = PublicStart(model=model, pretraining=recipe, seed=1)
+    pretrain.run(start, tmp_path / "start", open_key_store(str(tmp_path / "keys")))
+    backbone = without_head(load_backbone(tmp_path / "start" / "backbone.keras", model))
+    images = preprocess(_leaves(3, seed=9))
+    found = backbone(images).numpy()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(backbone(images[:, :, ::-1]).numpy(), found, atol=1e-4)
+    untrained = without_head(build_backbone(model, 1))
+    (before,), (after,) = learned_parts(untrained), learned_parts(backbone)
+    assert [v.path for v in after.weights] == [v.path for v in before.weights]
+    assert np.abs(after.get_weights()[0] - before.get_weights()[0]).max() > 1e-4
+
+
+def test_joined_parts_are_mirrored_each_and_other_nets_refuse():
+    joined = ModelConfig(
+        backbone="resnet8_wide+scatter_linear",
+        projection=False,
+        image_size=16,
+        embedding_dim=1280 + 4 * 2 * 81,
+        mirrored=True,
+    )
+    backbone = build_backbone(joined, 0)
+    images = preprocess(_leaves(3, seed=9))
+    turned, found = backbone(images[:, :, ::-1]).numpy(), backbone(images).numpy()
+    np.testing.assert_allclose(turned[:, :1280], found[:, :1280], atol=1e-4)
+    assert [part.name for part in learned_parts(backbone)] == ["net"]
+    with pytest.raises(ConfigError, match=r"model\.mirrored: resnet8 has no mirrored features"):
+        build_backbone(joined.model_copy(update={"backbone": "resnet8+scatter_linear"}), 0)

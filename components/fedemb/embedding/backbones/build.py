@@ -8,7 +8,7 @@ from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.embedding.backbones.channel_norm import channel_group_norm
-from fedemb.embedding.backbones.registry import backbones
+from fedemb.embedding.backbones.registry import backbones, mirroring
 from fedemb.embedding.classifier import with_head
 from fedemb.errors import ConfigError
 
@@ -52,9 +52,16 @@ def _one(model: ModelConfig, seed: int) -> Any:
                 "module:function, or one of " + ", ".join(backbones())
             ) from error
     elif model.backbone in backbones():
+        if model.mirrored and model.backbone not in mirroring():
+            raise ConfigError(
+                f"model.mirrored: {model.backbone} has no mirrored features; set it to false, or "
+                f"take {', '.join(mirroring())}"
+            )
         inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
         outputs = backbones()[model.backbone](inputs, model)
         backbone = keras.Model(inputs, outputs, name=model.backbone)
+        for part in _models_in(backbone):
+            reinitialize(part, seed)
     else:
         raise ConfigError(
             f"model.backbone={model.backbone} is not known; take one of "
@@ -86,15 +93,19 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
 
 
 def learned_parts(backbone: Any) -> list[Any]:
-    """What public pretraining trains: each part of a joined backbone that has weights to learn.
+    """What public pretraining trains: each model inside a backbone that has weights to learn.
 
     Args:
-      backbone: from `build_backbone`, without a head.
+      backbone: from `build_backbone`, without a head; itself, where no model lies inside it.
     """
+    parts = [inner for part in _models_in(backbone) for inner in learned_parts(part)]
+    return parts or ([backbone] if backbone.trainable_variables else [])
+
+
+def _models_in(backbone: Any) -> list[Any]:
     import keras
 
-    parts = [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
-    return [part for part in parts or [backbone] if part.trainable_variables]
+    return [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
 
 
 def reinitialize(backbone: Any, seed: int) -> None:

@@ -14,15 +14,22 @@ Build = Callable[[Any, ModelConfig], Any]
 """Input tensor and settings to output tensor: the layers of a backbone."""
 
 _FOUND: dict[str, Build] = {}
+_MIRRORING: set[str] = set()
 
 
-def backbone(name: str) -> Callable[[Build], Build]:
-    """Registers the decorated function under a name of the configuration."""
+def backbone(name: str, *, mirrors: bool = False) -> Callable[[Build], Build]:
+    """Registers the decorated function under a name of the configuration.
+
+    Args:
+      name: of the backbone.
+      mirrors: whether it knows `model.mirrored`.
+    """
 
     def register(build: Build) -> Build:
         if name in _FOUND:
             raise ValueError(f"two backbones are called {name}; give one another name")
         _FOUND[name] = build
+        _MIRRORING.update({name} if mirrors else ())
         return build
 
     return register
@@ -35,3 +42,8 @@ def backbones() -> dict[str, Build]:
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         importlib.import_module(f"{package}.{module.name}")
     return dict(sorted(_FOUND.items()))
+
+
+def mirroring() -> list[str]:
+    """Names of the backbones that know `model.mirrored`."""
+    return [name for name in backbones() if name in _MIRRORING]

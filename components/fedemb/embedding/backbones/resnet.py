@@ -68,7 +68,27 @@ def resnet8_s2(x: Any, model: ModelConfig) -> Any:
     return _pooled(_small_resnet(x, model, 1, widths=(32, 64, 64), stem=(5, 2)), model)
 
 
-@backbone("resnet8_wide")
+def _quarters(x: Any, model: ModelConfig) -> Any:
+    x = _small_resnet(x, model, 1, widths=(64, 160, 320), stem=(6, 2))
+    return layers().AveragePooling2D(x.shape[1] // 2, name="quarters")(x)
+
+
+def _of_both(x: Any, model: ModelConfig) -> Any:
+    """The mean over an image and its mirror image, which one net sees.
+
+    The net is a model of its own, with a vector as output: public training trains that alone.
+    """
+    import keras
+
+    ops: Any = keras.ops
+    images = keras.Input(x.shape[1:], name="one_way")
+    quarters = _quarters(images, model)
+    net = keras.Model(images, layers().Flatten(name="flatten_net")(quarters), name="net")
+    mean = layers().Average(name="both_ways")([net(x), net(ops.flip(x, axis=2))])
+    return layers().Reshape(quarters.shape[1:], name="quarters_of_both")(mean)
+
+
+@backbone("resnet8_wide", mirrors=True)
 def resnet8_wide(x: Any, model: ModelConfig) -> Any:
     """ResNet-8 of 64, 160 and 320 channels, for public starts: means of the four quarters.
 
@@ -76,8 +96,7 @@ def resnet8_wide(x: Any, model: ModelConfig) -> Any:
     6x6 kernels and stride 2: three quarters of the pixels, which cost most, are gone before the
     first block, and the wider stages take what is left of the time.
     """
-    x = _small_resnet(x, model, 1, widths=(64, 160, 320), stem=(6, 2))
-    x = layers().AveragePooling2D(x.shape[1] // 2, name="quarters")(x)
+    x = _of_both(x, model) if model.mirrored else _quarters(x, model)
     if model.whitened_directions:
         return embedding(whitened_layer()(model.whitened_directions, name="whitened")(x), model)
     return embedding(layers().Flatten(name="flatten")(x), model)

@@ -53,7 +53,7 @@ def _normalised(x: Any, model: ModelConfig) -> Any:
     )(x)
 
 
-@backbone("scatter_linear")
+@backbone("scatter_linear", mirrors=True)
 def scatter_linear(x: Any, model: ModelConfig) -> Any:
     """The features themselves: 15,552 at 32x32x3 without a projection, and nothing that trains."""
     x = _scattered(x, model)
@@ -64,7 +64,7 @@ def scatter_linear(x: Any, model: ModelConfig) -> Any:
     return embedding(flat, model)
 
 
-@backbone("scatter_cnn")
+@backbone("scatter_cnn", mirrors=True)
 def scatter_cnn(x: Any, model: ModelConfig) -> Any:
     """Two 3x3 convolutions of 64 channels with tanh on the features."""
     x = _normalised(_scattered(x, model), model)
