@@ -25,6 +25,7 @@ ALLOWED_LAYERS = frozenset(
     {
         "Activation",
         "Add",
+        "Average",
         "AveragePooling2D",
         "Concatenate",
         "Conv2D",
@@ -42,6 +43,7 @@ ALLOWED_LAYERS = frozenset(
         "LayerNormalization",
         "LeakyReLU",
         "MaxPooling2D",
+        "MirrorImage",
         "Multiply",
         "Normalization",
         "PReLU",
@@ -57,6 +59,7 @@ ALLOWED_LAYERS = frozenset(
         "Whitened",
         "ZeroPadding2D",
         "fedemb>GainConv2D",
+        "fedemb>MirrorImage",
         "fedemb>Scattering",
         "fedemb>StandardizedConv2D",
         "fedemb>Whitened",

@@ -12,10 +12,19 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.embedding.backbones import check_backbone
+from fedemb.embedding.mirror_image import mirror_layer
 from fedemb.embedding.scattering import scattering_layer
 from fedemb.embedding.standardized import gain_convolution, standardized_convolution
 from fedemb.embedding.whitened import whitened_layer
 from fedemb.errors import ArtifactError
+
+_LAYERS = (
+    standardized_convolution,
+    gain_convolution,
+    mirror_layer,
+    scattering_layer,
+    whitened_layer,
+)
 
 
 def load_backbone(path: Path, model: ModelConfig) -> Any:
@@ -43,7 +52,7 @@ def load_model(path: Path) -> Any:
     import keras
 
     # Layers of ours are known to Keras by name once they were asked for.
-    for layer in (standardized_convolution, gain_convolution, scattering_layer, whitened_layer):
+    for layer in _LAYERS:
         layer()
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=True)

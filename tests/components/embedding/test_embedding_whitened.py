@@ -8,6 +8,7 @@ from fedemb.data.dead_leaves import dead_leaves
 from fedemb.embedding import build_backbone, load_backbone
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import without_head
+from fedemb.embedding.imported import check_import
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.whitened import constants, fit_constants
 from fedemb.errors import ConfigError
@@ -122,6 +123,7 @@ def test_a_mirrored_net_is_trained_in_public_once_for_each_image_and_loads_again
     found = backbone(images).numpy()
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
     np.testing.assert_allclose(backbone(images[:, :, ::-1]).numpy(), found, atol=1e-4)
+    check_import(tmp_path / "start" / "backbone.keras", "head")  # it may be the start of others
     untrained = without_head(build_backbone(model, 1))
     (before,), (after,) = learned_parts(untrained), learned_parts(backbone)
     assert [v.path for v in after.weights] == [v.path for v in before.weights]

@@ -7,6 +7,7 @@ from typing import Any
 from fedemb.config import ModelConfig
 from fedemb.embedding.backbones.blocks import convolution, embedding, group_norm, joined, layers
 from fedemb.embedding.backbones.registry import backbone
+from fedemb.embedding.mirror_image import mirror_layer
 from fedemb.embedding.whitened import whitened_layer
 
 _GROUPS, _WIDE_GROUPS = 8, 32
@@ -80,11 +81,11 @@ def _of_both(x: Any, model: ModelConfig) -> Any:
     """
     import keras
 
-    ops: Any = keras.ops
     images = keras.Input(x.shape[1:], name="one_way")
     quarters = _quarters(images, model)
     net = keras.Model(images, layers().Flatten(name="flatten_net")(quarters), name="net")
-    mean = layers().Average(name="both_ways")([net(x), net(ops.flip(x, axis=2))])
+    turned = mirror_layer()(name="mirror_image")(x)
+    mean = layers().Average(name="both_ways")([net(x), net(turned)])
     return layers().Reshape(quarters.shape[1:], name="quarters_of_both")(mean)
 
 
