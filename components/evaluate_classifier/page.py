@@ -62,7 +62,7 @@ def _averages(report: ClassifierReport) -> list[tuple[str, Classified, Interval 
 
 
 def _compared(parts: ClassifiedParts, report: ClassifierReport) -> dict[str, str]:
-    """The models that a table of parts has a column for; an untrained one knows no class."""
+    """The models that a table of parts has a column for: all but the one named `untrained`."""
     found = [other.model for part in parts.shown[:1] for other in part.compared]
     return {name: _display_name(name, report) for name in found if name != "untrained"}
 

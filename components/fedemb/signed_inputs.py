@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.documents.document import D, Written, read
 from fedemb.documents.model import Averages, ModelCard, Pretrained, average_file
@@ -110,14 +113,22 @@ def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> P
     document = read(context.artifacts.pretrained / "pretrained.json", Pretrained)
     trust.check(document, at=at)
     start, config = document.body, context.config
-    wanted = (config.pretraining.kind, config.model.model_dump(mode="json"), config.training.seed)
-    if (start.pretraining_kind, start.model, start.seed) != wanted:
+    wanted = (config.pretraining.kind, config.model, config.training.seed)
+    if (start.pretraining_kind, _model_of(start), start.seed) != wanted:
         raise PlanMismatch(
             "the public backbone is not the one that pretrain_public signed for this configuration;"
             " run pretrain_public again, and find out who may write to the public root"
         )
     _check_weights(context.artifacts.pretrained, start.weights_sha)
     return start
+
+
+def _model_of(start: Pretrained) -> ModelConfig | None:
+    """The model it was made for, perhaps by an older version; None: none of this version."""
+    try:
+        return ModelConfig.as_written(start.model)
+    except ValidationError:
+        return None
 
 
 def _reserved_at(context: StepContext) -> int:

@@ -409,7 +409,7 @@ def _policy_id(stem: str) -> str:
     """What a policy is called after a file or folder; what no policy may be called gets a word."""
     from fedemb.config.policy import PRIVATE_FOLDERS
 
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower())[:50].strip("-") or "mine"
+    name = re.sub(r"[^a-z0-9._-]+", "-", stem.lower())[:50].strip("._-") or "mine"
     return f"{name}-photos" if name in PRIVATE_FOLDERS else name
 
 

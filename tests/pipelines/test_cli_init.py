@@ -14,8 +14,9 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedemb.config import PolicyConfig
 from fedemb.errors import ConfigError, FedEmbError, InputError
-from fedemb.pipelines.cli.init import _rounded_down, init
+from fedemb.pipelines.cli.init import _policy_id, _rounded_down, init
 from fedemb.pipelines.cli.main import app as fedemb
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config
@@ -271,6 +272,43 @@ def test_a_classifier_of_photos_with_owners_protects_the_owners(tmp_path):
         call(*begun, "--task", "nonsense")
     with pytest.raises(ConfigError, match="leave one of them out"):
         call(*begun, "--task", "classification", "--by-user")
+
+
+def test_in_a_table_where_nobody_owns_several_each_image_is_a_unit(tmp_path):
+    """As classifiers' data sets come: an image and its class."""
+    table, output = tmp_path / "train.parquet", tmp_path / "mine.yaml"
+    rows = [photo(n, True, (16, 16)) for n in range(150)]
+    pq.write_table(pa.table({"img": rows, "label": [str(n % 2) for n in range(150)]}), table)
+    begun = ("init", "--data", table, "-o", output, *ANSWERS)
+    with pytest.raises(InputError, match="user_id=none makes each a unit of privacy"):
+        call(*begun)
+    nobody = ("--column", "user_id=none")
+    with pytest.raises(ConfigError, match="an embedding is learned from images of one owner"):
+        call(*begun, *nobody)
+    with pytest.raises(InputError, match="kind"):
+        call(*begun, *nobody, "--task", "classification", "--column", "label=kind")
+    said = call(*begun, *nobody, "--task", "classification", "--classes", "0,1")
+    assert "150 photos; 150 of them can be used" in said
+    assert "user" not in said.partition("wrote")[0]
+    config = load_config(output)
+    assert (config.policy.unit, config.data.source.columns.user_id) == ("image", None)
+    assert config.policy.policy_id == "train-photos"
+    assert check(config, str(tmp_path / "private")).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("my_photos", "my_photos"),
+        ("My Photos (2024)", "my-photos-2024"),
+        ("USERS", "users-photos"),
+        ("写真", "mine"),
+        ("x" * 80, "x" * 50),
+    ],
+)
+def test_policy_is_called_after_the_data_as_far_as_a_policy_may_be(stem, name):
+    policy = {"users_lower_bound": 9, "delta": 1e-3, "epsilon_cap": 1.0}
+    assert PolicyConfig(policy_id=_policy_id(stem), **policy).policy_id == name
 
 
 def test_one_person_is_told_to_be_one(tmp_path):

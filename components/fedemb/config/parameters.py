@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedemb.config.policy import StorageConfig
-from fedemb.config.run import PublicStart, RunConfig
+from fedemb.config.run import SCHEMA_VERSION, PublicStart, RunConfig
 from fedemb.config.section import Section
 from fedemb.config.training import TrainingConfig
 from fedemb.errors import ConfigError
@@ -92,8 +92,10 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
     """
     sections = {name: _json(values[name], name) for name in SECTIONS}
     sections["training"] = {**sections["training"], "seed": values["seed"]}
-    sections["storage"] = {name: values[name] or None for name in OPTIONAL_STORES}
-    return _checked(RunConfig, {**{name: values[name] for name in PLAIN}, **sections})
+    stores = {name: values[name] or None for name in OPTIONAL_STORES}
+    sections["storage"] = {**StorageConfig().model_dump(mode="json"), **stores}
+    plain = {"schema_version": SCHEMA_VERSION, **{name: values[name] for name in PLAIN}}
+    return _checked(RunConfig, {**plain, **sections})
 
 
 def public_start(values: Mapping[str, Any]) -> PublicStart:
@@ -124,7 +126,7 @@ def _json(text: str, name: str) -> Any:
 
 def _checked(kind: type[T], tree: Mapping[str, Any]) -> T:
     try:
-        return kind.model_validate(tree)
+        return kind.as_written(tree)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     model_serializer,
@@ -60,7 +61,7 @@ the configuration."""
 
 
 _AS_WRITTEN = "as_written"
-"""Key of the validation context: leave out again what is not there."""
+"""Key of the validation context: do not write settings that the file lacks."""
 
 
 class Section(BaseModel):
@@ -68,7 +69,9 @@ class Section(BaseModel):
 
     Every setting is written out, also one that nobody named. One that an older version did not
     know yet stands for its default and is left out again where the section is written: what a
-    reservation bound keeps its digest when a later version adds a setting.
+    reservation bound keeps its digest when a later version adds a setting. So the default of a new
+    setting is what was done before there was one, and never changes afterwards. (A mechanism's
+    settings stand in its plan too, which has a version of its own.)
     """
 
     model_config = ConfigDict(
@@ -87,11 +90,16 @@ class Section(BaseModel):
         """
         return cls.model_validate(tree, context={_AS_WRITTEN: True})
 
-    @model_validator(mode="after")
-    def _complete(self, info: ValidationInfo) -> Self:
-        if not (info.context or {}).get(_AS_WRITTEN):
-            self.model_fields_set.update(type(self).model_fields)
-        return self
+    @model_validator(mode="wrap")
+    @classmethod
+    def _complete(
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        section = handler(value)
+        # A section that was there before, and is only handed on, stays as it was read.
+        if section is not value and not (info.context or {}).get(_AS_WRITTEN):
+            section.model_fields_set.update(cls.model_fields)
+        return section
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -35,9 +35,9 @@ class ModelConfig(Section):
     weight_standardization: Literal["none", "plain", "gain"] | None = None
     """Kernels with mean 0 and norm 1 per channel, or times a trained gain; null: the authors'."""
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Scattering nets: largest directions of features that are brought to the size of the next one,
-    by constants of public or generated images; fewer than such images. 0: groups of each image are
-    normalised by themselves."""
+    """Scattering nets and `resnet8_wide`: largest directions of features that are brought to the
+    size of the next one, by constants of public or generated images; fewer than such images. 0:
+    scattering normalises groups of each image by themselves."""
     mirrored: bool = False
     """Features that an image shares with its mirror image, where left and right do not matter: of
     scattering nets half as many, of `resnet8_wide` the mean of both, at twice the time."""

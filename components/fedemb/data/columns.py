@@ -47,6 +47,7 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
     kind = SourceConfig(uri=uri).file_format
     tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
     columns: dict[str, str | None] = {}
+    header: tuple[str, list[str]] | None = None
     if kind == "image_folder":
         store = open_store(uri)
         if store.local_root is not None and not store.local_root.is_dir():
@@ -68,11 +69,12 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
         columns["label"] = _first(names, _LABEL)
         for what, guesses in ((image, known), ("user_id", _USER)):
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
-        wanted = [name for name in columns.values() if name and name != NOBODY]
-        check_columns(files[0].said, names, wanted)
+        header = files[0].said, names
     columns |= named
     if columns.get("user_id") == NOBODY:
         columns["user_id"] = None
+    if header:
+        check_columns(*header, [name for name in columns.values() if name])
     return SourceConfig.model_validate({**tree, "columns": columns})
 
 
@@ -107,7 +109,8 @@ def _needed(names: Sequence[str], known: Sequence[str], what: str, uri: str) -> 
             f"{uri} has one column, {names[0]!r}, separated by {apart[0]!r}; save it with commas"
         )
     if found is None:
-        alone = f"; if no column does, and a classifier is wanted, say --column {what}={NOBODY}"
+        alone = "; if nobody owns several of the images, --task classification --column "
+        alone += f"{what}={NOBODY} makes each a unit of privacy"
         raise InputError(
             f"no column of {uri} is named like {what} ({', '.join(known)}), it has "
             f"{', '.join(sorted(names))}; name it with --column {what}=NAME"

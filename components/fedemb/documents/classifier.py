@@ -22,7 +22,8 @@ class Classified(Part):
     calibration_error: Share
     """Mean gap between confidence and accuracy, over 15 equal bins of confidence (ECE)."""
     calibration_interval: Annotated[Spread | None, Since(4, before=None)]
-    """Width of the draws, laid around the figure: each draw adds gaps of its own to its mean."""
+    """95 % of the draws, less what chance adds: it makes a gap in every bin, so that the figure of
+    a calibrated model is not 0 and the draws are larger still. Near 0 it is too short."""
 
 
 class ComparedClassifier(Classified):
@@ -149,7 +150,11 @@ class ClassifierReport(Document, OverStarts):
                 raise ValueError("it is measured in one place and not in another")
             _check_difference(self.model.top_1, other.top_1, other.difference)
         for parts in (self.by_class, self.by_group):
-            for part in parts.shown if parts else ():
+            shown = parts.shown if parts else []
+            models = [tuple(other.model for other in part.compared) for part in shown]
+            if len(set(models)) > 1 or any(len(set(one)) < len(one) for one in models):
+                raise ValueError("parts are not compared with the same models")
+            for part in shown:
                 for other in part.compared:
                     if named.get(other.model) is None:
                         raise ValueError("a part is compared with what was not measured")

@@ -51,7 +51,7 @@ class Interval(Part):
 
 
 class Spread(Part):
-    """The 95 % interval of a share that stands in another field."""
+    """Where a share that stands in another field probably lies."""
 
     low: Share
     high: Share

@@ -215,16 +215,8 @@ def pretrain(
     Returns:
       Mean loss of the last epoch; NaN if nothing was trained.
     """
-    schedule = config.model_dump(
-        include={
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "momentum",
-            "weight_decay",
-            "mixed_precision",
-        }
-    )
+    names = ["epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "mixed_precision"]
+    schedule: dict[str, Any] = {name: getattr(config, name) for name in names}
     common = {"augmentation": config.augmentation, "seed": seed, **schedule}
     if config.kind in ("supervised", "random_process"):
         return train_supervised(backbone, images, labels, loss=config.loss, **common)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import ModelConfig
 from fedemb.documents.artifacts import strict_json
-from fedemb.embedding.backbones import blocks
+from fedemb.embedding.backbones import backbones, blocks, build_backbone
 from fedemb.embedding.backbones.build import check_backbone, reinitialize
 from fedemb.embedding.classifier import HEAD, without_head
 from fedemb.embedding.imported_pixels import rescaled, told_pixels
@@ -201,7 +202,31 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
         backbone = whole
     check_backbone(backbone, model.model_copy(update={"classes": ()}))
     _check_apart(backbone, path)
+    _check_mirrored(backbone, path, model)
     return backbone
+
+
+def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
+    """Refuses a file that sees mirror images where the configuration does not, or the reverse."""
+    found = _mirrors(backbone)
+    if not (found or model.mirrored):
+        return
+    names = [name.strip() for name in model.backbone.split("+")]
+    ours = all(name in backbones() for name in names)
+    if found != (_mirrors(build_backbone(model, 0)) if ours else Counter()):
+        raise ConfigError(
+            f"model.mirrored={model.mirrored} with model.backbone={model.backbone} is not what "
+            f"{path.name} does; set both as the run did that made the file"
+        )
+
+
+def _mirrors(backbone: Any) -> Counter[str]:
+    """The layers that make features an image shares with its mirror image, by kind."""
+    return Counter(
+        type(layer).__name__
+        for layer in backbone._flatten_layers()
+        if type(layer).__name__ == "MirrorImage" or getattr(layer, "mirrored", False)
+    )
 
 
 def _check_apart(backbone: Any, path: Path) -> None:

@@ -131,8 +131,8 @@ def _calibration(
 ) -> dict[str, Any]:
     """Mean gap between confidence and accuracy over equal bins of confidence (ECE), and its spread.
 
-    A draw has the gaps of the images and those that chance adds, so its mean lies above the figure;
-    the draws are moved back by that much.
+    Chance adds gaps to the images, and those of a draw once more: the draws are moved by twice the
+    difference of their mean and the figure.
     """
     confidence, right = table.max(axis=1), table.argmax(axis=1) == labels
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
@@ -145,8 +145,8 @@ def _calibration(
         return np.abs(times @ gaps).sum(axis=1) / (times @ sizes)
 
     value, draws = error(np.ones((1, count)))[0], error(weights)
-    around = np.clip(draws - draws.mean() + value, 0.0, 1.0)
-    low, high = np.quantile(around, [0.025, 0.975])
+    moved = np.clip(draws - 2 * (draws.mean() - value), 0.0, 1.0)
+    low, high = np.quantile(moved, [0.025, 0.975])
     return {
         "calibration_error": round(float(value), 6),
         "calibration_interval": {"low": round(float(low), 6), "high": round(float(high), 6)},

@@ -70,8 +70,8 @@ def cost_of_privacy(parts: ClassifiedParts, kind: str) -> str | None:
         return None
     (most, worst), (least, best) = max(costs), min(costs)
     return (
-        f"Against training without privacy top-1 is {_lower(most)} for {kind} {worst}, which loses "
-        f"most, and {_lower(least)} for {kind} {best}, which loses least."
+        f"Against training without privacy top-1 is from {_lower(least)} ({kind} {best}) to "
+        f"{_lower(most)} ({kind} {worst}); of such ends of a list chance has its share."
     )
 
 

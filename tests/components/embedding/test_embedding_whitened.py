@@ -5,10 +5,10 @@ import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
-from fedemb.embedding import build_backbone, load_backbone
+from fedemb.embedding import build_backbone, load_backbone, save_backbone
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import without_head
-from fedemb.embedding.imported import check_import
+from fedemb.embedding.imported import check_import, import_backbone
 from fedemb.embedding.preprocessing import preprocess
 from fedemb.embedding.whitened import constants, fit_constants
 from fedemb.errors import ConfigError
@@ -145,3 +145,20 @@ def test_joined_parts_are_mirrored_each_and_other_nets_refuse():
     assert [part.name for part in learned_parts(backbone)] == ["net"]
     with pytest.raises(ConfigError, match=r"model\.mirrored: resnet8 has no mirrored features"):
         build_backbone(joined.model_copy(update={"backbone": "resnet8+scatter_linear"}), 0)
+
+
+def test_public_training_leaves_no_weight_out():
+    projected = {"whitened_directions": 0, "projection": True, "embedding_dim": 8}
+    backbone = build_backbone(NET.model_copy(update=projected), 0)
+    (part,) = learned_parts(backbone)
+    assert part is backbone
+
+
+def test_file_that_sees_mirror_images_and_one_that_does_not_are_told_apart(tmp_path):
+    for mirrored in (True, False):
+        model = NET.model_copy(update={"whitened_directions": 0, "mirrored": mirrored})
+        file = tmp_path / f"{mirrored}.keras"
+        save_backbone(build_backbone(model, 0), file)
+        import_backbone(file, model)
+        with pytest.raises(ConfigError, match="is not what"):
+            import_backbone(file, model.model_copy(update={"mirrored": not mirrored}))

@@ -93,13 +93,16 @@ def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
 
 
 def learned_parts(backbone: Any) -> list[Any]:
-    """What public pretraining trains: each model inside a backbone that has weights to learn.
+    """What public pretraining trains: the models inside a backbone that have weights to learn.
 
     Args:
-      backbone: from `build_backbone`, without a head; itself, where no model lies inside it.
+      backbone: from `build_backbone`, without a head; itself, where weights lie outside of them.
     """
     parts = [inner for part in _models_in(backbone) for inner in learned_parts(part)]
-    return parts or ([backbone] if backbone.trainable_variables else [])
+    inside = {id(weight) for part in parts for weight in part.trainable_variables}
+    if all(id(weight) in inside for weight in backbone.trainable_variables):
+        return parts
+    return [backbone]
 
 
 def _models_in(backbone: Any) -> list[Any]:

@@ -89,6 +89,11 @@ def normalized(query: dp_query.SumAggregationDPQuery, plan: MechanismPlan) -> An
     return normalized_query.NormalizedQuery(query, denominator=plan.normaliser)
 
 
+def empty(dim: int) -> tf.Tensor:
+    """An integer sum of `dim` entries, zero: what a query makes its sample state of."""
+    return tf.zeros([dim], tf.int64)
+
+
 def flat(result: Any) -> npt.NDArray[Any]:
     """All numbers of a query's result, whatever structure of tensors it is."""
     return np.concatenate([np.ravel(np.asarray(part)) for part in tf.nest.flatten(result)])

@@ -18,7 +18,7 @@ from fedemb.errors import Refused
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.clipped_sum import Record
-from fedemb.privacy.queries.dp_query import flat, normalized
+from fedemb.privacy.queries.dp_query import empty, flat, normalized
 from fedemb.privacy.queries.protocol import dp_query
 from fedemb.privacy.queries.running import Mechanism
 
@@ -56,7 +56,7 @@ class QueryMechanism(Mechanism):
     @override
     def initial_sample_state(self, dim: int) -> Record:
         """See `Mechanism`."""
-        return cast("Record", self.query.initial_sample_state((np.zeros([dim], np.int64),)))
+        return cast("Record", self.query.initial_sample_state((empty(dim),)))
 
     @override
     def _noised_mean(
