@@ -102,9 +102,9 @@ MUTANTS = (
         "backend_is_not_among_the_inputs",
         (
             "components/fedemb/documents/artifacts.py",
-            "    return json_digest({name: part for name, part in tree.items()",
-            '    tree = {**tree, "training": {**tree.get("training", {}), "backend": None}}\n'
-            "    return json_digest({name: part for name, part in tree.items()",
+            '    return json_digest(config.model_dump(mode="json", exclude=left_out))',
+            '    tree = config.model_dump(mode="json", exclude=left_out)\n'
+            '    return json_digest({**tree, "training": {**tree["training"], "backend": None}})',
         ),
         f"{TRAINING}/test_train_run.py::test_resume_with_changed_inputs_is_refused[backend]",
     ),
