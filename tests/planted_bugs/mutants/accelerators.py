@@ -106,7 +106,7 @@ MUTANTS = (
             '    tree = config.model_dump(mode="json", exclude=left_out)\n'
             '    return json_digest({**tree, "training": {**tree["training"], "backend": None}})',
         ),
-        f"{TRAINING}/test_train_run.py::test_resume_with_changed_inputs_is_refused[backend]",
+        "tests/pipelines/test_resume.py::test_another_backend_is_another_configuration",
     ),
     one(
         7,
