@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -337,6 +338,8 @@ def main(arguments: Any = None) -> None:
     # Imports and large ledgers are objects that stay: looking for garbage among them again and
     # again takes a tenth of a short command.
     gc.set_threshold(100_000)
+    # A machine without a GPU is no error of a command; what TensorFlow cannot do is raised.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with errors_as_sentences():
         app(args=arguments)
 
