@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -36,31 +36,23 @@ Depth = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")]
 Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
-class Interval(Part):
-    """A number with a 95 % interval; `Estimate.to_json`."""
+class Spread(Part):
+    """Where a number probably lies that stands in another field."""
 
-    value: float
     low: float
     high: float
 
     @model_validator(mode="after")
-    def _in_order(self) -> Interval:
+    def _in_order(self) -> Self:
         if not self.low <= self.high:
             raise ValueError("the interval ends before it begins")
         return self
 
 
-class Spread(Part):
-    """Where a share that stands in another field probably lies."""
+class Interval(Spread):
+    """A number with a 95 % interval; `Estimate.to_json`."""
 
-    low: Share
-    high: Share
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Spread:
-        if not self.low <= self.high:
-            raise ValueError("the interval ends before it begins")
-        return self
+    value: float
 
 
 class Tensor(Part):

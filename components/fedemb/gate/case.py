@@ -64,7 +64,7 @@ class Case:
     def plan(self) -> MechanismPlan:
         """The mechanism, as compared with the configuration."""
         evidence = self.evidence
-        return check_plan(evidence.plan.body, evidence.config, evidence.config_sha)
+        return check_plan(evidence.plan.body, evidence.config)
 
     @property
     def reservation(self) -> Reservation:

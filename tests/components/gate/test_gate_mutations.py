@@ -195,7 +195,7 @@ def _allowed_when_priced_again(run, ledger, **bent) -> bool:
     try:
         evidence = read_evidence(run.config, run.artifacts)
         evidence = dataclasses.replace(evidence, **bent)
-        plan = check_plan(evidence.plan.body, evidence.config, evidence.config_sha)
+        plan = check_plan(evidence.plan.body, evidence.config)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         head = ledger.head.sequence
         report = build_report(evidence, plan, ledger, time=now, head_sequence=head)

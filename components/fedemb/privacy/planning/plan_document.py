@@ -32,22 +32,21 @@ def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[Pri
       PlanMismatch: the plan is that of another configuration.
     """
     document = read(path, PrivacyPlan)
-    return check_plan(document.body, config, config_digest(config)), document
+    return check_plan(document.body, config), document
 
 
-def check_plan(document: PrivacyPlan, config: RunConfig, config_sha: str) -> MechanismPlan:
+def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
     """Returns the mechanism of a plan document after comparing it with the configuration.
 
     Args:
       document: as written by plan_privacy.
-      config: configuration of the run.
-      config_sha: digest of the configuration as it was written, perhaps by an older version.
+      config: configuration of the run, as it was written.
 
     Raises:
       ArtifactError: its mechanism is not one of this version.
       PlanMismatch: the plan is that of another configuration.
     """
-    if document.config_sha != config_sha:
+    if document.config_sha != config_digest(config):
         raise PlanMismatch(
             "the privacy plan was made for another configuration; run plan_privacy again"
         )
