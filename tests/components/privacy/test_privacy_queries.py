@@ -168,6 +168,12 @@ def test_labels_of_the_key_cannot_be_shifted_into_each_other():
     assert noise.run_key(ROOT, "noise", *IDS) != noise.run_key(ROOT, "coins", *IDS)
 
 
+def test_coins_and_noise_of_a_mechanism_have_keys_of_their_own():
+    m = mechanism()
+    assert m._sampler._coin_key == noise.run_key(ROOT, "coins", *IDS)
+    assert m._noise._key == noise.run_key(ROOT, "noise", *IDS)
+
+
 def test_noise_does_not_depend_on_threads(monkeypatch):
     size = 5 * noise._BLOCK + 17
     pooled = noise.gaussian(ROOT, size)

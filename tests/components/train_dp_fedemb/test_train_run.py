@@ -259,6 +259,18 @@ def test_resume_with_changed_inputs_is_refused(ready, monkeypatch, what):
         ready.train(changed)
 
 
+def test_start_that_was_made_for_another_model_is_refused(ready):
+    """Its weights are the same here, and what it was made for is not."""
+    from fedemb.steps.pretrain_public import pretrain
+
+    start = ready.config.public_start()
+    other = start.model.model_copy(update={"aspect_ratio": "letterbox"})
+    folder = ready.root / "pretrained"
+    pretrain.run(start.model_copy(update={"model": other}), folder, ready.context().keys)
+    with pytest.raises(PlanMismatch, match="not the one that pretrain_public signed"):
+        ready.train()
+
+
 def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, monkeypatch):
     _interrupted(ready, monkeypatch)
     ready.train(config(**{"evaluation.bootstrap_samples": 77, "release.version": "2"}))
