@@ -273,6 +273,13 @@ def test_audit_that_is_blind_stale_or_refutes_is_denied(run, changes, code):
     assert code in codes(verdict_of(run))
 
 
+def test_plan_of_another_configuration_gets_no_report(run):
+    """Even where the mechanism is the same: it was priced and signed for other data or training."""
+    run.rewrite(run.plan, config_sha="0" * 64)
+    with pytest.raises(PlanMismatch, match="another configuration"):
+        run.do_account()
+
+
 @pytest.mark.parametrize("other", [{"model_sha": "0" * 64}, {"run_id": "another"}])
 @pytest.mark.parametrize("name", ["audit", "utility"])
 def test_measurement_of_another_model_or_run_is_denied_and_gets_no_report(run, name, other):
