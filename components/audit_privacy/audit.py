@@ -108,6 +108,7 @@ def _attack_real_users(
         load_backbone(folder / "backbone.keras", config.model)
         for folder in (context.artifacts.model, context.artifacts.pretrained)
     ]
+    batch = config.evaluation.batch_size
     keys: list[np.ndarray] = []
     sizes: list[int] = []
     seen: list[list[np.ndarray]] = [[], []]
@@ -120,10 +121,8 @@ def _attack_real_users(
             for start in range(0, len(rows), _PIECE):
                 images, labels, owner = _images(store, rows[start : start + _PIECE])
                 owners.append(owner + start + sum(sizes))
-                for pieces, piece in zip(
-                    seen, _look(scoring, backbones, images, labels, config), strict=True
-                ):
-                    pieces.append(piece)
+                for pieces, backbone in zip(seen, backbones, strict=True):
+                    pieces.append(scoring.look(backbone, images, labels, batch))
             sizes.append(len(rows))
     # Nothing that is seen of training users decides whether the run goes on, nor its exit code: of
     # a model that diverged the evaluation says so.
@@ -166,17 +165,6 @@ def _images(store: UserStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     labels = [label for user in users for label in user.labels[:IMAGES_PER_USER]]
     owners = np.repeat(np.arange(len(users)), [len(images) for images in kept])
     return images, np.array(labels, np.int64), owners
-
-
-def _look(
-    scoring: Scoring,
-    backbones: list[Any],
-    images: np.ndarray,
-    labels: np.ndarray,
-    config: RunConfig,
-) -> list[np.ndarray]:
-    batch = config.evaluation.batch_size
-    return [scoring.look(backbone, images, labels, batch) for backbone in backbones]
 
 
 def _scores_table(

@@ -117,15 +117,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
         "rows": rows,
         "bad_fraction": fraction,
         "max_bad_fraction": config.data.max_bad_fraction,
-        "problems": _problems(
-            config,
-            rows=rows,
-            fraction=fraction,
-            users=len(sizes),
-            evaluation=len(census.held_out_sizes),
-            shared=_shared_classes(config, census),
-            classes=census.classes,
-        ),
+        "problems": _problems(config, census, fraction),
         "warnings": _warnings(config, sizes),
         "unit": UNITS[config.policy.unit],
         "bad": bad,
@@ -145,17 +137,10 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
     }
 
 
-def _problems(
-    config: RunConfig,
-    *,
-    rows: int,
-    fraction: float,
-    users: int,
-    evaluation: int,
-    shared: int,
-    classes: int,
-) -> list[str]:
+def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
     problems, units = [], UNITS[config.policy.unit]
+    rows, classes = census.counts["rows"], census.classes
+    users, evaluation = len(census.sizes), len(census.held_out_sizes)
     if rows == 0:
         problems.append("No record passes data.source.where; check its values.")
     if fraction > config.data.max_bad_fraction:
@@ -174,7 +159,7 @@ def _problems(
         problems.append(f"No {units.one} is held out for evaluation; check partition.evaluation.")
     if rows and (few := too_few_classes(config, classes)):
         problems.append(few)
-    if shared:
+    if shared := _shared_classes(config, census):
         problems.append(
             f"{shared:,} classes are in training and in evaluation, as users or classes cross the "
             "values of partition.evaluation; choose another column, or hold out by hash."

@@ -16,7 +16,13 @@ from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
-from fedemb.keys import KeyStore, commitment_key, policy_key_name, reservation_key_name
+from fedemb.keys import (
+    KeyStore,
+    commitment_key,
+    policy_key_name,
+    reservation_key_name,
+    unbound_key_name,
+)
 from fedemb.keys.deletion_marks import check_deletion_marks
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import (
@@ -134,14 +140,17 @@ def run(
 def _ensure_root_key(ledger: Ledger, reservation: Reservation, keys: KeyStore) -> None:
     """Makes the key of noise and coins of an attempt, once: before its training is bound.
 
+    And before it the key that says it is not bound, so that no run trains without one.
+
     Raises:
       LedgerError: a training that began lost its key; with another one it would draw other noise.
     """
     attempt = ledger.attempt(reservation)
     name = reservation_key_name(reservation.run_id, reservation.attempt)
     if attempt.bind is None:
-        with suppress(FileExistsError):
-            keys.create(name)
+        for made in (unbound_key_name(reservation.run_id, reservation.attempt), name):
+            with suppress(FileExistsError):
+                keys.create(made)
     elif attempt.commit is None and not keys.used(name):
         raise LedgerError(
             f"the root key of run {reservation.run_id!r}, which has begun to train, is not in "

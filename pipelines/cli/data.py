@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+
 
 @contextmanager
 def counted(what: str) -> Iterator[Callable[[int], None]]:
@@ -27,13 +29,9 @@ def counted(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def check_data(
-    config: Annotated[
-        str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
-    ] = "quickstart",
-    data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
-    ] = None,
+    config: ConfigOption = "quickstart",
+    data: DataOption = None,
+    set_: SetOption = None,
     private_root: Annotated[
         str | None,
         typer.Option(help="Where the page goes; default: storage.private_root or runs/private."),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedemb.pipelines.cli.options import SetOption
+
 if TYPE_CHECKING:
     from fedemb.keys import KeyStore
     from fedemb.ledger import Ledger
@@ -59,9 +61,7 @@ def forget(
         Path | None,
         typer.Option(help="File of user ids, one a line; default: one id from standard input."),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
-    ] = None,
+    set_: SetOption = None,
 ) -> None:
     """Forget users from the next partition on.
 

@@ -18,6 +18,7 @@ from fedemb.pipelines.cli.ledger_write import (
     void,
     waive,
 )
+from fedemb.pipelines.cli.options import JsonOption, SetOption
 
 if TYPE_CHECKING:
     from fedemb.ledger import Ledger
@@ -32,12 +33,8 @@ TrustOption = Annotated[
 MarksOption = Annotated[
     str | None, typer.Option("--keys", help="Key store: refuses a ledger older than its marks.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigOption = Annotated[
     str | None, typer.Option("--config", "-c", help="YAML file or preset to price against it.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
 ]
 
 

@@ -21,6 +21,7 @@ from fedemb.pipelines.cli.doctor import doctor
 from fedemb.pipelines.cli.forget import forget
 from fedemb.pipelines.cli.init import init
 from fedemb.pipelines.cli.ledger import app as ledger_app
+from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.use import embed, export, search, serve
@@ -58,13 +59,6 @@ app.command()(serve)
 app.command()(forget)
 app.command()(bench)
 
-ConfigOption = Annotated[
-    str, typer.Option("--config", "-c", help="YAML file, or the name of a preset.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
-]
-
 
 @app.callback()
 def options(
@@ -81,7 +75,7 @@ def options(
 @app.command()
 def run(
     config: ConfigOption = "quickstart",
-    data: Annotated[str | None, typer.Option(help="The images: replaces data.source.uri.")] = None,
+    data: DataOption = None,
     policy: Annotated[
         Path | None,
         typer.Option(help="Folder of a lasting ledger, its keys, its deletion marks."),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import ConfigError, StorageError
+from fedemb.pipelines.cli.options import SetOption
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -121,9 +122,7 @@ def submit(
     package: Annotated[Path, typer.Argument(help="YAML of `fedemb compile`.")],
     config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
     host: Host = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a.b=c; may be given often.")
-    ] = None,
+    set_: SetOption = None,
     experiment: Annotated[
         str | None, typer.Option(help="Experiment of the run; else the pipeline's name.")
     ] = None,

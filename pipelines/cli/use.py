@@ -6,16 +6,13 @@ also whether it should have been.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
 
 if TYPE_CHECKING:
@@ -24,23 +21,9 @@ if TYPE_CHECKING:
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drops what TensorFlow's libraries say of the machine while they load; errors are raised."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
     require_released(bundle, trust)
-    with _quiet():
+    with quiet():
         from fedemb.embedding.released import ReleasedModel
 
         return ReleasedModel(bundle)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +10,9 @@ from typing import Annotated
 import typer
 
 from fedemb.errors import Refused
+from fedemb.pipelines.cli.options import JsonOption
+from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def verify_release(
@@ -34,7 +32,8 @@ def verify_release(
     from fedemb.bundle import locate
 
     locate(bundle)  # what is mistyped is told before TensorFlow is loaded
-    _load_tensorflow()
+    with quiet(), suppress(ImportError):  # verify says what it could not look into without it
+        import tensorflow  # noqa: F401
     from fedemb.steps.release_model.verify import verify_release as look
 
     found = look(bundle, trust, ledger)
@@ -85,20 +84,6 @@ def _listed(problems: tuple[str, ...]) -> str:
     if len(problems) == 1:
         return problems[0]
     return "".join([f"{len(problems)} problems", *(f"\n  - {problem}" for problem in problems)])
-
-
-def _load_tensorflow() -> None:
-    """Loads TensorFlow without its greeting, which it writes whatever its log level says."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        with suppress(ImportError):  # verify says what it could not look into without it
-            import tensorflow  # noqa: F401
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def lineage(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import TypeAdapter
 
 from fedemb.config import RunConfig
 from fedemb.config.strict_yaml import parse_yaml
@@ -24,6 +25,7 @@ from fedemb.errors import ArtifactError, InputError, StorageError
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_OBJECT, _WORDS = TypeAdapter(dict[str, Any]), TypeAdapter(tuple[str, ...])
 
 
 def checked_run_id(run_id: str | None) -> str:
@@ -182,7 +184,7 @@ class RunDirectory:
         So they are no part of the configuration, and a run may go on with another engine.
         """
         path = self.root / "beam_options.json"
-        return self._own(path.name, _json_words) if path.exists() else ()
+        return self._own(path.name, _WORDS.validate_json) if path.exists() else ()
 
     def set_beam_options(self, options: Sequence[str]) -> None:
         """Replaces the options of the engine."""
@@ -234,7 +236,7 @@ class RunDirectory:
     def read_state(self) -> dict[str, Any]:
         """What `write_state` wrote last; empty before."""
         path = self.root / "state.json"
-        return self._own(path.name, _json_object) if path.exists() else {}
+        return self._own(path.name, _OBJECT.validate_json) if path.exists() else {}
 
     def _own(self, name: str, parse: Callable[[str], T]) -> T:
         """One of our own files; says in a sentence that it was broken since."""
@@ -249,17 +251,3 @@ class RunDirectory:
             raise StorageError(
                 f"{name} of run {self.run_id} cannot be read: {error.strerror}; fix permissions"
             ) from error
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("no object")
-    return value
-
-
-def _json_words(text: str) -> tuple[str, ...]:
-    value = json.loads(text)
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise ValueError("no list of words")
-    return tuple(value)

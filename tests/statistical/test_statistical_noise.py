@@ -170,3 +170,29 @@ def test_users_of_user_poisson_are_sampled_and_placed_evenly():
             places[client.group] += len(client.users)
     assert dispersion_p_value(counts, 1500, 0.25) > 1e-4
     assert chisquare(places).pvalue > 1e-4
+
+
+def _unevenness(low, high):
+    """Root mean square of one over how many float64 normals lie in each cell between the two."""
+    ends = np.sort(np.abs(np.stack([low, high])), axis=0).view(np.int64)
+    apart = np.sign(low) == np.sign(high)
+    counts = np.maximum((ends[1] - ends[0])[apart], 1)
+    return float(np.sqrt(np.mean(1.0 / counts.astype(np.float64) ** 2)))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 37.3, 1e4, 1e6])
+def test_what_is_released_is_too_coarse_to_show_the_steps_of_a_normal(sigma):
+    """One float64 more or less in a cell is a likelihood that depends on the sum behind it.
+
+    Sums are as long as the noise, so that some of them nearly cancel: there cells are narrowest.
+    """
+    scale, size = sigma * 2.0**32, 1 << 18
+    sums = np.rint(np.random.default_rng(0).normal(size=size) * scale).astype(np.int64)
+    noised = noise.add_rounded_noise(sums, b"n" * 32, scale)
+    released = noised.astype(np.float32)
+    half = np.maximum(np.spacing(np.abs(released)).astype(np.float64) / 2, 0.5)
+    middle = released.astype(np.float64)
+    assert _unevenness(*((middle + side * half - sums) / scale for side in (-1, 1))) < 2.0**-18
+    # The whole numbers of the grid, in themselves, do show them.
+    cells = ((noised - sums + side * 0.5) / scale for side in (-1, 1))
+    assert _unevenness(*cells) > 2.0**-21 * min(sigma, 2.0**18)

@@ -29,6 +29,7 @@ from fedemb.privacy.queries.product_sum import (
 
 _CHUNK_BYTES = 4 << 20
 """Features of one matrix product, as float64: about what a core's cache holds."""
+SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class HeadGradientFunction:
@@ -109,27 +110,35 @@ class HeadGradientFunction:
 
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
         """The same from packed units."""
-        plan = self.mechanism.plan
-        head = whole_weights(weights.reshape(self._rows, self._classes))
+        head = self._head(weights)
         total = np.zeros(self.dim, np.int64)
         rows = [np.zeros((0, 4), np.float32)]
         self.seconds_waited, asked = 0.0, time.perf_counter()
         for images, shares in slabs:
             self.seconds_waited += time.perf_counter() - asked
-            features = Features(images["mantissas"].astype(np.float64), images["scale"])
-            errors, losses = self._errors(head, features, images["label"], shares)
-            summed, norms = clipped_product_sum(
-                features,
-                errors,
-                l2_norm_clip=self.mechanism.l2_norm_clip,
-                grid_bits=plan.grid_bits,
-                automatic_clip=self._config.automatic_clip,
-            )
+            summed, norms, losses = self._sum(head, images, shares)
             total += summed
             counts = np.count_nonzero(shares, axis=1)
             rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
             asked = time.perf_counter()
         return RoundSums((total,), np.concatenate(rows))
+
+    def _head(self, weights: np.ndarray) -> Any:
+        """What sums of a round need of the weights."""
+        return whole_weights(weights.reshape(self._rows, self._classes))
+
+    def _sum(self, head: Any, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """The clipped sum of packed units, int64 `[dim]`; their norms and mean losses."""
+        features = Features(images["mantissas"].astype(np.float64), images["scale"])
+        errors, losses = self._errors(head, features, images["label"], shares)
+        summed, norms = clipped_product_sum(
+            features,
+            errors,
+            l2_norm_clip=self.mechanism.l2_norm_clip,
+            grid_bits=self.mechanism.plan.grid_bits,
+            automatic_clip=self._config.automatic_clip,
+        )
+        return summed, norms, losses
 
     def _errors(
         self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from fedemb.config import ServerConfig, UnitGradientConfig
-from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.rounds import RoundSums
+from fedemb.embedding.head_gradient import HeadGradientFunction, SlabSum
 from fedemb.embedding.server import ServerRule, ServerState
 from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
 
@@ -33,29 +31,25 @@ class LeastSquaresFunction(HeadGradientFunction):
         super().__init__(classifier, mechanism, config)
         self.dim = moment_size(self._rows - 1, self._classes)
 
-    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
-        """The moments of packed units; they do not depend on the weights."""
+    @override
+    def _head(self, weights: np.ndarray) -> None:
+        """Moments do not depend on the weights."""
+
+    @override
+    def _sum(self, head: None, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """The moments of packed units, and their longest features in place of norms."""
         plan = self.mechanism.plan
-        total = np.zeros(self.dim, np.int64)
-        rows = [np.zeros((0, 4), np.float32)]
-        self.seconds_waited, asked = 0.0, time.perf_counter()
-        for images, shares in slabs:
-            self.seconds_waited += time.perf_counter() - asked
-            features = images["mantissas"][..., :-1] / images["scale"][..., None]
-            total += moment_sum(
-                features,
-                np.where(shares > 0, images["label"], -1),
-                classes=self._classes,
-                grid_bits=plan.grid_bits,
-                feature_norm=plan.feature_norm,
-                label_weight=plan.label_weight,
-            )
-            counts = np.count_nonzero(shares, axis=1)
-            lengths = np.sqrt(np.square(features).sum(-1)).max(1)
-            losses = np.full(len(counts), np.nan)
-            rows.append(np.stack([lengths, losses, losses, counts], axis=1).astype(np.float32))
-            asked = time.perf_counter()
-        return RoundSums((total,), np.concatenate(rows))
+        features = images["mantissas"][..., :-1] / images["scale"][..., None]
+        summed = moment_sum(
+            features,
+            np.where(shares > 0, images["label"], -1),
+            classes=self._classes,
+            grid_bits=plan.grid_bits,
+            feature_norm=plan.feature_norm,
+            label_weight=plan.label_weight,
+        )
+        lengths = np.sqrt(np.square(features).sum(-1)).max(1)
+        return summed, lengths, np.full(len(lengths), np.nan)
 
     @property
     def advance(self) -> ServerRule:

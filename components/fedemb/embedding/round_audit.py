@@ -6,8 +6,6 @@ It gives nothing to the training: with it or without it a run releases the same 
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +15,10 @@ import numpy as np
 from fedemb.config import ServerConfig
 from fedemb.documents.artifacts import sha256_hex
 from fedemb.documents.mechanism_audit import REPLAYED, Fold, MechanismAudit, Replay
+from fedemb.embedding.packed_state import pack, unpack
 from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.round_replay import OneRound
-from fedemb.embedding.server import ServerRule, ServerState, released_weights
+from fedemb.embedding.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
 from fedemb.errors import ArtifactError
 from fedemb.keys import derive
 from fedemb.privacy.auditing.receipts import NoiseReceipts
@@ -29,7 +28,6 @@ from fedemb.privacy.mechanisms.noise import run_key
 from fedemb.storage import Store
 
 _NAME = "audit.npz"
-_STATE = ("weights", "momentum", "second_moment", "averages")
 
 
 @dataclass(frozen=True)
@@ -176,15 +174,11 @@ class RoundAudit:
             "receipts": self._receipts.to_json(),
             "witness": self._witness.to_json() if self._witness else None,
         }
-        arrays = {name: getattr(self._state, name) for name in _STATE}
         kept = {
             "began": np.array(list(self._began.values()), np.float32),
             "means": np.array(list(self._means.values()), np.float32),
         }
-        packed = io.BytesIO()
-        text = np.frombuffer(json.dumps(head).encode(), np.uint8)
-        np.savez(packed, head=text, **kept, **arrays)
-        store.write(_NAME, packed.getvalue())
+        store.write(_NAME, pack(head, kept | self._state.arrays))
 
     def restore(self, store: Store, read: Callable[[int], Any]) -> None:
         """Goes on where a trainer of the same attempt wrote it last, or begins.
@@ -202,12 +196,11 @@ class RoundAudit:
         except FileNotFoundError:
             return
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as packed:
-                head = json.loads(packed["head"].tobytes())
-                arrays = {name: packed[name] for name in _STATE}
-                self._began = dict(zip(head["began"], packed["began"], strict=True))
-                self._means = dict(zip(head["began"], packed["means"], strict=True))
-        except (ValueError, KeyError, OSError) as error:
+            head, arrays = unpack(data, "began", "means", *STATE_ARRAYS)
+            began, means = arrays.pop("began"), arrays.pop("means")
+            self._began = dict(zip(head["began"], began, strict=True))
+            self._means = dict(zip(head["began"], means, strict=True))
+        except (ValueError, KeyError) as error:
             raise ArtifactError(
                 "the audit's state cannot be read; restore the working state of the run from a "
                 "backup, or start a run with a new id"

@@ -32,6 +32,9 @@ def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
     return config.learning_rate * factor
 
 
+STATE_ARRAYS = ("weights", "momentum", "second_moment", "averages")
+
+
 @dataclass(frozen=True)
 class ServerState:
     """Weights, optimizer slots and averaged weights, float32; all noised."""
@@ -47,6 +50,11 @@ class ServerState:
     `released_weights`."""
     rounds: int
     """Rounds applied."""
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All but the count of rounds, by `STATE_ARRAYS`."""
+        return {name: getattr(self, name) for name in STATE_ARRAYS}
 
 
 def decays(config: ServerConfig) -> tuple[float, ...]:

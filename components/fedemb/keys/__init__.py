@@ -10,6 +10,7 @@ from fedemb.errors import ConfigError
 from fedemb.keys.base import KEY_BYTES as KEY_BYTES
 from fedemb.keys.base import KeyStore as KeyStore
 from fedemb.keys.base import reservation_key_name as reservation_key_name
+from fedemb.keys.base import unbound_key_name as unbound_key_name
 from fedemb.keys.derived import commit_to as commit_to
 from fedemb.keys.derived import commit_to_people as commit_to_people
 from fedemb.keys.derived import commitment_key as commitment_key

@@ -3,7 +3,8 @@
 Every secret is 32 bytes of operating-system entropy under a name that says what it is for:
 `policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
 `reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
-commit, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
+commit, `reservation/<run_id>-<attempt>+unbound` is destroyed before the attempt reads its first
+private byte, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
 `deletion_marks/<policy_id>+<n>` says that the policy has n deletion marks, and
 `ledger/<policy_id>+<n>` holds the digest of the n-th record that charged it. A name is used once: a
 destroyed key keeps its name taken, so that one reservation never gets a second root, and with it a
@@ -26,7 +27,7 @@ DESTROYED = ".destroyed"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NUMBER = r"[1-9][0-9]*"
 _NAME = re.compile(
-    rf"(policy|reservation)/{_ID}|signing/{_ID}(@{_NUMBER})?|(deletion_marks|ledger)/{_ID}\+{_NUMBER}"
+    rf"policy/{_ID}|reservation/{_ID}(\+unbound)?|signing/{_ID}(@{_NUMBER})?|(deletion_marks|ledger)/{_ID}\+{_NUMBER}"
 )
 
 
@@ -48,6 +49,14 @@ def generation_name(name: str, generation: int) -> str:
 def reservation_key_name(run_id: str, attempt: int) -> str:
     """Name of the root key of one attempt."""
     return f"reservation/{run_id}-{attempt}"
+
+
+def unbound_key_name(run_id: str, attempt: int) -> str:
+    """Name of a key that says nothing but that the attempt was not bound: then it is destroyed.
+
+    A ledger that was put back to before that cannot give the charge back, or bind it again.
+    """
+    return f"{reservation_key_name(run_id, attempt)}+unbound"
 
 
 class KeyStore(ABC):

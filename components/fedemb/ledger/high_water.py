@@ -10,7 +10,8 @@ is charged. The mark is made before the root key of the reservation: no run trai
 Not seen: ledger and key store put back together, unless a witness stands where whoever can do that
 cannot write (a bucket with a locked retention policy); then not seen is what all three lost.
 Records after the last mark bind, commit, void or release: without them a ledger charges as much, or
-more.
+more. That a run was bound is in the key store, too (`keys.unbound_key_name`), so that a ledger
+without the record neither gives its charge back nor binds it to other inputs.
 """
 
 from __future__ import annotations

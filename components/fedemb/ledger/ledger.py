@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedemb.errors import BudgetExceeded, LedgerError, PlanMismatch, Refused, Superseded
-from fedemb.keys import KeyStore, reservation_key_name
+from fedemb.keys import KeyStore, reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.keys.trust import TrustedKey
 from fedemb.ledger.admission import admit
@@ -333,6 +333,7 @@ class Ledger:
         inputs_sha: str,
         commitments: Mapping[str, str],
         private_root: str,
+        keys: KeyStore | None = None,
     ) -> Record:
         """Ties the attempt to what goes into it and to the one place that trains it.
 
@@ -344,11 +345,22 @@ class Ledger:
           inputs_sha: digest of everything that goes in.
           commitments: keyed commitments to private data, by name.
           private_root: keyed commitment to the working state of the trainer.
+          keys: where the key lies that says it was never bound; destroyed here. Gone before, it
+            says that a ledger without this record is an older one.
 
         Raises:
           PlanMismatch: it is bound to something else: what changed needs a new run.
-          Refused: a trainer with another private root was there first, or it was given up.
+          Refused: a trainer with another private root was there first, it was given up, or the
+            ledger is older than its training.
         """
+        unbound = unbound_key_name(reservation.run_id, reservation.attempt)
+        if keys is not None and _is_destroyed(keys, unbound):
+            self.refresh()  # perhaps bound meanwhile
+            if self.attempt(reservation).bind is None:
+                raise Refused(
+                    f"run {reservation.run_id!r} was bound or given up, as its keys say, and this "
+                    "ledger does not know it: it is older than its runs; restore the newest backup"
+                )
         body = {
             "reservation": reservation.sequence,
             "inputs_sha": inputs_sha,
@@ -377,7 +389,10 @@ class Ledger:
                 )
             return attempt.bind
 
-        return self._append("bind", decide, reservation=reservation)
+        record = self._append("bind", decide, reservation=reservation)
+        if keys is not None and keys.used(unbound):
+            keys.destroy(unbound)
+        return record
 
     def commit(
         self,
@@ -444,18 +459,19 @@ class Ledger:
         return record
 
     def void(self, reservation: Reservation, reason: str, keys: KeyStore | None = None) -> Record:
-        """Gives a reservation back that was never bound, and destroys its root key.
+        """Gives a reservation back that was never bound, and destroys its keys.
 
         Args:
           reservation: the attempt.
           reason: why, for the record.
-          keys: where the root key lies. One that is destroyed was committed, whatever a ledger says
-            whose later records were cut off.
+          keys: where its keys lie. Where one is destroyed it was bound or committed, whatever a
+            ledger says whose later records were cut off.
 
         Raises:
           Refused: it was bound or committed, so its rounds may have started.
         """
-        root = reservation_key_name(reservation.run_id, reservation.attempt)
+        run = reservation.run_id, reservation.attempt
+        names = unbound_key_name(*run), reservation_key_name(*run)
 
         def decide() -> dict[str, Any] | Record:
             attempt = self.attempt(reservation)
@@ -466,16 +482,18 @@ class Ledger:
                     f"run {reservation.run_id!r} is {attempt.status}, so rounds may have started, "
                     "and it is charged; resume it, otherwise it stays charged"
                 )
-            if keys is not None and keys.used(root) and not keys.exists(root):
+            if keys is not None and any(_is_destroyed(keys, name) for name in names):
                 raise Refused(
-                    f"the root key of run {reservation.run_id!r} was destroyed, as at a commit: it "
-                    "trained, and this ledger is older than its runs; restore the newest backup"
+                    f"a key of run {reservation.run_id!r} was destroyed, as when it is bound or "
+                    "committed: it trained, and this ledger is older than its runs; restore the "
+                    "newest backup"
                 )
             return {"reservation": reservation.sequence, "reason": reason}
 
         record = self._append("void", decide, reservation=reservation)
-        if keys is not None and keys.used(root):
-            keys.destroy(root)
+        if keys is not None:
+            for name in filter(keys.used, names):
+                keys.destroy(name)
         return record
 
     def release(self, reservation: Reservation, **body: str) -> Record:
@@ -578,6 +596,10 @@ class Ledger:
             actor=actor or _actor(),
             signer=signer,
         )
+
+
+def _is_destroyed(keys: KeyStore, name: str) -> bool:
+    return keys.used(name) and not keys.exists(name)
 
 
 def _actor() -> str:

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedemb.errors import ArtifactError
 
+if TYPE_CHECKING:
+    from fedemb.lineage import StepLineage
+
 _GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
 """Pixels between columns and rows, of a further line, and of a box with its name alone."""
-
-
-class LineageStep(Protocol):
-    """What one step took and gave: artifact names to digests, or None."""
-
-    @property
-    def step(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[str, str | None]:
-        """What it took."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, str | None]:
-        """What it gave."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended in an error or a denial."""
-        ...
 
 
 def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict[str, Any]:
@@ -69,7 +48,7 @@ def layout_dag(steps: Sequence[Mapping[str, Any]], box_width: int = 172) -> dict
     return {"width": width, "height": top - _BETWEEN + 4, "boxes": boxes, "edges": edges}
 
 
-def lineage_dag(steps: Sequence[LineageStep]) -> dict[str, Any]:
+def lineage_dag(steps: Sequence[StepLineage]) -> dict[str, Any]:
     """Places the steps of a lineage, each with what it gave and the start of its digest.
 
     What no step gave (images as they came) is a box of its own, without digest.

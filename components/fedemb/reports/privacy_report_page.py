@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
@@ -18,8 +18,11 @@ from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
-from fedemb.reports.dag import LineageStep, lineage_dag
+from fedemb.reports.dag import lineage_dag
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
+
+if TYPE_CHECKING:
+    from fedemb.lineage import StepLineage
 
 _TICKS = 6
 """Dates on the axis of spending, at most."""
@@ -29,7 +32,7 @@ def report_page(
     signed: Written[PrivacyReport],
     evidence: Evidence,
     ledger: Ledger,
-    lineage: Sequence[LineageStep],
+    lineage: Sequence[StepLineage],
 ) -> str:
     """Renders `privacy_report.html`.
 

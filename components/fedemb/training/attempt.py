@@ -132,6 +132,7 @@ def run_attempt(
             inputs_sha=inputs_sha,
             commitments=users.commitments.model_dump(),
             private_root=claim(store, commitments),
+            keys=keys,
         )
         turn, trust = Turn(store.uri, step), ledger.chain.trust
         signer = Signer.current(keys, "trainer", trust)

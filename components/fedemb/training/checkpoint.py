@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from fedemb.embedding.server import ServerState
+from fedemb.embedding.packed_state import pack, unpack
+from fedemb.embedding.server import STATE_ARRAYS, ServerState
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.storage import Store
 
 SCHEMA = "fedemb/checkpoint/2"
 _NAME = "checkpoint.npz"
-_ARRAYS = ("weights", "momentum", "second_moment", "averages")
 
 
 @dataclass(frozen=True)
@@ -43,10 +38,7 @@ def save(store: Store, inputs_sha: str, progress: Progress) -> None:
         "rounds": state.rounds,
         "mechanism": progress.mechanism,
     }
-    arrays = {name: getattr(state, name) for name in _ARRAYS}
-    packed = io.BytesIO()
-    np.savez(packed, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
-    store.write(_NAME, packed.getvalue())
+    store.write(_NAME, pack(head, state.arrays))
 
 
 def load(store: Store, inputs_sha: str) -> Progress | None:
@@ -61,10 +53,8 @@ def load(store: Store, inputs_sha: str) -> Progress | None:
     except FileNotFoundError:
         return None
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as packed:
-            head = json.loads(packed["head"].tobytes())
-            arrays = {name: packed[name] for name in _ARRAYS}
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        head, arrays = unpack(data, *STATE_ARRAYS)
+    except ValueError as error:
         raise ArtifactError(
             "the checkpoint cannot be read; restore the working state of the run from a backup, or "
             "start a run with a new id"

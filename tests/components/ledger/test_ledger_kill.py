@@ -11,7 +11,7 @@ import honest_run
 import killed_step
 import pytest
 
-from fedemb.keys import reservation_key_name
+from fedemb.keys import reservation_key_name, unbound_key_name
 from tests.forked import Forked
 
 ORDER = ("reserve", "bind", "commit", "release")
@@ -66,6 +66,7 @@ def _finished(run, act):
     attempt = run.ledger().state.attempts["monday", 1]
     if act == "reserve":
         assert run.keys.exists(reservation_key_name("monday", 1))
+        assert run.keys.exists(unbound_key_name("monday", 1))
         assert run.reservation.exists()
     if act == "commit":
         assert attempt.status == "committed"

@@ -22,7 +22,7 @@ from fedemb.errors import (
     SignatureInvalid,
     StorageError,
 )
-from fedemb.keys import reservation_key_name
+from fedemb.keys import reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Charge, PlannedSeries
@@ -257,6 +257,58 @@ def test_void_is_refused_where_the_root_key_says_that_the_run_was_committed(kit)
     with pytest.raises(Refused, match="older than its runs"):
         ledger.void(reservation, "the wrong week", kit.keys)
     assert ledger.spent("all/0").epsilon > 0
+
+
+def _put_back_to_before_it_was_bound(kit, older):
+    """The run was reserved and bound, and trained perhaps; the ledger knows the first alone."""
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    for name in (unbound_key_name("monday", 1), reservation_key_name("monday", 1)):
+        kit.keys.create(name)
+    shutil.copytree(kit.ledger_uri, older)
+    kit_.bind(ledger, reservation, keys=kit.keys)
+    shutil.rmtree(kit.ledger_uri)
+    shutil.copytree(older, kit.ledger_uri)
+    return reservation
+
+
+def test_void_is_refused_where_a_key_says_that_the_run_was_bound(kit, tmp_path):
+    """It may have trained and been killed before it was committed: its root key is still there."""
+    reservation = _put_back_to_before_it_was_bound(kit, tmp_path / "older")
+    with pytest.raises(Refused, match="older than its runs"):
+        kit.open().void(reservation, "the wrong week", kit.keys)
+    assert kit.open().spent("all/0").epsilon > 0
+    assert kit.keys.exists(reservation_key_name("monday", 1))
+
+
+@pytest.mark.parametrize("inputs", ["inputs", "other inputs"])
+def test_a_ledger_older_than_the_training_binds_it_to_nothing(kit, tmp_path, inputs):
+    """To other data would be a second training, with noise of its own, for one charge."""
+    reservation = _put_back_to_before_it_was_bound(kit, tmp_path / "older")
+    with pytest.raises(Refused, match="older than its runs"):
+        kit_.bind(kit.open(), reservation, inputs, keys=kit.keys)
+    assert kit.open().attempt(reservation).bind is None
+
+
+def test_bind_that_is_killed_before_its_key_is_destroyed_is_done_again(kit):
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit.keys.create(unbound_key_name("monday", 1))
+    first = kit_.bind(ledger, reservation)  # no key store: as if killed
+    assert kit.keys.exists(unbound_key_name("monday", 1))
+    for _ in range(2):
+        assert kit_.bind(kit.open(), reservation, keys=kit.keys) == first
+        assert not kit.keys.exists(unbound_key_name("monday", 1))
+
+
+def test_a_trainer_that_has_not_read_the_bind_of_another_is_not_refused(kit):
+    late = kit.open()
+    ledger = kit.open()
+    reservation = ledger.reserve(run_id="monday", content=kit_.content())
+    kit.keys.create(unbound_key_name("monday", 1))
+    late.refresh()
+    first = kit_.bind(ledger, reservation, keys=kit.keys)
+    assert kit_.bind(late, reservation, keys=kit.keys) == first
 
 
 def test_a_voided_reservation_has_no_root_key_to_train_with(kit):

@@ -29,7 +29,9 @@ def convolution(model: ModelConfig, default: str = "none") -> Any:
     return standardized_convolution() if kind == "plain" else layers().Conv2D
 
 
-def group_norm(x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5) -> Any:
+def group_norm(
+    x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: float = 1e-5, **options: Any
+) -> Any:
     """Normalises each image by groups of its own channels; nothing where the groups are 0.
 
     Args:
@@ -38,6 +40,7 @@ def group_norm(x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: f
       name: of the layer.
       groups: what the backbone has where the configuration leaves it open.
       epsilon: under the root.
+      options: of the layer.
 
     Raises:
       ConfigError: the groups do not divide the channels.
@@ -50,7 +53,7 @@ def group_norm(x: Any, model: ModelConfig, name: str, groups: int, *, epsilon: f
             f"model.norm_groups={wanted} does not divide the {x.shape[-1]} channels of {name}; take"
             " a divisor, or 0 for no normalisation"
         )
-    return layers().GroupNormalization(groups=wanted, epsilon=epsilon, name=name)(x)
+    return layers().GroupNormalization(groups=wanted, epsilon=epsilon, name=name, **options)(x)
 
 
 def joined(branch: Any, shortcut: Any, model: ModelConfig, name: str, groups: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.config import ModelConfig
-from fedemb.embedding.backbones.blocks import embedding, layers
+from fedemb.embedding.backbones.blocks import embedding, group_norm, layers
 from fedemb.embedding.backbones.registry import backbone
 from fedemb.embedding.scattering import PATHS, scattering_layer
 from fedemb.embedding.whitened import whitened_layer
@@ -33,24 +33,15 @@ def _scattered(x: Any, model: ModelConfig) -> Any:
 def _normalised(x: Any, model: ModelConfig) -> Any:
     """Nine paths of a channel share a mean and a variance over the image, by default.
 
-    It takes no data but the image itself.
+    It takes no data but the image itself. Second-order paths are small: a larger epsilon would
+    flatten them.
 
     Raises:
       ConfigError: the groups do not divide the paths.
     """
-    paths = PATHS * model.channels
-    groups = paths // 9 if model.norm_groups is None else model.norm_groups
-    if groups == 0:
-        return x
-    if paths % groups:
-        raise ConfigError(
-            f"model.norm_groups={groups} does not divide the {paths} scattering paths; take a "
-            "divisor, or 0 for no normalisation"
-        )
-    # Second-order paths are small: a larger epsilon would flatten them.
-    return layers().GroupNormalization(
-        groups=groups, epsilon=1e-8, center=False, scale=False, name="scattering_norm"
-    )(x)
+    groups = PATHS * model.channels // 9
+    options = {"epsilon": 1e-8, "center": False, "scale": False}
+    return group_norm(x, model, "scattering_norm", groups, **options)
 
 
 @backbone("scatter_linear", mirrors=True)

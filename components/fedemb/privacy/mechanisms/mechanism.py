@@ -219,8 +219,8 @@ class MechanismPlan(MechanismConfig):
             _above("noise_multiplier", self.noise_multiplier)
             if self.grid_bits < GRID_BITS:
                 raise ConfigError(
-                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, where floating-point noise "
-                    "would show between the grid points"
+                    f"grid_bits={self.grid_bits} is below {GRID_BITS}, where records of a large "
+                    "net would be cut to a few digits"
                 )
         count_noise = 0.0
         if self.adaptive_clip is not None:

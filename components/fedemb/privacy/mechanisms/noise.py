@@ -9,8 +9,9 @@ parameters and 800 rounds, and float64 just below 1 has steps of 2^-53, which pu
 circles farther apart than the grid (docs/privacy/noise.md#normals). Here the tail ends at 13.3, a
 uniform is known by its distance from the nearer end, and it is coarser than the integer grid only
 below 2^-92, which bounds the distance from true normals rounded to the grid by
-`TOTAL_VARIATION_PER_NORMAL`. Not bounded, and named as a limitation: the last-bit rounding of
-float64 log, sqrt, sin and cos, some 2^-50 of the radius, against a grid of 2^-32 clips.
+`TOTAL_VARIATION_PER_NORMAL`. That is of exact arithmetic. Not bounded, and named as a limitation:
+float64 rounds log, sqrt, sin, cos and the normal itself, some 2^-50 of it. What leaves is rounded
+to float32, which spans 2^29 of those steps.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class ClippedSum:
     ) -> tuple[npt.NDArray[np.float64], float]:
         """Returns the noised sum of a round, float64 `[dim]`, and the clip of the next round.
 
+        The sum is to be rounded to float32 before it leaves (docs/privacy/noise.md#normals).
+
         Args:
           round_index: the round.
           sums: exact sums of records, begun with `zeros`.

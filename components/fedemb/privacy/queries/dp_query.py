@@ -75,13 +75,17 @@ class ClippedSumQuery(dp_query.SumAggregationDPQuery):
     def get_noised_result(
         self, sample_state: Record, global_state: GlobalState
     ) -> tuple[tf.Tensor, GlobalState, dpe.DpEvent]:
-        """Returns the noised sum, float64 `[dim]`, the next state and the event of the round."""
+        """Returns the noised sum, float32 `[dim]`, the next state and the event of the round.
+
+        Rounded as `Mechanism.aggregate` rounds what it releases: last digits of a float64 would
+        show which values its normals can have (docs/privacy/noise.md#normals).
+        """
         sums = [np.asarray(part, np.int64) for part in sample_state]
         result, clip = self._rule.noised(
             int(global_state.round_index), sums, float(global_state.l2_norm_clip)
         )
         state = GlobalState(tf.constant(clip, tf.float64), global_state.round_index + 1)
-        return tf.constant(result, tf.float64), state, self._plan.round_event
+        return tf.constant(result.astype(np.float32)), state, self._plan.round_event
 
 
 def normalized(query: dp_query.SumAggregationDPQuery, plan: MechanismPlan) -> Any:

@@ -30,7 +30,8 @@ class RoundOutput:
     """What a round releases; it becomes visible only when its record is created."""
 
     mean: npt.NDArray[np.float32]
-    """Noised sum / public normaliser, `[dim]`."""
+    """Noised sum / public normaliser, `[dim]`. That it is rounded to float32 is a part of the
+    protection, see docs/privacy/noise.md#normals."""
     event: dpe.DpEvent
     """Price of the round; unsupported where only the whole run has one."""
     sums_sha: str
