@@ -51,6 +51,8 @@ def dry_run(config: RunConfig, taken_over: Sequence[str], charged: bool) -> Iter
         if (planned := planned_series(config)) and planned[0] > 1:
             yield f"  all {planned[0]} planned runs together: epsilon {planned[1]:.4g}"
     yield f"budget: {'charged before; going on costs nothing' if charged else _budget(config)}"
+    if problem := _unsearched(config):
+        yield f"refused: {problem}"
 
 
 def check_images(config: RunConfig) -> None:
@@ -77,6 +79,14 @@ def refusal(config: RunConfig) -> str | None:
     """
     check_images(config)
     check_first_run(config)
+    if problem := _unsearched(config):
+        return problem
+    ledger = _begun(config)
+    return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
+
+
+def _unsearched(config: RunConfig) -> str | None:
+    """Why planted bugs that were not looked for stop the run; None: they do not."""
     try:
         record = read_record()
     except ArtifactError as error:
@@ -84,8 +94,7 @@ def refusal(config: RunConfig) -> str | None:
     problem = record_problem(record, privacy_code_digest())
     if problem and config.purpose == "release":
         return f"{problem}; run `make planted-bugs`, or set purpose: simulation"
-    ledger = _begun(config)
-    return None if ledger is None else would_admit(ledger, config, content_of(config))[1]
+    return None
 
 
 def _begun(config: RunConfig) -> Ledger | None:

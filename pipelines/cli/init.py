@@ -187,8 +187,8 @@ def _close(output: Path, bound: int, usable: int, units: str) -> None:
         )
     typer.echo(
         f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
-        f"fedemb run --config {output}. That is a simulation. For a model set purpose: release and "
-        "name --policy FOLDER: its first run fixes the policy's terms for life"
+        f"fedemb run --config {output} --policy FOLDER. That is a simulation, which costs nothing; "
+        "for a model set purpose: release. The first run fixes the policy's terms for life"
     )
 
 

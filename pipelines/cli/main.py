@@ -38,7 +38,7 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
+config_app = typer.Typer(help="Show and explain configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.command()(init)
 app.command()(check_data)

@@ -38,12 +38,11 @@ Profiles = Annotated[
     typer.Option("--profile", help="Profile that names the namespace; may be given often."),
 ]
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-FOLDER = Path("infra/schedules")
 
 
 @schedule_app.command()
 def plan(
-    folder: Folder = FOLDER,
+    folder: Folder,
     host: Host = None,
     namespace: Namespace = None,
     profile: Profiles = None,
@@ -63,7 +62,7 @@ def plan(
 
 @schedule_app.command()
 def apply(
-    folder: Folder = FOLDER,
+    folder: Folder,
     host: Host = None,
     namespace: Namespace = None,
     profile: Profiles = None,
@@ -91,7 +90,7 @@ def apply(
 
 @schedule_app.command()
 def diff(
-    folder: Folder = FOLDER,
+    folder: Folder,
     host: Host = None,
     namespace: Namespace = None,
     profile: Profiles = None,

@@ -73,9 +73,16 @@ def test_dry_run_says_what_would_run_and_cost_and_writes_nothing(tmp_path, capsy
     assert "train_dp_fedemb: would run\n" in said
     assert "differential privacy for one user" in said
     assert "a new ledger, which lets epsilon grow to 8, for this run alone" in said
+    assert "refused" not in said
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError):
         run(capsys, "run", "--dry-run", "--set", "mechanism.rounds=0")
+
+
+def test_dry_run_says_that_this_code_was_not_searched(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planted_bug_suite, "RECORD", tmp_path / "none.json")
+    said = run(capsys, "run", "--dry-run", "--runs", tmp_path / "runs")
+    assert "refused: the planted-bug suite was not run on this code" in said
 
 
 def test_dry_run_asks_a_lasting_ledger(tmp_path, capsys):

@@ -245,7 +245,7 @@ def _unsupported(
     wanted = "any accountant" if accountant == "auto" else f"the {accountant.upper()} accountant"
     return UnsupportedAccounting(
         f"{event} under {relation.name} is not covered by {wanted}; see the table in "
-        "docs/privacy/sensitivity.md for the pairs that are"
+        "docs/privacy/accounting.md for the pairs that are"
     )
 
 
