@@ -142,14 +142,13 @@ def submit(
     """Start one run of a compiled pipeline on a cluster."""
     from fedemb.documents.artifacts import json_digest
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.package import check_package, check_runs, run_arguments
+    from fedemb.pipelines.schedules.package import check_package, run_arguments
     from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
 
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
     loaded = load_config(config, set_ or [])
-    check_package(package)
-    check_runs(package, loaded)
+    check_package(package, config=loaded)
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
     plan = document(loaded)

@@ -24,13 +24,11 @@ from fedemb.errors import StorageError
 from fedemb.pipelines.schedules.load import Loaded
 from fedemb.pipelines.schedules.package import (
     check_package,
-    check_runs,
-    pipeline_name,
     resumed,
     run_arguments,
 )
 from fedemb.pipelines.schedules.schedule import as_utc
-from fedemb.pipelines.steps import PIPELINES
+from fedemb.pipelines.steps import PIPELINES, pipeline_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 
@@ -57,8 +55,8 @@ class Kubeflow:
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
-        pipeline_id, version_id = self._version(item.package, Version.of(item.package, item.config))
-        experiment_id = self._experiment(schedule.experiment or pipeline_name(item.package))
+        pipeline_id, version_id = self._version(item.package, item.config)
+        experiment_id = self._experiment(schedule.experiment or pipeline_of(item.config).name)
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
@@ -121,16 +119,15 @@ class Kubeflow:
           ConfigError: the package breaks a rule or does not run this task, or a store is not named.
           StorageError: the API does not answer or refuses.
         """
-        check_package(package)
-        check_runs(package, config)
+        check_package(package, config=config)
         arguments = run_arguments(config, beam_options)
         name = run_name(config, datetime.now(UTC))
-        experiment_id = self._experiment(experiment or pipeline_name(package))
+        experiment_id = self._experiment(experiment or pipeline_of(config).name)
         with tempfile.TemporaryDirectory() as folder:
             if resume is not None:
                 package = resumed(package, resume, Path(folder))
                 name = f"{name} (resumes {resume})"
-            pipeline_id, version_id = self._version(package, Version.of(package, config))
+            pipeline_id, version_id = self._version(package, config)
         with self._call():
             models = self._client.api_models
             wanted = models.V2beta1Run(
@@ -166,9 +163,9 @@ class Kubeflow:
             )
         }
 
-    def _version(self, package: Path, version: Version) -> tuple[str, str]:
+    def _version(self, package: Path, config: RunConfig) -> tuple[str, str]:
         """Id of the pipeline and of this version of it, uploaded if need be."""
-        pipeline = pipeline_name(package)
+        pipeline, version = pipeline_of(config).name, Version.of(package, config)
         pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():

@@ -13,7 +13,7 @@ from fedemb.config import RunConfig
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
-from fedemb.pipelines.schedules.package import check_package, check_runs, run_arguments
+from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
 
 
@@ -81,8 +81,7 @@ def load_schedule(file: Path) -> Loaded:
     source = schedule.config if preset else file.parent / schedule.config
     config = updated(load_config(source), schedule.overrides)
     package = file.parent / schedule.package.path
-    check_package(package, schedule.package.sha256)
-    check_runs(package, config)
+    check_package(package, schedule.package.sha256, config)
     _ = run_arguments(config, schedule.beam_options)
     return Loaded(schedule, config, package, cost_of(schedule, config))
 

@@ -11,7 +11,7 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
-from fedemb.pipelines.compile.rules import SECRET_VALUES, read_compiled
+from fedemb.pipelines.compile.rules import SECRET_VALUES, Spec, read_compiled
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.promised import BACKEND
@@ -19,11 +19,14 @@ from fedemb.promised import BACKEND
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 
 
-def check_package(package: Path, sha256: str | None = None) -> None:
-    """Checks a compiled pipeline against its pin and against the rules of compilation.
+def check_package(
+    package: Path, sha256: str | None = None, config: RunConfig | None = None
+) -> None:
+    """Checks a compiled pipeline against its pin, the rules of compilation and what it is to run.
 
     Raises:
-      ConfigError: missing, another file, or breaking a rule.
+      ConfigError: missing, another file, or breaking a rule; the pipeline of another task than the
+        configuration's, or its images train on another backend.
     """
     from fedemb.pipelines.compile.rules import violations
 
@@ -43,25 +46,17 @@ def check_package(package: Path, sha256: str | None = None) -> None:
         ) from None
     if problems:
         raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
+    if config is not None:
+        _check_runs(package.name, documents[0], config)
 
 
-def pipeline_name(package: Path) -> str:
-    """Name of the pipeline that was compiled."""
-    return read_compiled(package)[0]["pipelineInfo"]["name"]
-
-
-def check_runs(package: Path, config: RunConfig) -> None:
-    """Refuses a package that does not run a configuration: it would charge and then fail.
-
-    Raises:
-      ConfigError: it is the pipeline of another task, or its images train on another backend.
-    """
-    spec = read_compiled(package)[0]
+def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:
+    """Refuses a package that does not run a configuration: it would charge and then fail."""
     wanted, found = pipeline_of(config).name, spec["pipelineInfo"]["name"]
     if found != wanted:
         raise ConfigError(
-            f"package {package.name} is the pipeline {found}, and task={config.task} is run by "
-            f"{wanted}; compile it with `fedemb compile --pipeline {wanted}`"
+            f"package {name} is the pipeline {found}, and task={config.task} is run by {wanted}; "
+            f"compile it with `fedemb compile --pipeline {wanted}`"
         )
     backend = config.training.backend
     for executor in spec["deploymentSpec"]["executors"].values():
@@ -69,9 +64,9 @@ def check_runs(package: Path, config: RunConfig) -> None:
             if variable["name"] == BACKEND and variable["value"] != backend:
                 only = variable["value"]
                 raise ConfigError(
-                    f"the images of package {package.name} train on {only}, and training.backend "
-                    f"is {backend}; set training.backend: {only}, or compile it with the profile "
-                    "of the other one"
+                    f"the images of package {name} train on {only}, and training.backend is "
+                    f"{backend}; set training.backend: {only}, or compile it with the profile of "
+                    "the other one"
                 )
 
 

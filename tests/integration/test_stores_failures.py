@@ -138,7 +138,7 @@ def answering(monkeypatch, s3_environment):
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
 
     yield start

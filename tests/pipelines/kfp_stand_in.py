@@ -80,7 +80,7 @@ class KfpStandIn(ThreadingHTTPServer):
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> "KfpStandIn":
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

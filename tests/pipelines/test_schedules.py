@@ -81,7 +81,9 @@ def _kubeflow(kfp, namespace="team-a"):
 
 
 def _plan(kfp, folder, now=NOW, namespace="team-a"):
-    return reconcile.plan(_kubeflow(kfp, namespace), load_schedules(folder), now)
+    """Of a folder, or of schedules that were loaded before."""
+    loaded = load_schedules(folder) if isinstance(folder, Path) else folder
+    return reconcile.plan(_kubeflow(kfp, namespace), loaded, now)
 
 
 def _apply(kfp, folder, now=NOW, namespace="team-a"):
@@ -313,7 +315,7 @@ def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
 def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, profile, backends):
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.package import check_runs
+    from fedemb.pipelines.schedules.package import check_package
     from fedemb.pipelines.steps import pipeline_of
 
     for preset in ("quickstart", "dp_sgd_quickstart"):
@@ -323,12 +325,12 @@ def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, pro
         for backend in ("tensorflow", "jax"):
             chosen = config.updated({"training.backend": backend})
             if backend in backends:
-                check_runs(path, chosen)
+                check_package(path, config=chosen)
                 continue
             with pytest.raises(
                 ConfigError, match=r"train on jax.* is tensorflow; set training\.backend: jax"
             ):
-                check_runs(path, chosen)
+                check_package(path, config=chosen)
 
 
 def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
@@ -376,6 +378,10 @@ def test_whichever_call_fails_one_fires_at_most_and_what_fired_before_fires_stil
     folder, kfp, there, carried_out
 ):
     """Every call of an `apply` is made to fail in turn; the next `apply` heals what it left."""
+    _change(folder, "weekly")
+    older = load_schedules(folder)
+    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    newer = load_schedules(folder)
     failed = 0
     for at in range(1, 40):
         kfp.recurring.clear()
@@ -384,14 +390,12 @@ def test_whichever_call_fails_one_fires_at_most_and_what_fired_before_fires_stil
         kfp.experiments.clear()
         before = 0
         if there != "nothing":
-            _change(folder, "weekly")
-            _apply(kfp, folder)
+            _apply(kfp, older)
             before = 1
         if there == "a disabled one":
             next(iter(kfp.recurring.values()))["mode"] = "DISABLE"
             before = 0
-        _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
-        changes, kubeflow = _plan(kfp, folder, RUNNING), _kubeflow(kfp)
+        changes, kubeflow = _plan(kfp, newer, RUNNING), _kubeflow(kfp)
         kfp.fault = Fault(at, carried_out)
         try:
             reconcile.apply(kubeflow, changes, RUNNING)
@@ -400,11 +404,11 @@ def test_whichever_call_fails_one_fires_at_most_and_what_fired_before_fires_stil
             assert before <= len(kfp.enabled("team-a", "weekly")) <= 1, f"call {at}"
         done = kfp.fault.at > 0
         kfp.fault = None
-        _apply(kfp, folder, RUNNING)
+        _apply(kfp, newer, RUNNING)
         (run,) = kfp.enabled("team-a", "weekly")
         assert run["trigger"]["cron_schedule"]["cron"] == "0 0 4 * * 1"
         assert len(kfp.versions) == len(kfp.pipelines) == 1
-        assert _actions(_plan(kfp, folder, RUNNING)) == [("keep", "weekly")]
+        assert _actions(_plan(kfp, newer, RUNNING)) == [("keep", "weekly")]
         assert kfp.tick(RUNNING) == []
         if done:
             break

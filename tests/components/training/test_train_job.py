@@ -82,7 +82,7 @@ def api(pod):
 
     _ApiServer.answers, _ApiServer.calls = {}, []
     server = HTTPServer(("127.0.0.1", 0), _ApiServer)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
     def load():
         settings = client.Configuration()
