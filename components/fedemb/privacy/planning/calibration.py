@@ -52,22 +52,45 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
     # Both are quick and, but for targets below PLD's grid of losses, ask for a little too much.
     quick = _renyi_epsilon if supports(plan.event(), plan.relation, "rdp") else quick_epsilon
     high = _bracket(lambda log_noise: excess(log_noise, quick), target_epsilon, delta)
-    while excess(high) > 0:
+    while excess(math.log(enough := _printed(high))) > 0:
         high = _doubled(high, target_epsilon, delta)
-    low = high
-    while excess(low) <= 0 and low > math.log(_LEAST):
-        low, high = low - 0.1, low
-    root = low
-    if low < high and excess(low) > 0:
-        root = cast("float", brentq(excess, low, high, xtol=RELATIVE_TOLERANCE / 2))
-    noise = math.exp(root)
-    # Rounded up to four digits, so that the printed number is the one that was priced.
-    digits = 4 - math.ceil(math.log10(noise))
+    steep = (excess(high, quick) - excess(high - 0.02, quick)) / 0.02
+    return plan.replaced(noise_multiplier=_least(excess, enough, steep))
+
+
+def _least(excess: Callable[[float], float], enough: float, steep: float) -> float:
+    """The least noise that suffices, to `RELATIVE_TOLERANCE`; each price is dear, so few are asked.
+
+    Secant steps, halving where one leaves the bracket. The noise is rounded before it is priced, so
+    that the printed number is the one that was.
+
+    Args:
+      excess: log of epsilon / target at a logarithm of noise; falls, nearly on a line.
+      enough: noise that suffices.
+      steep: about how fast it falls there; from the second price on the prices say it.
+    """
+    left, short, sure = excess(math.log(enough)), _LEAST, False
     while True:
-        noise = math.ceil(noise * 10**digits) / 10**digits
-        if excess(math.log(noise)) <= 0:
-            return plan.replaced(noise_multiplier=noise)
-        noise = min(noise * (1 + RELATIVE_TOLERANCE / 2), MOST_NOISE)
+        root = math.log(enough) - left / min(max(steep, -4.0), -0.5)
+        noise = _printed(root + RELATIVE_TOLERANCE / 4)
+        if not short < noise < enough:
+            noise = _printed((math.log(short) + math.log(enough)) / 2)
+        least = max(root if sure else -math.inf, math.log(short))
+        if noise >= enough or math.log(enough) - least < RELATIVE_TOLERANCE:
+            return enough
+        found, sure = excess(math.log(noise)), True
+        steep = (found - left) / (math.log(noise) - math.log(enough))
+        if found > 0:
+            short = noise
+        else:
+            enough, left = noise, found
+
+
+def _printed(log_noise: float) -> float:
+    """The noise, rounded up to four digits."""
+    noise = min(math.exp(log_noise), MOST_NOISE)
+    digits = 4 - math.ceil(math.log10(noise))
+    return min(math.ceil(noise * 10**digits) / 10**digits, MOST_NOISE)
 
 
 def _epsilon(event: dpe.DpEvent, relation: NeighboringRelation, delta: float) -> float:
