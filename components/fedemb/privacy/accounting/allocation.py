@@ -133,11 +133,12 @@ def _folded(absent: Doubles, last: Doubles, edges: Doubles, steps: int, largest:
     """Chernoff's bound on the chance of a sum beyond the grid, and the rounding of transforms."""
     used = np.flatnonzero(absent + last)
     values, reach = edges[used], float(edges[-1])
+    chances = np.stack([absent[used], last[used]])
     bounds, step = [0.0], np.exp(values / largest)
     powers = np.ones_like(step)
     for slope in np.arange(1, 40) / largest:
         powers *= step  # exp(slope * values)
-        moment = math.log(float(absent[used] @ powers)) * (steps - 1)
-        moment += math.log(float(last[used] @ powers))
+        others, one = chances @ powers
+        moment = (steps - 1) * math.log(others) + math.log(one)
         bounds.append(moment - slope * reach)
     return math.exp(min(bounds)) + _ROUNDING
