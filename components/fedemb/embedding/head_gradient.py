@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -75,16 +76,10 @@ class HeadGradientFunction:
     def slabs(self, units: Iterable[UnitFeatures], round_index: int) -> Iterator[Any]:
         """Packs the units of a round, some at a time; those without images contribute nothing."""
         del round_index  # nothing here is random
-        waiting: list[UnitFeatures] = []
-        for unit in units:
-            if not len(unit):
-                continue
-            waiting.append(unit)
-            if len(waiting) == self._chunk:
-                yield self._pack(waiting)
-                waiting = []
-        if waiting:
-            yield self._pack(waiting)
+        waiting = iter(units)
+        while taken := list(islice(waiting, self._chunk)):
+            if filled := [unit for unit in taken if len(unit)]:
+                yield self._pack(filled)
 
     def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of images, and their weights in the mean of their unit, both `[units, images]`."""
