@@ -62,7 +62,9 @@ def privacy_code_digest() -> str:
     """
     rooms = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
     sources = [*rooms, ROOT / "backend.py"]
-    return json_digest({**_locks(), **{_name(path): _tree_digest(path) for path in sources}})
+    return json_digest(
+        {**_locks(), **{_name(path): _tree_digest(path.read_bytes()) for path in sources}}
+    )
 
 
 @cache
@@ -104,8 +106,9 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def _tree_digest(path: Path) -> str:
-    tree = ast.parse(path.read_bytes())
+@cache
+def _tree_digest(source: bytes) -> str:
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
