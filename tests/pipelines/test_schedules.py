@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fedemb.documents.artifacts import file_digest, json_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
+from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import reconcile
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
 from fedemb.pipelines.schedules.load import load_schedule, load_schedules
@@ -314,7 +315,6 @@ def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
 )
 def test_a_backend_that_the_trainers_images_do_not_have_is_refused(tmp_path, profile, backends):
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-    from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules.package import check_package
     from fedemb.pipelines.steps import pipeline_of
 
@@ -668,6 +668,10 @@ def test_submit_checks_then_starts_one_run_each_time(folder, kfp):
     bare = loaded.config.updated({"storage.keys": None})
     with pytest.raises(ConfigError, match=r"storage\.keys"):
         _kubeflow(kfp).submit(loaded.package, bare, experiment="glyphs")
+    other = load_config("dp_sgd_quickstart", [])
+    with pytest.raises(ConfigError, match="is run by dp-sgd"):
+        _kubeflow(kfp).submit(loaded.package, other, experiment="glyphs")
+    assert len(kfp.runs) == 2
 
 
 def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):

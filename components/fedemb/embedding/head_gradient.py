@@ -31,6 +31,7 @@ from fedemb.privacy.queries.product_sum import (
 _CHUNK_BYTES = 4 << 20
 """Features of one matrix product, as float64: about what a core's cache holds."""
 SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of packed units: their sum, int64 `[dim]`, norms and mean losses, `[units]`. Raw."""
 
 
 class HeadGradientFunction:
@@ -123,7 +124,7 @@ class HeadGradientFunction:
         return whole_weights(weights.reshape(self._rows, self._classes))
 
     def _sum(self, head: Any, images: np.ndarray, shares: np.ndarray) -> SlabSum:
-        """The clipped sum of packed units, int64 `[dim]`; their norms and mean losses."""
+        """The clipped sum of packed units."""
         features = Features(images["mantissas"].astype(np.float64), images["scale"])
         errors, losses = self._errors(head, features, images["label"], shares)
         summed, norms = clipped_product_sum(

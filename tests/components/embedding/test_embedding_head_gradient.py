@@ -184,6 +184,18 @@ def test_units_of_any_number_of_images_are_summed_exactly_however_many_are_sampl
     np.testing.assert_array_equal(found, np.sum(alone, axis=0))
 
 
+def test_units_without_images_leave_the_others_in(monkeypatch):
+    """However many of them come at once, more than are packed at once too."""
+    classifier, function = _function(0.5)
+    units = _features(classifier, _units())
+    weights, wanted = function.initial_weights(), function(function.initial_weights(), units, 0)
+    monkeypatch.setattr(function, "_chunk", 2)
+    mixed = [*units[:1], *5 * [units[0][:0]], *units[1:], units[0][:0]]
+    found = function(weights, mixed, 0)
+    np.testing.assert_array_equal(found.sample_state[0], wanted.sample_state[0])
+    assert len(found.clients) == len(units)
+
+
 def test_logits_have_the_same_bits_alone_and_in_a_batch():
     random = np.random.default_rng(1)
     values = random.normal(size=(33, 500)).astype(np.float32)

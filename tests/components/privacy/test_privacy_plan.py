@@ -21,6 +21,7 @@ from fedemb.privacy.accounting.sampler_share import sampler_delta
 from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
+from fedemb.privacy.planning import calibration
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
 from fedemb.privacy.planning.tuning import conditions, price_tuning
@@ -446,10 +447,38 @@ def test_mechanism_that_rdp_does_not_price_is_calibrated_too(kind):
     assert 0.98 * target <= price(found.event(), found.relation, 1e-5).epsilon <= target
 
 
+@pytest.mark.parametrize("steep", [-1000.0, -1.5, 0.0])
+@pytest.mark.parametrize("bend", [-0.3, 0.0, 0.3, 2.0])
+@pytest.mark.parametrize("start", [0.004, 0.03, 0.4, 3.0])
+def test_search_ends_at_noise_that_suffices_and_is_nearly_the_least(start, bend, steep):
+    """Of any curve that falls, and however wrong the first guess of its slope is."""
+    for least in (0.07, 0.8331, 3.49, 41234.5):
+        asked = []
+
+        def excess(log_noise, least=least, asked=asked):
+            asked.append(log_noise)
+            apart = log_noise - math.log(least)
+            return -apart - bend * math.expm1(apart) if bend > 0 else -apart * math.exp(bend)
+
+        noise = calibration._least(excess, least * math.exp(start), steep)
+        assert least <= noise <= least * 1.002
+        assert len(asked) < 40
+
+
+@pytest.mark.parametrize("target", [0.9, 3.8])
+def test_calibrated_noise_suffices_and_hardly_less_does(target):
+    found = with_target_epsilon(make_plan("poisson_gaussian", rounds=20), target, 1e-6)
+    less = found.replaced(noise_multiplier=found.noise_multiplier / 1.003)
+    enough, short = (price(p.event(), p.relation, 1e-6).epsilon for p in (found, less))
+    assert enough <= target < short
+
+
 def test_calibration_ends_below_the_grid_of_losses():
     plan = make_plan(rounds=20, sampling_probability=0.02)
     found = with_target_epsilon(plan, 1e-4, 1e-6)
-    assert price(found.event(), found.relation, 1e-6).epsilon <= 1e-4
+    less = found.replaced(noise_multiplier=found.noise_multiplier / 1.05)
+    least = price(less.event(), less.relation, 1e-6).epsilon
+    assert price(found.event(), found.relation, 1e-6).epsilon <= 1e-4 < least
     with pytest.raises(ConfigError, match=r"no noise_multiplier up to 1e\+06"):
         with_target_epsilon(make_plan(rounds=10_000), 1e-6, 1e-9)
 

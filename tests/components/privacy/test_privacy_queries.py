@@ -494,6 +494,7 @@ def test_queries_follow_the_protocol_step_by_step():
     result, state, event = q.get_noised_result(q.merge_sample_states(sums, sums), state)
     assert event == m.plan.round_event
     assert int(state.numerator_state.round_index) == 1
+    assert result.dtype == tf.float32, "a float64 shows which values its normals can have"
     expected = mechanism().aggregate(0, tuple(2 * part for part in sums)).mean
     np.testing.assert_array_equal(result.numpy().astype(np.float32), expected)
 

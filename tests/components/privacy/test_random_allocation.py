@@ -66,6 +66,22 @@ def test_a_coarser_grid_costs_more_and_never_less(monkeypatch, with_unit):
     assert np.all(np.array(deltas(1e-4)) > finest + ndtr(-3.0)), "what was cut off is lost"
 
 
+@pytest.mark.parametrize("chance", [0.02, 0.3, 0.9])
+def test_what_lies_beyond_the_grid_is_bounded_from_above(chance):
+    """Of sums of coins, whose tail is known: nineteen of one kind and one of another."""
+    steps, reach = 20, 15
+    edges = np.arange(reach + 1, dtype=np.float64)
+    absent, last = np.zeros(reach), np.zeros(reach)
+    absent[:2], last[:2] = (0.8, 0.2), (1 - chance, chance)
+    beyond = stats.binom(steps - 1, 0.2).sf
+    exact = (1 - chance) * beyond(reach - 1) + chance * beyond(reach - 2)
+    for largest in (1.0, 2.0, 8.0):
+        bound = allocation._folded(absent, last, edges, steps, largest)
+        assert exact <= bound
+    bound = allocation._folded(absent, last, edges, steps, 2.0)
+    assert exact <= bound < 20 * exact
+
+
 def test_one_round_an_epoch_is_the_plain_gaussian():
     event = dpe.SelfComposedDpEvent(RandomAllocationDpEvent(1, dpe.GaussianDpEvent(4.0)), 4)
     plain = dpe.GaussianDpEvent(2.0)
