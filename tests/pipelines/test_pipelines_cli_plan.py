@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import pytest
 import typer
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.run.load_config import load_config, overridden
+from fedemb.privacy.planning import frontier
 
 app = typer.Typer()
 app.command()(plan)
@@ -219,8 +221,9 @@ def test_a_simulation_without_a_batch_to_scale_is_refused_and_nothing_written(tm
     assert not path.exists()
 
 
-def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path):
+def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path, monkeypatch):
     """Batch x rounds / units a second, in the table and in the JSON."""
+    monkeypatch.setattr(frontier, "upper_bound", cache(frontier.upper_bound))  # drawn three times
     arguments = ["--mechanism", "poisson_gaussian", "--population", "2000"]
     arguments += ["--users-per-client", "1", "--clients-per-round", "200", "--rounds", "20"]
     arguments += ["--target-epsilon", "0.5", "--delta", "1e-4", "--frontier"]

@@ -18,6 +18,7 @@ from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, Tra
 from fedemb.embedding.augmentation import augment, stateless_draws
 from fedemb.embedding.backbones import with_bfloat16
 from fedemb.embedding.client_draws import glorot_head
+from fedemb.embedding.gradient_sums import gradients_summed_in_order
 from fedemb.embedding.losses import build_loss, contrastive_loss, penalized
 from fedemb.embedding.preprocessing import preprocess
 
@@ -75,7 +76,7 @@ def minimize(
     slots = [tf.Variable(tf.zeros_like(v), trainable=False) for v in [*weights, *heads]]
     pixels, classes = tf.constant(images), tf.constant(labels, tf.int32)
 
-    @tf.function
+    @tf.function(autograph=False)
     def epoch(order: Any, first: Any, seed: Any) -> Any:
         def step(index: Any, total: Any) -> tuple[Any, Any]:
             chosen = tf.slice(order, [index * batch_size], [batch_size])
@@ -95,9 +96,10 @@ def minimize(
                     seed + tf.cast(tf.stack([0, index]), tf.int64),
                 )
                 value = penalized(value, backbone.trainable_variables, current)
-            gradients: Any = tape.gradient(
-                value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
+            with gradients_summed_in_order():
+                gradients: Any = tape.gradient(
+                    value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
+                )
             for variable, slot, gradient in zip([*weights, *heads], slots, gradients, strict=True):
                 decay = weight_decay if len(variable.shape) > 1 else 0.0
                 tf.raw_ops.ResourceApplyMomentum(

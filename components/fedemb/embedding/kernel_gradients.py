@@ -115,4 +115,4 @@ def _products() -> Any:
         shape = [units, *kernel, depth, gradients.shape[4]]
         return tf.reshape(tf.stack(taken, axis=1), shape)
 
-    return tf.function(gradients_of_kernels, jit_compile=True)
+    return tf.function(gradients_of_kernels, jit_compile=True, autograph=False)

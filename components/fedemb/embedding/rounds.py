@@ -20,6 +20,7 @@ from jaxtyping import Float32
 
 from fedemb.config import LocalTrainingConfig
 from fedemb.embedding.client_draws import LocalData, glorot_head, local_data, no_data
+from fedemb.embedding.gradient_sums import gradients_summed_in_order
 from fedemb.embedding.local_training import Worker, train_client
 from fedemb.embedding.objective import Objective
 from fedemb.embedding.server import MeanStep, ServerRule
@@ -240,6 +241,7 @@ class ParallelRounds(SlabRounds):
                 [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
                 _specs(mechanism.sample_params()),
             ],
+            autograph=False,  # nothing to convert, and looking for it is a third of tracing
         )
 
     @abstractmethod
@@ -271,7 +273,7 @@ class ParallelRounds(SlabRounds):
 
         done, statistics = [], []
         for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
-            with tf.device(device):
+            with tf.device(device), gradients_summed_in_order():
                 summed, rows = self._loop(number, broadcast, share, states[number], parameters)
             done.append(summed)
             statistics.append(rows)
@@ -399,7 +401,7 @@ class RoundFunction(ClientRounds, ParallelRounds):
             update, losses = train_client(objective, worker, broadcast, data)
             record = query.preprocess_record(parameters, update)
             state = query.accumulate_preprocessed_record(state, record)
-            norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(part)) for part in update]))
+            norm = tf.sqrt(tf.reduce_sum([tf.reduce_sum(tf.square(part)) for part in update]))
             row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
             return index + 1, state, rows.write(index, row)
 

@@ -176,7 +176,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
         import tensorflow as tf
 
         shapes = self._hold(classifier, config, variables)
-        self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles)
+        self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles, autograph=False)
         images = config.images_per_unit
         super().__init__(
             shapes,

@@ -1,5 +1,7 @@
 """DP-FedEmb on JAX: the records of TensorFlow, and bits that depend on nobody else."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -31,48 +33,61 @@ def _function(backbone, variant, clip):
 
 
 @pytest.fixture(scope="module")
-def records():
-    """Clip and records of each variant, on TensorFlow; half of them are clipped."""
-    backbone, found = build_backbone(MODEL, 1), {}
-    for variant in VARIANTS:
+def backbone():
+    return build_backbone(MODEL, 1)
+
+
+@pytest.fixture(scope="module")
+def records(backbone):
+    """A clip and the records of a variant, on TensorFlow; half of them are clipped."""
+
+    @cache
+    def of(variant):
         probe = _function(backbone, variant, 1.0)
         first = probe(probe.initial_weights(), clients(), ROUND)
         clip = float(np.median(first.clients[:, 0]))
         function = _function(backbone, variant, clip)
         weights = function.initial_weights()
-        found[f"clip_{variant}"] = clip
-        found[f"records_{variant}"] = np.stack(
-            [function(weights, [client], ROUND).sample_state[0] for client in clients()]
-        )
-        if variant == "joint":
-            found["statistics"] = first.clients
-    return backbone, found
+        made = [function(weights, [client], ROUND).sample_state[0] for client in clients()]
+        return {
+            f"clip_{variant}": clip,
+            f"records_{variant}": np.stack(made),
+            f"statistics_{variant}": first.clients,
+        }
+
+    return of
 
 
 @pytest.fixture(scope="module")
-def folder(records, tmp_path_factory):
-    folder, (backbone, arrays) = tmp_path_factory.mktemp("clients"), records
-    np.savez(folder / "records.npz", **arrays)
-    save_backbone(backbone, folder / "backbone.keras")
-    return folder
+def written(backbone, records, tmp_path_factory):
+    """Writes a folder with the records of some variants."""
+
+    def written(variants):
+        folder = tmp_path_factory.mktemp("clients")
+        arrays = {name: part for variant in variants for name, part in records(variant).items()}
+        np.savez(folder / "records.npz", **arrays)
+        save_backbone(backbone, folder / "backbone.keras")
+        return folder
+
+    return written
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def found(written):
     """What a process on JAX says of the same clients."""
-    return said_on_jax("jax_clients", "sound", folder)
+    return said_on_jax("jax_clients", "sound", written(QUICK))
 
 
 @pytest.fixture(scope="module")
-def other(folder):
+def other(written):
     """What another says of other devices, precisions and clips."""
-    return said_on_jax("jax_clients", "other", folder)
+    return said_on_jax("jax_clients", "other", written(VARIANTS))
 
 
 @pytest.fixture(scope="module")
-def faulty(folder):
+def faulty(written):
     """What another says where a fault is planted."""
-    return said_on_jax("jax_clients", "faulty", folder)
+    return said_on_jax("jax_clients", "faulty", written(QUICK))
 
 
 def test_sound_rounds_are_not_refused(found):
@@ -91,7 +106,7 @@ def test_other_ways_to_train_give_the_records_of_tensorflow(other, variant):
 
 
 def test_statistics_are_those_of_tensorflow(found, records):
-    np.testing.assert_allclose(found["statistics"], records[1]["statistics"], rtol=1e-4)
+    np.testing.assert_allclose(found["statistics"], records("joint")["statistics_joint"], rtol=1e-4)
 
 
 def test_a_record_has_the_same_bits_at_any_place_and_beside_any_neighbour(found):

@@ -1,0 +1,84 @@
+"""Gradients are added up in one order: what TensorFlow runs holds no sum that takes any."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from fedemb.config import LocalTrainingConfig, ModelConfig, UnitGradientConfig
+from fedemb.embedding import rounds
+from fedemb.embedding.backbones import build_backbone, trainable_variables
+from fedemb.embedding.gradient_sums import ANY_ORDER, gradients_summed_in_order
+from fedemb.embedding.rounds import RoundFunction
+from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+
+
+def _function(kind):
+    """A round of a net whose activations and kernels each have three gradients or more."""
+    plan = NotPrivate(
+        rounds=10,
+        l2_norm_clip=1.0,
+        noise_multiplier=0.0,
+        virtual_clients=40,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+    model = ModelConfig(
+        backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")
+    )
+    net = build_backbone(model, 1)
+    if kind == "clients":
+        return RoundFunction(net, mechanism, LocalTrainingConfig())
+    variables = trainable_variables(net, "all")
+    return UnitGradientFunction(net, mechanism, UnitGradientConfig(), variables=variables)
+
+
+def _sums_in_any_order(function):
+    """How many there are after TensorFlow's optimizer of graphs, bodies of loops included."""
+    import tensorflow as tf
+    from tensorflow.python.grappler import tf_optimizer
+
+    graph = function.get_concrete_function().graph
+    found = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    for output in tf.nest.flatten(graph.structured_outputs):
+        found.collection_def["train_op"].node_list.value.append(output.name)
+    optimized = tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), found)
+    nodes = [*optimized.node, *(n for f in optimized.library.function for n in f.node_def)]
+    assert any(node.op == "AddN" for node in nodes)
+    terms = [
+        len([name for name in node.input if not name.startswith("^")])
+        for node in nodes
+        if node.op == "AddN"
+    ]
+    return sum(count > ANY_ORDER for count in terms)
+
+
+@pytest.mark.parametrize("kind", ["clients", "units"])
+def test_no_sum_of_a_round_takes_its_terms_in_any_order(kind):
+    assert _sums_in_any_order(_function(kind)._train) == 0
+
+
+@pytest.mark.parametrize("kind", ["clients", "units"])
+def test_planted_gradients_left_to_tensorflow_are_seen(kind, monkeypatch):
+    monkeypatch.setattr(rounds, "gradients_summed_in_order", nullcontext)
+    assert _sums_in_any_order(_function(kind)._train) > 5
+
+
+def test_gradients_are_those_of_tensorflow_and_the_usual_sum_is_back_afterwards():
+    import tensorflow as tf
+
+    x = tf.constant(np.random.default_rng(0).normal(size=100).astype(np.float32))
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = tf.reduce_sum(x * x + tf.sin(x) + tf.exp(x) * tf.cos(x))
+        return tape.gradient(value, x)
+
+    usual = gradient()
+    with gradients_summed_in_order():
+        assert np.allclose(gradient(), usual, rtol=1e-6)
+    assert np.array_equal(gradient(), usual)
