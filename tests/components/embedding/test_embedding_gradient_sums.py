@@ -5,18 +5,23 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from fedemb.config import LocalTrainingConfig, ModelConfig, UnitGradientConfig
+from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig, UnitGradientConfig
 from fedemb.embedding import rounds
 from fedemb.embedding.backbones import build_backbone, trainable_variables
+from fedemb.embedding.central import train_supervised
 from fedemb.embedding.gradient_sums import ANY_ORDER, gradients_summed_in_order
 from fedemb.embedding.rounds import RoundFunction
 from fedemb.embedding.unit_gradient import UnitGradientFunction
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
+MODEL = ModelConfig(
+    backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")
+)
+"""Three gradients or more meet at its activations and kernels."""
+
 
 def _function(kind):
-    """A round of a net whose activations and kernels each have three gradients or more."""
     plan = NotPrivate(
         rounds=10,
         l2_norm_clip=1.0,
@@ -26,10 +31,7 @@ def _function(kind):
         sampling_probability=0.5,
     )
     mechanism = build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
-    model = ModelConfig(
-        backbone="resnet8_ws", image_size=8, channels=3, embedding_dim=16, classes=tuple("abc")
-    )
-    net = build_backbone(model, 1)
+    net = build_backbone(MODEL, 1)
     if kind == "clients":
         return RoundFunction(net, mechanism, LocalTrainingConfig())
     variables = trainable_variables(net, "all")
@@ -65,6 +67,29 @@ def test_no_sum_of_a_round_takes_its_terms_in_any_order(kind):
 def test_planted_gradients_left_to_tensorflow_are_seen(kind, monkeypatch):
     monkeypatch.setattr(rounds, "gradients_summed_in_order", nullcontext)
     assert _sums_in_any_order(_function(kind)._train) > 5
+
+
+def test_training_without_privacy_adds_them_in_one_order_too(monkeypatch):
+    from tensorflow.python.eager import backprop
+
+    usual, terms = backprop._aggregate_grads, []
+    monkeypatch.setattr(
+        backprop, "_aggregate_grads", lambda given: terms.append(len(given)) or usual(given)
+    )
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+    train_supervised(
+        build_backbone(MODEL, 1),
+        images,
+        np.arange(8) % 2,
+        loss=LossConfig(),
+        augmentation=None,
+        seed=0,
+        epochs=1,
+        batch_size=4,
+        learning_rate=0.1,
+        momentum=0.9,
+    )
+    assert 0 < max(terms) <= ANY_ORDER
 
 
 def test_gradients_are_those_of_tensorflow_and_the_usual_sum_is_back_afterwards():
