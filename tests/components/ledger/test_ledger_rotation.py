@@ -126,6 +126,25 @@ def test_retired_owner_rotates_and_waives_nothing_more(kit):
         kit.reader()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key_id": "0" * 64},
+        {"key_id": "f" * 64},
+        {"role": "ledgers"},
+        {"generation": 0},
+        {"generation": True},
+        {"generation": 1.0},
+    ],
+    ids=str,
+)
+def test_a_trusted_key_fits_its_id_and_has_a_known_role(changes):
+    key = vars(Signer("ledger", b"1" * 32, 1).trusted())
+    TrustStore([TrustedKey(**key)])
+    with pytest.raises(SignatureInvalid, match="unknown role or does not fit"):
+        TrustStore([TrustedKey(**{**key, **changes})])
+
+
 @pytest.mark.parametrize("who", ["a stranger", "the ledger's key"])
 def test_only_the_policy_owner_names_keys(kit, who):
     new = vars(Signer("ledger", b"1" * 32, 2).trusted())
