@@ -74,6 +74,12 @@ events = st.recursive(
 )
 
 
+def test_a_guarantee_names_the_rounds_of_its_event_or_those_it_is_told():
+    event = group_event(0.1, 4.0, 7)
+    assert price(event, Relation.REPLACE_ONE, 1e-5).rounds == 7
+    assert price(event, Relation.REPLACE_ONE, 1e-5, rounds=5).rounds == 5
+
+
 @given(event=events)
 def test_every_event_survives_json(event):
     assert event_from_json(event_to_json(event)) == event
@@ -101,6 +107,7 @@ def test_events_with_bad_numbers_are_refused_in_both_directions(value):
         {"type": "self_composed", "count": 0, "event": {"type": "no_op"}},
         {"type": "self_composed", "count": 1.5, "event": {"type": "no_op"}},
         {"type": "poisson_sampled", "sampling_probability": 1.1, "event": {"type": "no_op"}},
+        {"type": "poisson_sampled", "sampling_probability": 0.0, "event": {"type": "no_op"}},
     ],
 )
 def test_what_we_did_not_write_is_refused(value):

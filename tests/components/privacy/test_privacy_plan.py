@@ -5,6 +5,7 @@ import json
 import math
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
@@ -330,9 +331,12 @@ def test_unusable_blt_parameters_are_refused(decay, scale):
         toeplitz.check(decay, scale)
 
 
-def test_increasing_coefficients_are_refused():
-    with pytest.raises(ConfigError, match="non-increasing"):
-        toeplitz.sensitivity(toeplitz.coefficients((0.5,), (1.5,), 4), 1, 1)
+@pytest.mark.parametrize(
+    "column", [toeplitz.coefficients((0.5,), (1.5,), 4), np.array([1.0, -0.5]), np.array([-1.0])]
+)
+def test_coefficients_that_increase_or_are_negative_are_refused(column):
+    with pytest.raises(ConfigError, match="non-negative and non-increasing"):
+        toeplitz.sensitivity(column, 1, 1)
 
 
 @pytest.mark.slow
