@@ -107,6 +107,18 @@ def test_planted_sum_over_images_is_found_out():
     assert moved_furthest(1.0, each) > 3.9
 
 
+@pytest.mark.parametrize(("images", "fits"), [(8, True), (9, False)])
+def test_a_sum_that_might_not_be_exact_is_refused(images, fits):
+    """Whole numbers of up to 50 bits: eight of them stay below 2^53."""
+    features, labels = np.ones((images, 1, 2)), np.zeros((images, 1), np.int64)
+    options = {"classes": CLASSES, "grid_bits": 50, "feature_norm": 1.0, "label_weight": 1.0}
+    if fits:
+        moments.moment_sum(features, labels, **options)
+    else:
+        with pytest.raises(ConfigError, match="too many for one exact sum"):
+            moments.moment_sum(features, labels, **options)
+
+
 def test_units_that_are_not_finite_add_nothing():
     for unit in (1, 2, 3):
         assert not summed([unit], 1.0).any()

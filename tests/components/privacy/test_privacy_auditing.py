@@ -257,6 +257,14 @@ def test_noise_floor_lies_between_a_run_and_the_same_run_without_noise():
     assert 0.7 * alone < floor.length(22_710) < alone
 
 
+def test_noise_floor_takes_as_many_contributions_as_there_can_be():
+    """How many units there are is private; virtual clients are as many as the plan says."""
+    units = make_plan("poisson_gaussian")
+    assert floor_of(units).contributions == units.most_contributions
+    groups = make_plan(rounds=30, virtual_clients=1000, sampling_probability=0.01)
+    assert groups.normaliser < floor_of(groups).contributions < 0.1 * groups.most_contributions
+
+
 def test_noise_floor_of_long_sums_is_the_noise_of_the_last_rounds():
     """Data may then cancel whatever noise came before: the quickstart's 180 clients a round."""
     plan = make_plan(rounds=30, noise_multiplier=0.83, virtual_clients=900)
