@@ -5,8 +5,8 @@ Which one that is depends on how far other operations have come, so that of thre
 sum differs in its last bits from run to run wherever operations run side by side: kernels that are
 standardised, activations that go to three layers. A record must depend on nothing but its unit.
 
-What adds gradients up is known to TensorFlow alone; its version is pinned, and a test holds this
-module against the bits of many runs.
+Only TensorFlow knows what adds gradients up; its version is pinned, and a test looks for `AddN` in
+what its optimizer leaves of a round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-ANY_ORDER = 2
+_ANY_ORDER = 2
 """Terms up to which the order does not matter."""
 
 
@@ -37,7 +37,7 @@ def _summed(gradients: Sequence[Any]) -> Any:
     import tensorflow as tf
     from tensorflow.python.eager import backprop
 
-    if len(gradients) <= ANY_ORDER or not all(isinstance(g, tf.Tensor) for g in gradients):
+    if len(gradients) <= _ANY_ORDER or not all(isinstance(g, tf.Tensor) for g in gradients):
         return backprop._aggregate_grads(gradients)
     total, *rest = gradients
     while rest:
