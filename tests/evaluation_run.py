@@ -4,6 +4,7 @@ Identities are random blobs; an image is its identity's blob, shifted and noised
 averages over places tells them apart badly, one that keeps the pixels tells them apart well.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from fedemb.config import RunConfig
 from fedemb.data.pixels import encode_png
 from fedemb.data.records import UserRecord, encode_user
 from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
-from fedemb.documents.artifacts import file_digest, write_json
-from fedemb.documents.document import Document
+from fedemb.documents.artifacts import file_digest, tree_digest, write_json
+from fedemb.documents.document import Document, read
 from fedemb.documents.model import ModelCard
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import Commitments, UsersManifest
-from fedemb.keys import open_key_store
+from fedemb.keys import commit_to_people, commitment_key, open_key_store
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import read_reservation
 from fedemb.step_context import StepContext
@@ -133,7 +134,8 @@ class FinishedRun:
         reserved = read_reservation(context.artifacts.reservation)
         ledger, keys = context.writable_ledger, context.keys
         digests = dict.fromkeys(("inputs_sha", "private_root"), "a" * 64)
-        ledger.bind(reserved, commitments={"users": "b" * 64}, **digests)
+        commitments = self.commitments(settings, run_id)
+        ledger.bind(reserved, commitments=commitments, **digests)
         ledger.commit(
             reserved,
             rounds_started=settings.mechanism.rounds,
@@ -142,6 +144,42 @@ class FinishedRun:
             signer=Signer.load_or_create(keys, "trainer"),
             keys=keys,
         )
+
+    def commitments(self, settings: RunConfig, run_id: str = RUN_ID) -> dict[str, str]:
+        """What partition_users says of both folders; of one that was not written, nothing true."""
+        keys = open_key_store(str(self.root / "keys"))
+        key = commitment_key(keys, settings.policy.policy_id)
+        return {
+            people: commit_to_people(key, run_id, 1, tree_digest(self.private / people))
+            for people in ("users", "evaluation")
+        }
+
+    def replace(self, people: str, users: int) -> None:
+        """The same run with other people in one folder: partitioned, reserved and bound again."""
+        shutil.rmtree(self.private / people)
+        write_users(self.private / people, users)
+        card = read(self.root / "model" / "model.json", ModelCard).body
+        for store in ("ledger", "keys"):
+            shutil.rmtree(self.root / store)
+        self.finish(config(), card)
+
+    def finish(self, settings: RunConfig, card: ModelCard) -> None:
+        """Reserves and commits the run, and signs what its steps signed."""
+        sha = "0" * 64
+        self.reserve(settings)
+        users = UsersManifest(
+            run_id=RUN_ID,
+            config_sha=sha,
+            reservation_sha=sha,
+            virtual_clients=4,
+            groupings=1,
+            blocks=["all/0"],
+            image_size=SIZE,
+            channels=1,
+            commitments=Commitments(**self.commitments(settings)),
+        )
+        self.sign(self.root / "users.json", users)
+        self.sign(self.root / "model" / "model.json", card)
 
     def sign(self, path: Path, document: Document) -> None:
         """Writes a document as its step does."""
@@ -205,30 +243,16 @@ def finished_run(
     run, settings = FinishedRun(root), config()
     write_users(run.private / "users", trained_users, seed=1)
     write_users(run.private / "evaluation", held_out, seed=2, groups=groups)
-    sha = "0" * 64
-    users = UsersManifest(
-        run_id=RUN_ID,
-        config_sha=sha,
-        reservation_sha=sha,
-        virtual_clients=4,
-        groupings=1,
-        blocks=["all/0"],
-        image_size=SIZE,
-        channels=1,
-        commitments=Commitments(users=sha, evaluation=sha),
-    )
     backbone = build_backbone(settings.model, seed=5)
     for name in ("pretrained", "model"):
         (root / name).mkdir()
         if name == "model":
             train_a_little(backbone, settings)
         backbone.save(root / name / "backbone.keras")
-    run.reserve(settings)
-    run.sign(root / "users.json", users)
     weights_sha = file_digest(root / "model" / "backbone.keras")
     digests = ("config_sha", "plan_sha", "code_sha", "inputs_sha", "initial_weights_sha")
     model = {
-        **dict.fromkeys(digests, sha),
+        **dict.fromkeys(digests, "0" * 64),
         "run_id": RUN_ID,
         "attempt": 1,
         "weights_sha": weights_sha,
@@ -239,7 +263,7 @@ def finished_run(
         "tensors": [],
         "mechanism_audit": None,
     }
-    run.sign(root / "model" / "model.json", ModelCard.of_fields(model))
+    run.finish(settings, ModelCard.of_fields(model))
     return run
 
 

@@ -22,6 +22,7 @@ from fedemb.documents.artifacts import tree_digests
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.step_context import StepContext
 from tests.public_start import sign_start
+from tests.verified_folder import as_committed
 
 KEY = b"a key of the tests, 32 bytes long"
 SIZE = 8
@@ -81,12 +82,12 @@ class Result:
         return tree_digests(self.root)
 
     def records(self, kind: str = "users") -> dict[int, UserRecord]:
-        store = UserStore(self.root / kind)
+        store = UserStore(as_committed(self.root / kind))
         return {record.user_key: record for record in store.read(range(len(store)))}
 
     def groups(self) -> list[list[frozenset[int]]]:
         """User keys of every group of every grouping."""
-        index = GroupIndex.load(self.root / "users")
+        index = GroupIndex.load(as_committed(self.root / "users"))
         keys = index.user_keys.tolist()
         return [
             [

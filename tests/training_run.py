@@ -204,8 +204,9 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         classes=len(settings.model.classes),
         size=settings.model.image_size,
     )
+    held_out = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
+    write_users(ready.private / "evaluation", users=30, size=settings.model.image_size, **held_out)
     key = commitment_key(keys, settings.policy.policy_id)
-    digest = tree_digest(ready.private / "users")
     users_manifest = {
         "run_id": RUN_ID,
         "config_sha": config_digest(settings),
@@ -216,8 +217,8 @@ def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40)
         "image_size": settings.model.image_size,
         "channels": settings.model.channels,
         "commitments": {
-            "users": commit_to_people(key, RUN_ID, 1, digest),
-            "evaluation": "0" * 64,
+            people: commit_to_people(key, RUN_ID, 1, tree_digest(ready.private / people))
+            for people in ("users", "evaluation")
         },
     }
     signer = Signer.newest(keys, "partition")
@@ -231,8 +232,6 @@ def finished_classifier(untrained: Path, root: Path, run_config: RunConfig | Non
     run = ReadyRun(root, settings)
     shutil.copytree(untrained, root)
     run.train()
-    sizes = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
-    write_users(run.private / "evaluation", users=30, **sizes)
     return root
 
 

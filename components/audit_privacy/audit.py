@@ -26,6 +26,7 @@ from fedemb.documents.document import written
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.planted_bug_suite import read_record
 from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.private_inputs import People, open_private
 from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
@@ -34,7 +35,7 @@ from fedemb.steps.audit_privacy.attack import MIN_USERS, attack
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.scoring import Scoring, scoring_of
 from fedemb.steps.audit_privacy.self_test import self_test
-from fedemb.storage import Store, local_tree, open_store
+from fedemb.storage import Store, open_store
 from fedemb.storage.turns import Turn, TurnStore
 
 IMAGES_PER_USER = 8
@@ -113,8 +114,9 @@ def _attack_real_users(
     sizes: list[int] = []
     seen: list[list[np.ndarray]] = [[], []]
     owners: list[np.ndarray] = []
-    for side, folder_name in enumerate(("users", "evaluation")):
-        with local_tree(context.private(folder_name)) as folder:
+    sides: tuple[People, People] = ("users", "evaluation")
+    for side, people in enumerate(sides):
+        with open_private(context, people) as folder:
             store = UserStore(folder)
             rows = _draw(store, config, side, scoring.least_images)
             keys.append(store.user_keys[rows])

@@ -14,6 +14,7 @@ from fedemb.step import Rights, step
         private={"users": "read", "evaluation": "read", "audit": "write"},
         ledger="read",
         signing=("audit",),
+        keys={"policy": "read"},  # checks users against their commitment
     ),
 )
 def audit_privacy(

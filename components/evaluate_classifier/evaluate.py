@@ -29,11 +29,11 @@ from fedemb.evaluation.held_out import (
 )
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.previous_release import read_release
+from fedemb.private_inputs import open_private
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.signed_inputs import read_averages, read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_classifier.page import classifier_page
-from fedemb.storage import local_tree
 
 _COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "averages")
 _LOG = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
+      PlanMismatch: the evaluation users are not those the run is bound to.
+      Refused: the run is not committed in the ledger, where the look is counted.
       SignatureInvalid: model, averages, users, public start or previous release are not signed by
         the steps that write them.
       StorageError: the private root cannot be read.
@@ -70,12 +72,13 @@ def run(context: StepContext) -> dict[str, Any]:
         if config.evaluation.previous_release:
             release = read_release(context, config.evaluation.previous_release)
             models |= _previous(config, stack.enter_context(release))
-        # Before anybody is looked at:
+        folder = stack.enter_context(open_private(context, "evaluation"))
+        baseline = config.evaluation.centralized_baseline
+        users = stack.enter_context(open_private(context, "users")) if baseline else None
+        # After the people are checked, before anybody is measured:
         look = context.ledger.look(context.run_id, card.weights_sha, signer)
-        if config.evaluation.centralized_baseline:
-            users = stack.enter_context(local_tree(context.private("users")))
+        if users is not None:
             models["centralized"] = train_without_privacy(config, artifacts.pretrained, users)
-        folder = stack.enter_context(local_tree(context.private("evaluation")))
         subjects, probabilities = apply_models(UserStore(folder), models, config, classify)
     nothing = dict.fromkeys(("model", *_COMPARED, "by_class", "by_group"))
     fields: dict[str, Any] = {

@@ -20,6 +20,7 @@ from fedemb.step import Rights, step
         private={"evaluation": "read", "users": "read"},  # users: the baseline of a simulation
         ledger="append",  # a look at evaluation people is a record
         signing=("evaluate",),
+        keys={"policy": "read"},  # checks evaluation people against their commitment
         releases="read",
     ),
 )

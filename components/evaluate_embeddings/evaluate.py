@@ -28,13 +28,13 @@ from fedemb.evaluation.held_out import (
 )
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.previous_release import read_release
+from fedemb.private_inputs import open_private
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.signed_inputs import read_model, read_start, read_users
 from fedemb.step_context import StepContext
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.page import utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous
-from fedemb.storage import local_tree
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ def run(context: StepContext) -> dict[str, Any]:
 
     Raises:
       ArtifactError: an artifact is missing, damaged, or of another run.
+      PlanMismatch: the evaluation users are not those the run is bound to.
       Refused: the run is not committed in the ledger, where the look is counted.
       SignatureInvalid: model, users, public start or previous release are not signed by the steps
         that write them.
@@ -67,15 +68,15 @@ def run(context: StepContext) -> dict[str, Any]:
     with ExitStack() as stack:
         earlier = config.evaluation.previous_release
         previous = earlier and stack.enter_context(read_release(context, earlier))
-        # Before anybody is looked at:
+        folder = stack.enter_context(open_private(context, "evaluation"))
+        baseline = config.evaluation.centralized_baseline
+        users = stack.enter_context(open_private(context, "users")) if baseline else None
+        # After the people are checked, before anybody is measured:
         look = context.ledger.look(run_id, model.weights_sha, signer)
-        folder = stack.enter_context(local_tree(context.private("evaluation")))
         store = UserStore(folder)
-        if config.evaluation.centralized_baseline:
-            with local_tree(context.private("users")) as users:
-                backbones["centralized"] = train_without_privacy(
-                    config, artifacts.pretrained, users
-                )
+        if users is not None:
+            pretrained = artifacts.pretrained
+            backbones["centralized"] = train_without_privacy(config, pretrained, users)
         subjects, embeddings = apply_models(store, backbones, config, embed)
         fields: dict[str, Any] = {
             "run_id": run_id,

@@ -26,7 +26,7 @@ from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
-from fedemb.documents.artifacts import canonical_json, config_digest, tree_digest
+from fedemb.documents.artifacts import canonical_json, config_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
@@ -34,10 +34,10 @@ from fedemb.keys import commit_to, commit_to_people, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
+from fedemb.private_inputs import People, commitment_to
 from fedemb.signed_inputs import read_reserved
 from fedemb.step_context import StepContext
 from fedemb.steps.partition_users import shards
-from fedemb.storage import local_tree, open_store
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run(context: StepContext) -> dict[str, Any]:
         )
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     commitment = commitment_key(keys, config.policy.policy_id)
-    commitments = _begun_with(context, reservation, commitment)
+    commitments = _begun_with(context, reservation)
     if commitments is None:
         _check_input(config, reservation, commitment)
         partitioned = partition_images(
@@ -116,9 +116,7 @@ def run(context: StepContext) -> dict[str, Any]:
     return manifest.json
 
 
-def _begun_with(
-    context: StepContext, reservation: ReservationDocument, key: bytes
-) -> dict[str, str] | None:
+def _begun_with(context: StepContext, reservation: ReservationDocument) -> dict[str, str] | None:
     """Commitments to the people a bound training began with, if they are all still there.
 
     It goes on with them and no others: a new partition would leave out users forgotten since. That
@@ -128,12 +126,12 @@ def _begun_with(
     if bind is None:
         return None
     found: dict[str, str] = {}
-    for kind in (shards.USERS, shards.EVALUATION):
-        if not open_store(context.private(kind)).exists("manifest.json"):
+    kinds: tuple[People, People] = ("users", "evaluation")
+    for kind in kinds:
+        commitment = commitment_to(context, kind, reservation.attempt)
+        if commitment is None:
             return None
-        with local_tree(context.private(kind)) as folder:
-            digest = tree_digest(folder)
-        found[kind] = commit_to_people(key, context.run_id, reservation.attempt, digest)
+        found[kind] = commitment
     if found != bind.body["commitments"]:
         return None
     _log.info(events.BEGUN, context.run_id)

@@ -111,6 +111,8 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             )
     if before.storage.ledger != after.storage.ledger:
         _check_reserved(run, after)
+    if run.stores(before)["private_root"] != run.stores(after)["private_root"]:
+        _check_not_partitioned(run)
     published = run.document("release") or {}
     name = after.released_as(run.run_id)
     if (published.get("name"), published.get("version")) == name:
@@ -119,6 +121,15 @@ def measured_otherwise(run: RunDirectory, overrides: Sequence[str], start: str |
             "another version with --set release.version=..."
         )
     return after
+
+
+def _check_not_partitioned(run: RunDirectory) -> None:
+    """Users stay where they were partitioned: the run is bound to them."""
+    if "partition_users" in run.read_state().get("seconds", {}):
+        raise ConfigError(
+            f"the users of run {run.run_id} lie in {run.stores()['private_root']}, and the run is "
+            "bound to them; leave storage.private_root as it is, or start a run with a new id"
+        )
 
 
 def _check_reserved(run: RunDirectory, after: RunConfig) -> None:

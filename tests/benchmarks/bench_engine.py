@@ -231,6 +231,7 @@ def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     from fedemb.data.group_index import GroupIndex
     from fedemb.documents.artifacts import write_json
     from tests.partition_run import write_index_files
+    from tests.verified_folder import as_committed
 
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
@@ -251,8 +252,9 @@ def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
             write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
             os._exit(0)
         os.waitpid(child, 0)
+        verified = as_committed(folder)
         before, start = _resident(), time.perf_counter()
-        index = GroupIndex.load(folder)
+        index = GroupIndex.load(verified)
         index.members(0, 0)
         opened = time.perf_counter() - start
         for group in random.integers(0, clients, 1000):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
+from tests.verified_folder import as_committed
 from tests.whole_run import closing_line, fedemb, finish, run_command
 
 SMALL = [
@@ -85,7 +86,7 @@ def _measured_again(run: Path, bundle: Path, photos: Path, out: Path) -> None:
     }
     assert len(by_pixels) == len(rows) == 900
     (folder,) = run.glob("private/*/evaluation")
-    store = UserStore(folder)
+    store = UserStore(as_committed(folder))
     people = store.read(np.arange(len(store)))
     pixels = decode_pngs([i for p in people for i in p.images], store.image_size, store.channels)
     embeddings = np.array([by_pixels[image.tobytes()] for image in pixels])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedemb.pipelines.cli.main import app
-from tests.whole_run import SMALL_EMBEDDING, closing_line, finish, run_command
+from tests.whole_run import SMALL_EMBEDDING, closing_line, fedemb, finish, run_command
 
 
 def _command(runs: Path, *extra: str, overrides: list[str] = SMALL_EMBEDDING) -> list[str]:
@@ -71,6 +73,36 @@ def test_bundle_verifies_offline(released):
     done = CliRunner().invoke(app, ["verify", bundle, *trust])
     assert done.exit_code == 0, done.output
     assert "verified" in done.output
+
+
+@pytest.mark.parametrize("way", ["option", "edited configuration"])
+def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(released, tmp_path, way):
+    """A second private root whose evaluation/ is a copy of users/, named for the measurement."""
+    folder, _ = released
+    shutil.copytree(folder, tmp_path / "copy")
+    run, ledger = tmp_path / "copy" / "runs" / "first", folder / "policy" / "ledger"
+    other = tmp_path / "other"
+    shutil.copytree(run / "private", other)
+    shutil.rmtree(other / "first" / "evaluation")
+    shutil.copytree(other / "first" / "users", other / "first" / "evaluation")
+    records = len(list(ledger.rglob("*.json")))
+    command = fedemb("run", "--resume", str(run), "--from", "evaluate_embeddings")
+    command += ["--set", "release.version=two"]
+    if way == "option":
+        command += ["--set", f"storage.private_root={other}"]
+    else:
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["storage"]["private_root"] = str(other)
+        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    done = finish(command)
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = {
+        "option": "leave storage.private_root as it is",
+        "edited configuration": "evaluation/ of run first is not the folder the run is bound to",
+    }
+    assert said[way] in done.stdout + done.stderr
+    assert len(list(ledger.rglob("*.json"))) == records
+    assert not list(tmp_path.rglob("two"))
 
 
 @pytest.mark.slow

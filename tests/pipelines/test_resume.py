@@ -208,6 +208,17 @@ def test_ledger_may_move_and_not_be_another_one(tmp_path):
     assert not other.exists()
 
 
+def test_private_root_is_bound_once_users_were_partitioned(run):
+    """Its people would otherwise be those of whoever names it."""
+    other = ["storage.private_root=/elsewhere"]
+    with pytest.raises(ConfigError, match=r"leave storage\.private_root as it is"):
+        measured_otherwise(run, other, "evaluate_embeddings")
+    same = [f"storage.private_root={run.private}"]
+    assert measured_otherwise(run, same, "evaluate_embeddings")
+    _finish(run, DP_FEDEMB.steps[:3])
+    assert measured_otherwise(run, other, "partition_users")
+
+
 def test_run_whose_ledger_is_damaged_still_says_how_it_ended(run):
     ledger = run.root / "policy" / "ledger"
     ledger.mkdir(parents=True)

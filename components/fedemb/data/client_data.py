@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedemb.data.group_index import GroupIndex, damaged, read_index
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord, decode_user
 from fedemb.data.user_layout import STORE_SCHEMA
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.documents.artifacts import read_json
 from fedemb.errors import ArtifactError
 
@@ -29,16 +29,16 @@ _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 class UserStore:
     """Random access to user records over sharded ArrayRecord files. Safe to use from threads."""
 
-    def __init__(self, path: Path):
+    def __init__(self, folder: VerifiedFolder):
         """Opens a folder; reads its manifest and index, no images.
 
         Args:
-          path: `users/` or `evaluation/` below the private root.
+          folder: `users/` or `evaluation/` of a run.
 
         Raises:
           ArtifactError: incomplete, of another schema version, or damaged.
         """
-        self.path = Path(path)
+        self.path = folder.path
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", STORE_SCHEMA)
         self.image_size: int = self.manifest["image_size"]
         self.channels: int = self.manifest["channels"]

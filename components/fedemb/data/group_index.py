@@ -26,6 +26,7 @@ from fedemb.data.user_layout import (
     groups_name,
     index_name,
 )
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.documents.artifacts import read_json
 from fedemb.errors import ArtifactError
 
@@ -49,13 +50,13 @@ class GroupIndex:
     for; only mechanisms that sample users need them.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, folder: VerifiedFolder):
         """Opens a folder of users.
 
         Raises:
           ArtifactError: incomplete, without groups, or of another schema version.
         """
-        self._path = Path(path)
+        self._path = folder.path
         manifest = read_json(self._path / "manifest.json", STORE_SCHEMA)
         if "virtual_clients" not in manifest:
             raise damaged(self._path.name, "holds no groups")
@@ -72,9 +73,9 @@ class GroupIndex:
         self._file = lru_cache(_OPEN_FILES)(self._map)
 
     @classmethod
-    def load(cls, path: Path) -> GroupIndex:
+    def load(cls, folder: VerifiedFolder) -> GroupIndex:
         """Opens the index; see `__init__`."""
-        return cls(path)
+        return cls(folder)
 
     @cached_property
     def user_keys(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.documents.fields import SubgroupName
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.starts import starts_of
@@ -93,13 +94,13 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     return models | {name: makers[name]() for name in starts_of(config) if name in makers}
 
 
-def train_without_privacy(config: RunConfig, pretrained: Path, users: Path) -> Any:
+def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Any:
     """The baseline of a simulation, from the same public start.
 
     Args:
       config: of the run.
       pretrained: folder of the public start.
-      users: local folder of the training users.
+      users: folder of the training users.
     """
     from fedemb.embedding import train_centralized
     from fedemb.embedding.loading import load_backbone

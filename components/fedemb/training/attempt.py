@@ -28,7 +28,6 @@ from fedemb.documents.artifacts import (
     remove_leftovers,
     sha256_hex,
     strict_json,
-    tree_digest,
     write_bytes,
 )
 from fedemb.documents.document import Written, parse
@@ -45,16 +44,17 @@ from fedemb.embedding.side_by_side import SideBySide
 from fedemb.embedding.standardized import plain_form
 from fedemb.embedding.threads import accelerators, configure_threads
 from fedemb.errors import ConfigError, PlanMismatch, Refused
-from fedemb.keys import commit_to_people, commitment_key, reservation_key_name
+from fedemb.keys import commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.privacy.queries import KeylessMechanism, build_mechanism
+from fedemb.private_inputs import open_private
 from fedemb.provenance import code_digest
 from fedemb.signed_inputs import read_reserved, read_start, read_users
 from fedemb.step_context import StepContext
-from fedemb.storage import Store, local_tree, open_store
+from fedemb.storage import Store, open_store
 from fedemb.storage.turns import Turn, TurnStore
 from fedemb.training import checkpoint
 from fedemb.training.averages import write_averages
@@ -155,8 +155,7 @@ def run_attempt(
             else:
                 store.write(_INJECTED, b"")  # before its first round, and for good
             attempt_keys = AttemptKeys(root_key, run_id, reservation.attempt, inputs_sha)
-            with local_tree(context.private("users")) as folder:
-                _check_data(folder, commitments, users, reservation.attempt)
+            with open_private(context, "users", attempt=reservation.attempt) as folder:
                 mechanism = build_mechanism(plan, **vars(attempt_keys))
                 attempt = Attempt(
                     config=config,
@@ -297,16 +296,6 @@ def _check_key(config: RunConfig, root_key: bytes | None) -> None:
         raise ConfigError(
             "a root key was handed in, and who knows it can take the noise off again; set purpose: "
             "simulation, or leave root_key out and let the run take the key of its reservation"
-        )
-
-
-def _check_data(folder: Path, key: bytes, users: UsersManifest, attempt: int) -> None:
-    """Reads all of the users once: what trains is what the ledger was told."""
-    found = commit_to_people(key, users.run_id, attempt, tree_digest(folder))
-    if found != users.commitments.users:
-        raise PlanMismatch(
-            "the users are not those partition_users committed to; run partition_users again, or "
-            "start a run with a new id"
         )
 
 

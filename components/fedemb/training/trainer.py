@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
+from fedemb.data.verified_folder import VerifiedFolder
 from fedemb.embedding.feed import Feed
 from fedemb.embedding.round_audit import AttemptKeys, RoundAudit
 from fedemb.embedding.round_kind import RoundKind
@@ -42,7 +42,7 @@ class Attempt:
     None where they depend on private data."""
     keys: AttemptKeys
     """What it draws from."""
-    users: Path
+    users: VerifiedFolder
     """Local folder of the users."""
     store: Store
     """Working state."""

@@ -30,6 +30,9 @@ from fedemb.data.user_layout import (
 )
 from fedemb.documents.artifacts import write_json
 from fedemb.errors import ArtifactError
+from tests.verified_folder import as_committed
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_are_sorted_by_user_key_over_all_shards(folder: Path) -> None:
-    store = UserStore(folder)
+    store = UserStore(as_committed(folder))
     records = store.read(range(len(store)))
     assert [record.user_key for record in records] == store.user_keys.tolist()
     assert (np.diff(store.user_keys.astype(object)) > 0).all()
     assert store.image_counts.tolist() == [len(record.images) for record in records]
-    assert GroupIndex.load(folder).user_keys.tolist() == store.user_keys.tolist()
+    assert GroupIndex.load(as_committed(folder)).user_keys.tolist() == store.user_keys.tolist()
 
 
 def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -> None:
-    store = UserStore(folder)
+    store = UserStore(as_committed(folder))
     everyone = store.read(range(len(store)))
     orders = [np.random.default_rng(n).integers(0, len(store), 30) for n in range(8)]
     with ThreadPoolExecutor(4) as pool:
@@ -60,11 +63,11 @@ def test_users_are_read_in_the_order_asked_for_from_many_threads(folder: Path) -
 @pytest.mark.parametrize("row", [-1, 1000])
 def test_row_that_does_not_exist_is_an_index_error(folder: Path, row: int) -> None:
     with pytest.raises(IndexError):
-        UserStore(folder).read([row])
+        UserStore(as_committed(folder)).read([row])
 
 
 def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
-    store = UserStore(folder)
+    store = UserStore(as_committed(folder))
     size = {"image_size": SIZE, "channels": 1}
     images, labels = load_examples(store, [7, 3, 5], max_examples=100, **size)
     again, same = load_examples(store, [3, 5, 7], max_examples=100, **size)
@@ -76,7 +79,7 @@ def test_examples_do_not_depend_on_the_order_of_rows(folder: Path) -> None:
 
 
 def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
-    store = UserStore(folder)
+    store = UserStore(as_committed(folder))
     users = store.read([3, 5, 7])
     _, labels = load_examples(store, [3, 5, 7], max_examples=7, image_size=SIZE, channels=1)
     kept = [users[0].labels[:3], users[1].labels[:2], users[2].labels[:2]]
@@ -85,7 +88,7 @@ def test_truncation_takes_something_of_every_user_first(folder: Path) -> None:
 
 def test_no_users_give_no_examples(folder: Path) -> None:
     images, labels = load_examples(
-        UserStore(folder), [], max_examples=9, image_size=SIZE, channels=1
+        UserStore(as_committed(folder)), [], max_examples=9, image_size=SIZE, channels=1
     )
     assert images.shape == (0, SIZE, SIZE, 1)
     assert labels.shape == (0,)
@@ -93,7 +96,9 @@ def test_no_users_give_no_examples(folder: Path) -> None:
 
 def test_images_of_another_size_are_refused(folder: Path) -> None:
     with pytest.raises(ArtifactError, match="run partition_users"):
-        load_examples(UserStore(folder), [0], max_examples=9, image_size=99, channels=1)
+        load_examples(
+            UserStore(as_committed(folder)), [0], max_examples=9, image_size=99, channels=1
+        )
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "another"])
@@ -109,17 +114,17 @@ def test_damaged_shard_is_one_sentence(tmp_path: Path, folder: Path, damage: str
         shard.write_bytes(b"")
         other.unlink()
     with pytest.raises(ArtifactError, match="run partition_users again"):
-        UserStore(copy).read(range(5))
+        UserStore(as_committed(copy)).read(range(5))
 
 
 def test_incomplete_folder_is_one_sentence(tmp_path: Path) -> None:
     for opened in (UserStore, GroupIndex.load):
         with pytest.raises(ArtifactError):
-            opened(tmp_path)
+            opened(as_committed(tmp_path))
 
 
 def test_group_that_does_not_exist_is_an_index_error(folder: Path) -> None:
-    index = GroupIndex.load(folder)
+    index = GroupIndex.load(as_committed(folder))
     for grouping, group in ((0, 5), (2, 0), (0, -1)):
         with pytest.raises(IndexError):
             index.members(grouping, group)
@@ -127,7 +132,7 @@ def test_group_that_does_not_exist_is_an_index_error(folder: Path) -> None:
 
 def test_manifest_of_the_store_holds_what_readers_need(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert manifest["counts"]["users_users"] == len(UserStore(folder))
+    assert manifest["counts"]["users_users"] == len(UserStore(as_committed(folder)))
     assert len(manifest["shards"]) == 3
 
 
@@ -157,7 +162,7 @@ def test_groups_come_back_over_shards_and_files_in_any_order(
         shards = [{"name": str(number), "users": len(some)} for number, some in enumerate(by_shard)]
         manifest = {"virtual_clients": clients, "groupings": 1, "shards": shards}
         write_json(Path(folder, "manifest.json"), STORE_SCHEMA, manifest)
-        index = GroupIndex.load(Path(folder))
+        index = GroupIndex.load(as_committed(Path(folder)))
         every = [group for groups in by_shard for group in groups]
         for group in {0, clients - 1, *every}:
             expected = [row for row, one in enumerate(every) if one == group]
@@ -174,7 +179,7 @@ def test_damaged_index_is_one_sentence(tmp_path: Path, folder: Path, damage: str
             path.unlink()
         else:
             path.write_bytes(path.read_bytes()[:90] if damage == "cut" else b"another thing")
-    index = GroupIndex.load(copy)
+    index = GroupIndex.load(as_committed(copy))
     with pytest.raises(ArtifactError, match="run partition_users again"):
         index.members(0, 0)
     with pytest.raises(ArtifactError, match="run partition_users again"):
@@ -206,12 +211,14 @@ def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
     entries["shards"][0]["users"] = users
     write_json(tmp_path / "manifest.json", STORE_SCHEMA, entries)
     code = f"""
-import time, pyarrow.parquet
+import time, pathlib, pyarrow.parquet
 from fedemb.data.client_data import GroupIndex
+from tests.verified_folder import as_committed
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+folder = as_committed(pathlib.Path({str(tmp_path)!r}))
 before, started = resident(), time.process_time()
-index = GroupIndex.load({str(tmp_path)!r})
+index = GroupIndex.load(folder)
 members = index.members(1, 12345).tolist()
 for group in range(0, {groups}, 7):
     index.members(1, group)
@@ -219,7 +226,7 @@ print(time.process_time() - started, resident() - before, members)
 """
     started = time.monotonic()
     output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
     )
     seconds, megabytes, members = output.stdout.split(" ", 2)
     assert json.loads(members) == np.flatnonzero(chosen == 12345).tolist()

@@ -28,6 +28,7 @@ from fedemb.steps.evaluate_classifier import evaluate
 from fedemb.steps.evaluate_classifier.page import classifier_page
 from fedemb.training.round_log import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, classifier_config, finished_classifier, prepare
+from tests.verified_folder import as_committed
 
 RELEASED, OTHERS = 0.8, (0.8, 0.0, 0.5)
 SERVER = {"learning_rate": 0.5, "momentum": 0.9, "ema_decay": RELEASED}
@@ -98,7 +99,7 @@ def test_each_average_is_measured_on_the_same_images_in_the_same_look(trained, r
     fields = {"decay", "difference"}
     assert again.model_dump(exclude=fields) == body.model.model_dump()
     assert again.difference.value == again.difference.low == again.difference.high == 0
-    store = UserStore(run.private / "evaluation")
+    store = UserStore(as_committed(run.private / "evaluation"))
     for number, found in ((2, last), (3, third)):
         model = load_backbone(run.root / "averages" / average_file(number), run.config.model)
         subjects, tables = apply_models(store, {"it": model}, run.config, classify)

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from evaluation_run import FinishedRun, config, write_users
+from evaluation_run import FinishedRun, config
 from sealed_bundle import seal
 
 from fedemb.documents.artifacts import write_json
@@ -145,8 +145,7 @@ def copied(finished, tmp_path):
 
 @pytest.mark.parametrize("users", [0, 1])
 def test_too_few_held_out_users_give_a_report_without_figures(copied, tmp_path, users):
-    shutil.rmtree(copied.private / "evaluation")
-    write_users(copied.private / "evaluation", users)
+    copied.replace("evaluation", users)
     report = run(copied.context(config(), tmp_path))
     assert report["evaluated"] is None
     assert report["recall_at_far"] == {}
@@ -198,6 +197,7 @@ def _sealed_by_another(copied, bundle):
     """All is in order, under the keys of somebody else."""
     shutil.rmtree(bundle)
     stranger = FinishedRun(bundle.parent / "stranger")
+    shutil.copytree(copied.private, stranger.private)
     stranger.reserve(config(), "run-1")
     seal(stranger.context(config()), copied.root / "pretrained" / "backbone.keras", bundle)
 

@@ -33,6 +33,7 @@ from fedemb.documents.document import read
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
 from fedemb.steps.partition_users.prepare import Preparer
+from tests.verified_folder import as_committed
 
 SECRET = "ada.lovelace@example.org"
 
@@ -181,8 +182,8 @@ def test_one_user_only_and_classes_of_one_image(partition: Partitioner) -> None:
 def test_nothing_good_at_all_still_gives_whole_artifacts(partition: Partitioner) -> None:
     result = partition([{"image": b"x", "user_id": "a", "label": "b"}])
     assert result.counts["not_decodable"] == 1
-    assert len(UserStore(result.root / "users")) == 0
-    index = GroupIndex.load(result.root / "users")
+    assert len(UserStore(as_committed(result.root / "users"))) == 0
+    index = GroupIndex.load(as_committed(result.root / "users"))
     assert index.user_count == 0
     assert len(index.user_keys) == 0
     assert index.members(1, 4).tolist() == []
@@ -278,13 +279,13 @@ def test_artifact_of_another_schema_version_is_one_sentence(
     folder = partition(rows_of(5)).root / "users"
     monkeypatch.setattr("fedemb.data.group_index.GROUPS_SCHEMA", "fedemb/groups/9")
     with pytest.raises(ArtifactError) as error:
-        GroupIndex.load(folder).members(0, 0)
+        GroupIndex.load(as_committed(folder)).members(0, 0)
     assert "expected 'fedemb/groups/9'" in sentence(error)
     manifest = folder / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"user_store/2", b"user_store/9"))
     for reader in (UserStore, GroupIndex):
         with pytest.raises(ArtifactError) as error:
-            reader(folder)
+            reader(as_committed(folder))
         assert "expected 'fedemb/user_store/2'" in sentence(error)
 
 

@@ -8,13 +8,14 @@ import pytest
 from fedemb.data.client_data import UserStore
 from fedemb.training.client_loader import ClientLoader, all_classes
 from tests.training_run import SIZE, config, write_users
+from tests.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("feed") / "users"
     write_users(folder, users=20, virtual_clients=4, groupings=1)
-    return UserStore(folder)
+    return UserStore(as_committed(folder))
 
 
 def _client(*users):

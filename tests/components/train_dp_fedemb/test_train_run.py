@@ -30,6 +30,7 @@ from fedemb.steps.train_dp_fedemb import centralized, train
 from fedemb.training import attempt, checkpoint, trainer
 from fedemb.training.round_log import RoundLog
 from tests.training_run import RUN_ID, ReadyRun, config, prepare
+from tests.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")
@@ -432,7 +433,7 @@ def test_centralized_baseline_is_one_round_that_costs_infinity(tmp_path, monkeyp
     line = json.loads((whole.root / "model" / "rounds.jsonl").read_text())
     assert line["event"]["type"] == "non_private"
     backbone = load_backbone(whole.root / "pretrained" / "backbone.keras", settings.model)
-    store = UserStore(whole.private / "users")
+    store = UserStore(as_committed(whole.private / "users"))
     images, labels = load_examples(
         store, np.arange(len(store)), max_examples=1000, image_size=12, channels=1
     )

@@ -9,6 +9,7 @@ LEDGER = "components/fedemb/ledger"
 PARTED = "tests/components/partition_users/test_partition_properties.py"
 GATE = "tests/components/gate/test_gate_rules.py"
 STEPS = "tests/pipelines/test_steps.py"
+INPUTS = "tests/components/private_inputs/test_private_inputs.py"
 
 MUTANTS = (
     one(
@@ -41,6 +42,40 @@ MUTANTS = (
         ),
         "tests/components/audit_privacy/test_audit_run.py::"
         "test_a_model_that_memorised_its_users_is_found",
+    ),
+    one(
+        21,
+        "people_are_not_compared_with_the_ledger",
+        (
+            "components/fedemb/data/verified_folder.py",
+            "        if commit_to_people(commitment.key, *of_people) != commitment.value:\n",
+            "        if not commit_to_people(commitment.key, *of_people):\n",
+        ),
+        f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
+        "[evaluate-training_users]",
+    ),
+    one(
+        21,
+        "people_are_compared_with_the_manifest_beside_them",
+        (
+            "components/fedemb/private_inputs.py",
+            '    value = bind and bind.body["commitments"].get(people)\n',
+            "    value = commitment_to(context, people, number)\n",
+        ),
+        f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
+        "[evaluate-other_people]",
+    ),
+    one(
+        21,
+        "people_are_compared_after_the_look_is_counted",
+        (
+            "components/evaluate_embeddings/evaluate.py",
+            '        folder = stack.enter_context(open_private(context, "evaluation"))\n',
+            "        look = context.ledger.look(run_id, model.weights_sha, signer)\n"
+            '        folder = stack.enter_context(open_private(context, "evaluation"))\n',
+        ),
+        f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
+        "[evaluate-one_byte]",
     ),
     # Who trains
     one(
