@@ -18,6 +18,7 @@ from fedemb.embedding.backbones import cut, trainable_variables
 from fedemb.embedding.backbones.build import learned_parts
 from fedemb.embedding.classifier import with_head, without_head
 from fedemb.embedding.imported import import_backbone
+from fedemb.embedding.loading import require_finite
 from fedemb.embedding.whitened import fit_constants
 from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
@@ -46,7 +47,8 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
 
     Raises:
       InputError: the public source is missing or too small.
-      ArtifactError: the backbone to import is damaged or has layers that are not allowed.
+      ArtifactError: the backbone to import is damaged or has layers that are not allowed, or a
+        weight is NaN or infinite.
       ConfigError: the backbone is unknown or mixes the images of different users.
     """
     model, pretraining, seed = start.model, start.pretraining, start.seed
@@ -74,6 +76,7 @@ def run(start: PublicStart, output_dir: Path, keys: KeyStore) -> dict[str, Any]:
         cut(backbone, model.trainable)
     if pretraining.kind in ("supervised", "simclr", "random_process"):
         images, classes, loss, trainings = _train(backbone, model, pretraining, seed)
+    require_finite(backbone)
     fields = {
         "pretraining_kind": pretraining.kind,
         "weights_sha": save_backbone(backbone, output_dir / "backbone.keras"),

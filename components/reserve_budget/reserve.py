@@ -16,6 +16,7 @@ from fedemb.config import ONE_COHORT, RunConfig
 from fedemb.data.input_version import fingerprint_input, local_path
 from fedemb.documents.artifacts import config_digest
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
+from fedemb.gate.before_charge import check_before_charge
 from fedemb.keys import (
     KeyStore,
     commitment_key,
@@ -40,11 +41,10 @@ from fedemb.ledger import (
     terms_of,
     write_reservation,
 )
-from fedemb.planted_bug_suite import read_record, record_problem
+from fedemb.planted_bug_suite import read_record
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.provenance import code_digest, privacy_code_digest
+from fedemb.provenance import code_digest
 from fedemb.signed_inputs import check_start
 from fedemb.step_context import StepContext
 from fedemb.storage import open_store
@@ -75,13 +75,12 @@ def run(
     Raises:
       InputError: there is nothing at the address of the images.
       ConfigError: the cohorts are not those of the cohort column, or there is none.
-      BudgetExceeded: every block would pass its cap.
+      BudgetExceeded: the run, or every block with it, would pass the cap.
       PlanMismatch: the run exists with another content, or is off a planned series; or the public
         start was made of another configuration.
-      Refused: the policy has other terms, or promises what epsilon does not hold for; the
-        planted-bug suite did not pass on this code; private runs were looked at that the ledger
-        does not hold; or the run's name has a root key already.
-      ArtifactError: the public start is missing, or not the one its step signed.
+      Refused: the policy has other terms; the gate would deny the release whatever the training
+        does (see `gate.before_charge`); or the run's name has a root key already.
+      ArtifactError: the public start is missing, not the one its step signed, or no backbone.
       SignatureInvalid: the plan is not signed by plan_privacy, or the start not by pretrain_public.
       LedgerError: the ledger is older than the marks of its charges, or broken.
       StorageError: a store cannot be reached, or deletion marks are missing: nothing was charged.
@@ -102,9 +101,10 @@ def run(
         )
     reserved_at = found.reserve.sequence if found else None
     ledger.chain.trust.check(document, at=reserved_at)
-    check_start(context, ledger.chain.trust, at=reserved_at)
+    weights_sha = check_start(context, ledger.chain.trust, at=reserved_at).weights_sha
     if config.purpose == "release" and (found is None or found.void is not None):
-        _check_before_charge(config, plan, ledger, run_id, suite)
+        start = context.artifacts.pretrained / "backbone.keras", weights_sha
+        check_before_charge(config, plan, ledger, run_id=run_id, suite=suite, start=start)
     check_deletion_marks(config.storage.deletion_marks, keys, config.policy.policy_id)
     content = {
         **charged_content(config, plan),
@@ -202,32 +202,6 @@ def refuse_lost(ledger: Ledger, keys: KeyStore) -> None:
                 "its key exists, so there was one: name the right store, restore it from its "
                 "backup, or start another policy_id"
             )
-
-
-def _check_before_charge(
-    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: dict[str, Any]
-) -> None:
-    """Refuses what the gate would deny in the end: a promise not kept, blind tests, free tuning."""
-    if config.policy.covers_change_own_data and not covers_change_own_data(config, plan):
-        raise Refused(
-            "policy.covers_change_own_data promises more than epsilon holds for, so nothing could "
-            "be released and nothing was charged; take group_poisson_gaussian, hold users out by "
-            "hash and name no cohort column, or leave the promise out"
-        )
-    problem = record_problem(suite, privacy_code_digest())
-    if problem:
-        raise Refused(
-            f"{problem}, so nothing could be released and nothing was charged; run `make "
-            "planted-bugs` in the checkout of this code and install or build again"
-        )
-    others = len(ledger.state.committed_runs() - {run_id})
-    if not config.tuning.trials <= others:
-        raise Refused(
-            f"tuning.trials={config.tuning.trials} private runs were looked at, and the ledger of "
-            f"policy {config.policy.policy_id!r} holds {others} other runs, so nothing could be "
-            "released and nothing was charged; tune under the policy that is charged for it, or on "
-            "public images"
-        )
 
 
 def _bound_input(config: RunConfig, keys: KeyStore, run_id: str) -> str:

@@ -33,6 +33,8 @@ SECONDS = 60
 """Of processor time."""
 _REFUSED = 3
 """Exit code for a file that is not a backbone; a process that was cut off has any other."""
+_FINITE = "--finite"
+"""Asks `main` for a tensor that is not finite."""
 _PLAIN_LAYOUTS = (0, 1)
 """Of HDF5: compact and contiguous, not chunked and not virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
@@ -106,10 +108,26 @@ def stored_move(
     return float(found[0]), int(found[1])
 
 
+def first_not_finite(path: Path, sha: str) -> str | None:
+    """Names a tensor of a `.keras` file that holds NaN or infinity; None: all weights are finite.
+
+    Args:
+      path: the file.
+      sha: digest of its bytes, under which the answer is remembered.
+
+    Raises:
+      ArtifactError: as `stored_tensors`.
+    """
+    return _looked_into(_File(sha, path), finite=True)
+
+
 @functools.lru_cache(maxsize=64)
-def _looked_into(file: _File, start: _File | None = None, share: float = 1.0) -> Any:
+def _looked_into(
+    file: _File, start: _File | None = None, share: float = 1.0, finite: bool = False
+) -> Any:
     """What `main` prints of a file, in a process of limited memory and time."""
     path, further = file.path, [] if start is None else [str(start.path.absolute()), repr(share)]
+    further += [_FINITE] if finite else []
     command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), *further]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     try:
@@ -129,14 +147,17 @@ def _looked_into(file: _File, start: _File | None = None, share: float = 1.0) ->
 
 
 def main(path: Path, start: str = "", share: str = "1") -> int:
-    """Prints the tensors of a file as JSON, or how far it moved; or what is wrong with it.
+    """Prints the tensors of a file as JSON, how far it moved, or the first tensor not finite.
 
-    The exit code says which.
+    The exit code says whether it is the answer or what is wrong with the file.
     """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     try:
-        found = _moved(Path(start), path, float(share)) if start else _tensors(path)
+        if start == _FINITE:
+            found = _not_finite(path)
+        else:
+            found = _moved(Path(start), path, float(share)) if start else _tensors(path)
         sys.stdout.write(json.dumps(found))
     except ArtifactError as error:
         sys.stdout.write(str(error))
@@ -200,6 +221,20 @@ def _moved(start: Path, released: Path, share: float) -> tuple[float, int]:
                 square += float(np.sum(np.square(new - share * old)))
                 changed += new.size
     return float(np.sqrt(square)), changed
+
+
+def _not_finite(path: Path) -> str | None:
+    import h5py
+    import numpy as np
+
+    names = [tensor["name"] for tensor in _tensors(path)]
+    with zipfile.ZipFile(path) as archive:
+        packed = archive.read("model.weights.h5")
+    with h5py.File(io.BytesIO(packed)) as weights:
+        for name in names:
+            if not np.isfinite(np.asarray(weights[name], np.float64)).all():
+                return name
+    return None
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:

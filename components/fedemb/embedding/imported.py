@@ -19,7 +19,7 @@ from fedemb.embedding.backbones import backbones, blocks, build_backbone
 from fedemb.embedding.backbones.build import check_backbone, reinitialize
 from fedemb.embedding.classifier import HEAD, without_head
 from fedemb.embedding.imported_pixels import rescaled, told_pixels
-from fedemb.embedding.loading import load_model
+from fedemb.embedding.loading import load_model, require_finite
 from fedemb.errors import ArtifactError, ConfigError, InputError
 
 ALLOWED_LAYERS = frozenset(
@@ -179,13 +179,15 @@ def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", se
       seed: of the projection.
 
     Raises:
-      ArtifactError: missing, damaged, or with layers that are not allowed.
+      ArtifactError: missing, damaged, with layers that are not allowed, or with a weight that is
+        NaN or infinite.
       ConfigError: it does not fit `model`, or mixes the images of different users.
     """
     import keras
 
     check_import(path, model.trainable)
     backbone = load_model(path)
+    require_finite(backbone)
     if backbone.layers[-1].name == HEAD:
         backbone = without_head(backbone)
     backbone = _frozen(backbone)

@@ -85,3 +85,19 @@ def save_backbone(backbone: Any, path: Path) -> str:
                 target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     write_bytes(path, packed.getvalue())
     return sha256_hex(packed.getvalue())
+
+
+def require_finite(backbone: Any) -> None:
+    """Refuses a public backbone from which no model can be trained, before anything is charged.
+
+    Raises:
+      ArtifactError: a weight is NaN or infinite.
+    """
+    import numpy as np
+
+    for variable in backbone.weights:
+        if not np.isfinite(np.asarray(variable.numpy(), np.float64)).all():
+            raise ArtifactError(
+                f"{variable.path} of the public backbone holds NaN or infinite weights; import "
+                "another file, or lower pretraining.learning_rate"
+            )

@@ -147,13 +147,23 @@ def epsilon(case: Case) -> Iterator[Reason]:
             + waiver("delta_above_customary"),
         )
     renyi = epsilon_rdp(plan, policy.delta)
-    upper = math.inf if renyi is None else renyi
-    if guarantee.accountant == "pld" and not upper >= (1 - RDP_TOLERANCE) * epsilon:
+    if guarantee.accountant == "pld" and accountants_disagree(epsilon, renyi):
         yield Reason(
             "accountants_disagree",
-            f"RDP gives epsilon={upper:.4g}, PLD {epsilon:.4g}: PLD should not be above it",
+            f"RDP gives epsilon={renyi}, PLD {epsilon:.4g}: PLD should not be above it",
             "report this as a bug of the accounting",
         )
+
+
+def accountants_disagree(pld: float, renyi: float | None) -> bool:
+    """Whether PLD gives a larger epsilon than RDP by more than its discretisation does.
+
+    Args:
+      pld: epsilon by PLD.
+      renyi: epsilon by RDP; None where RDP does not apply.
+    """
+    upper = math.inf if renyi is None else renyi
+    return not upper >= (1 - RDP_TOLERANCE) * pld
 
 
 def approvals(case: Case) -> Iterator[Reason]:

@@ -210,6 +210,17 @@ def test_import_takes_a_backbone_of_known_layers(tmp_path):
     np.testing.assert_array_equal(imported.get_weights()[0], backbone.get_weights()[0])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_import_of_weights_that_are_not_finite_is_refused(tmp_path, value):
+    backbone = build_backbone(MODEL, 5)
+    weights = backbone.get_weights()
+    weights[-1].flat[0] = value
+    backbone.set_weights(weights)
+    backbone.save(tmp_path / "own.keras")
+    with pytest.raises(ArtifactError, match="NaN or infinite weights"):
+        _import(tmp_path / "own.keras", tmp_path)
+
+
 def test_import_leaves_the_head_of_a_classifier_behind(tmp_path):
     model = MODEL.model_copy(update={"classes": ("a", "b", "c"), "whitened_directions": 0})
     start = build_backbone(model.model_copy(update={"head_init": "glorot"}), 5)

@@ -1,0 +1,249 @@
+"""What the gate will deny and is known before a run is charged.
+
+`reserve_budget` calls `check_before_charge`, so that no budget is spent on a model that the gate
+denies whatever the training does. `WHEN` says of every reason code when its cause is known; a test
+compares it with the codes in the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedemb.config import RunConfig
+from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
+from fedemb.errors import ArtifactError, BudgetExceeded, Refused
+from fedemb.gate.privacy_rules import accountants_disagree
+from fedemb.ledger import Ledger
+from fedemb.planted_bug_suite import record_problem
+from fedemb.privacy.accounting import accounting
+from fedemb.privacy.auditing.noise_floor import noise_floor
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.adjacency import covers_change_own_data
+from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
+from fedemb.provenance import privacy_code_digest
+
+_log = logging.getLogger(__name__)
+
+When = Literal["refused", "warned", "later"]
+"""`refused`: the cause is known before the charge, and the run is refused then. `warned`: it is
+known, and the policy owner may still waive the rule or a free section may change. `later`: it
+depends on the training or on documents that are made after it."""
+
+WHEN: Mapping[str, When] = {
+    "report_unsigned": "later",
+    "document_unsigned": "later",
+    "ledger_broken": "refused",
+    "report_before_commit": "later",
+    "policy_differs": "refused",
+    "block_over_cap": "refused",
+    "reservation_invalid": "later",
+    "not_committed": "later",
+    "simulation": "later",
+    "other_policy": "later",
+    "not_what_was_reserved": "later",
+    "inputs_differ": "later",
+    "rounds_invalid": "later",
+    "more_rounds_than_reserved": "later",
+    "stopped_early": "later",
+    "round_log_incomplete": "later",
+    "round_log_changed": "later",
+    "round_line_differs": "later",
+    "mechanism_invalid": "refused",
+    "no_proof": "refused",
+    "event_differs": "later",
+    "relation_differs": "later",
+    "change_not_covered": "refused",
+    "epsilon_invalid": "refused",
+    "no_privacy": "refused",
+    "epsilon_differs": "later",
+    "epsilon_above_cap": "refused",
+    "delta_too_large": "refused",
+    "delta_above_customary": "warned",
+    "accountants_disagree": "refused",
+    "tuning_invalid": "later",
+    "tuning_not_charged": "refused",
+    "approvals_invalid": "later",
+    "not_approved": "later",
+    "audit_invalid": "later",
+    "audit_full_missing": "later",
+    "audit_stale": "later",
+    "auditor_blind": "later",
+    "planted_bugs_missed": "refused",
+    "audit_refutes": "later",
+    "audit_figures_open": "later",
+    "noise_receipt_failed": "later",
+    "fold_differs": "later",
+    "replay_differs": "later",
+    "witness_off": "later",
+    "evidence_unreadable": "later",
+    "below_noise_floor": "later",
+    "noise_floor_unknown": "refused",
+    "model_invalid": "later",
+    "weights_differ": "later",
+    "model_card_changed": "later",
+    "foreign_tensor": "refused",
+    "key_invalid": "later",
+    "key_injected": "later",
+    "pretraining_invalid": "later",
+    "pretraining_overlap_unchecked": "warned",
+    "utility_invalid": "later",
+    "utility_stale": "later",
+    "utility_without_privacy": "refused",
+    "no_gain_over_public": "later",
+    "worse_than_previous_release": "warned",
+    "clock_invalid": "later",
+    "clock_skewed": "later",
+    "report_differs": "later",
+}
+"""Reason code -> when its cause is known. A `later` code may have causes that are refused too: a
+start that was not signed, or with weights that are not finite."""
+
+
+def check_before_charge(
+    config: RunConfig,
+    plan: MechanismPlan,
+    ledger: Ledger,
+    *,
+    run_id: str,
+    suite: dict[str, Any],
+    start: tuple[Path, str],
+) -> None:
+    """Refuses a release run that the gate would deny in the end, and warns of waivable reasons.
+
+    Args:
+      config: of the run, with purpose release.
+      plan: its mechanism, compared with the configuration.
+      ledger: of its policy.
+      run_id: name of the run.
+      suite: record of the planted-bug suite.
+      start: `.keras` file of the public start and the digest of its bytes.
+
+    Raises:
+      BudgetExceeded: this run alone is above the policy's cap.
+      Refused: with the first reason and what to do.
+      ArtifactError: the public start cannot be compared with a model.
+      UnsupportedAccounting: the accounting library is too old.
+    """
+    for problem, remedy in _problems(config, plan, ledger, run_id, suite):
+        raise Refused(f"{problem}, so nothing could be released and nothing was charged; {remedy}")
+    epsilon, cap = guarantee_of(plan, config.policy.delta).epsilon, ledger.terms.epsilon_cap
+    if not epsilon <= cap:
+        raise BudgetExceeded(
+            f"epsilon={epsilon:.4g} is above the cap {cap:g} of policy {ledger.policy_id!r}, so "
+            "nothing was charged; raise noise_multiplier, lower rounds or sampling_probability"
+        )
+    _check_start(config, plan, *start)
+    for warning in _warnings(config, ledger):
+        _log.warning("the gate will deny the release unless this changes: %s", warning)
+
+
+def _problems(
+    config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What is wrong and what to do, cheapest first."""
+    policy, terms = config.policy, ledger.terms
+    if policy.covers_change_own_data and not covers_change_own_data(config, plan):
+        yield (
+            "policy.covers_change_own_data promises more than epsilon holds for",
+            "take group_poisson_gaussian, hold users out by hash and name no cohort column, or "
+            "leave the promise out",
+        )
+    if problem := record_problem(suite, privacy_code_digest()):
+        yield (
+            problem,
+            "run `make planted-bugs` in the checkout of this code and install or build again",
+        )
+    others = len(ledger.state.committed_runs() - {run_id})
+    if not config.tuning.trials <= others:
+        yield (
+            f"tuning.trials={config.tuning.trials} private runs were looked at, and the ledger of "
+            f"policy {policy.policy_id!r} holds {others} other runs",
+            "tune under the policy that is charged for it, or on public images",
+        )
+    name, version = config.released_as(run_id)
+    if _is_released(ledger, name, version, run_id):
+        yield (
+            f"{name} {version} is released already, and a release does not change",
+            "set another release.version",
+        )
+    if not (plan.private and plan.proof):
+        yield (
+            f"mechanism {plan.kind} under {plan.relation.name} has no proven guarantee",
+            "choose another mechanism",
+        )
+    if not 0 < policy.delta < 1 / terms.users_lower_bound:
+        yield (
+            f"policy.delta={policy.delta:g} is not below 1/{terms.users_lower_bound}",
+            "lower policy.delta and start another policy",
+        )
+    accounting.library_version()
+    guarantee = guarantee_of(plan, policy.delta)
+    if not 0 < guarantee.epsilon < math.inf:
+        yield (
+            f"epsilon is {guarantee.epsilon}, so there is no guarantee",
+            "choose a mechanism with noise",
+        )
+    renyi = epsilon_rdp(plan, policy.delta)
+    if guarantee.accountant == "pld" and accountants_disagree(guarantee.epsilon, renyi):
+        yield (
+            f"RDP gives epsilon={renyi}, PLD {guarantee.epsilon:.4g}, and PLD should not be above",
+            "report this as a bug of the accounting",
+        )
+
+
+def _is_released(ledger: Ledger, name: str, version: str, run_id: str) -> bool:
+    """Whether another run was released under this name and version."""
+    return any(
+        (record.body["name"], record.body["version"]) == (name, version)
+        for attempt in ledger.state.attempts.values()
+        for record in attempt.releases
+        if record.run_id != run_id
+    )
+
+
+def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -> None:
+    """Refuses a public start from which no model passes the rules about weights and tensors.
+
+    Raises:
+      ArtifactError: it cannot be read without Keras, or holds a tensor that no backbone has.
+      Refused: a weight is NaN or infinite.
+    """
+    tensors = stored_tensors(path, sha)
+    problem = tensor_problem(tensors, tensors)
+    if problem:
+        raise ArtifactError(
+            f"the public start cannot be released: {problem}. Nothing was charged; name another "
+            "backbone"
+        )
+    name = first_not_finite(path, sha)
+    if name is not None:
+        raise Refused(
+            f"the tensor {name!r} of the public start holds NaN or infinite weights, so every "
+            "model trained from it would be denied and nothing was charged; import another file, "
+            "or lower pretraining.learning_rate"
+        )
+    noise_floor(config, plan, path)
+
+
+def _warnings(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+    """Reasons that a waiver or a free section can still take away."""
+    customary = ledger.terms.users_lower_bound**-1.1
+    if not config.policy.delta <= customary:
+        yield (
+            f"delta_above_customary: policy.delta={config.policy.delta:g} is above "
+            f"users_lower_bound**-1.1={customary:.3g}; the policy owner can waive it for one model"
+        )
+    if config.pretraining.kind == "import":
+        yield (
+            "pretraining_overlap_unchecked: nobody checked that the imported backbone never saw "
+            "private images; the policy owner can waive it for one model"
+        )
+    if config.release.no_worse_than and config.evaluation.previous_release is None:
+        yield (
+            "worse_than_previous_release: release.no_worse_than is set and "
+            "evaluation.previous_release is null; name the release to compare with"
+        )

@@ -1,0 +1,175 @@
+"""What the gate denies for certain is refused before a run is charged."""
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from public_start import sign_start, small_weights
+
+from fedemb.documents.artifacts import sha256_hex, write_bytes
+from fedemb.documents.model_files import first_not_finite
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.errors import ArtifactError, BudgetExceeded, Refused
+from fedemb.gate import before_charge
+from fedemb.gate.before_charge import WHEN
+from fedemb.gate.decide import RULES, WAIVABLE
+from fedemb.step_context import StepContext
+from fedemb.steps.plan_privacy import plan
+from fedemb.steps.reserve_budget import reserve
+from tests import honest_run
+
+ROOT = Path(__file__).parents[3]
+
+
+def _context(root, **changes):
+    config = honest_run.config(**{"data.source.uri": str(root / "images"), **changes})
+    (root / "images").mkdir(exist_ok=True)
+    (root / "images" / "one").write_bytes(b"1")
+    documents = {name: root / f"{name}.json" for name in ("privacy_plan", "reservation")}
+    artifacts = RunArtifacts(**documents, pretrained=root / "pretrained")
+    stores = {"ledger": str(root / "ledger"), "keys": str(root / "keys")}
+    context = StepContext(artifacts, config=config, run_id="monday", **stores)
+    plan.run(context)
+    return context
+
+
+def _charged(root):
+    return [path.name for path in sorted((root / "ledger" / "weekly").glob("0*.json"))][1:]
+
+
+def test_honest_run_is_charged(tmp_path):
+    context = _context(tmp_path)
+    sign_start(context)
+    reserve.run(context)
+    assert _charged(tmp_path) == ["00000001.json"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_start_that_is_not_finite_is_not_charged(tmp_path, value):
+    """Every model from it is NaN, and the gate would deny it after the budget is spent."""
+    context = _context(tmp_path)
+    write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(value))
+    sign_start(context)
+    with pytest.raises(Refused, match=r"NaN or infinite weights.*nothing was charged"):
+        reserve.run(context)
+    assert _charged(tmp_path) == []
+
+
+@pytest.mark.parametrize("data", [b"weights", b""])
+def test_start_that_no_model_can_be_compared_with_is_not_charged(tmp_path, data):
+    context = _context(tmp_path)
+    write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
+    sign_start(context)
+    with pytest.raises(ArtifactError, match=r"not a readable \.keras file"):
+        reserve.run(context)
+    assert _charged(tmp_path) == []
+
+
+def test_start_with_a_tensor_that_the_gate_calls_foreign_is_not_charged(tmp_path):
+    context = _context(tmp_path)
+    tensors = [{"name": "seed_generator/state", "shape": [2]}]
+    names = ["layers/dropout/seed_generator/vars/0"]
+    data = honest_run.model_file(tensors, names)
+    write_bytes(tmp_path / "pretrained" / "backbone.keras", data)
+    sign_start(context)
+    with pytest.raises(ArtifactError, match=r"seed_generator.*Nothing was charged"):
+        reserve.run(context)
+    assert _charged(tmp_path) == []
+
+
+def test_a_simulation_may_start_from_any_weights(tmp_path):
+    context = _context(tmp_path, purpose="simulation")
+    write_bytes(tmp_path / "pretrained" / "backbone.keras", small_weights(np.nan))
+    sign_start(context)
+    reserve.run(context)
+    assert _charged(tmp_path) == ["00000001.json"]
+
+
+def test_a_version_that_another_run_released_is_not_charged(tmp_path):
+    first = honest_run.start(tmp_path / "first").until_gate()
+    first.do_gate()
+    first.do_release()
+    second = honest_run.start(tmp_path / "second", "tuesday", first.policy_root)
+    second.do_plan()
+    records = len(second.ledger().chain.records)
+    with pytest.raises(Refused, match=r"glyphs 1\.0 is released already"):
+        second.do_reserve()
+    assert len(second.ledger().chain.records) == records
+
+
+def _above_cap(monkeypatch):
+    found = SimpleNamespace(epsilon=50.0, accountant="rdp")
+    monkeypatch.setattr(before_charge, "guarantee_of", lambda *_: found)
+
+
+def _accountants_disagree(monkeypatch):
+    monkeypatch.setattr(before_charge, "epsilon_rdp", lambda *_: 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("price", "error", "words"),
+    [(_above_cap, BudgetExceeded, "above the cap"), (_accountants_disagree, Refused, "RDP gives")],
+)
+def test_price_that_the_gate_denies_is_not_charged(tmp_path, monkeypatch, price, error, words):
+    context = _context(tmp_path)
+    sign_start(context)
+    price(monkeypatch)
+    with pytest.raises(error, match=words):
+        reserve.run(context)
+    assert _charged(tmp_path) == []
+
+
+def test_waivable_reasons_are_warnings(tmp_path, caplog):
+    context = _context(
+        tmp_path,
+        **{
+            "pretraining": {"kind": "import", "import_path": "public.keras"},
+            "policy.delta": 4e-5,
+            "release.no_worse_than": "previous_release",
+        },
+    )
+    sign_start(context)
+    reserve.run(context)
+    warned = {code for code, when in WHEN.items() if when == "warned"}
+    assert warned <= set(WAIVABLE)
+    assert all(code in caplog.text for code in warned)
+
+
+def test_finite_weights_are_looked_at_in_every_tensor(tmp_path):
+    for number, value in enumerate((0.5, np.nan)):
+        path = tmp_path / f"{number}.keras"
+        path.write_bytes(small_weights(value))
+        found = first_not_finite(path, sha256_hex(path.read_bytes()))
+        assert found == (None if number == 0 else "layers/dense/vars/0")
+
+
+# ---- the list ----------------------------------------------------------------------------------
+
+
+def _codes_in_rules():
+    """Reason codes that the gate's modules name."""
+    found = {code for code, _ in RULES}
+    sources = [*(ROOT / "components" / "fedemb" / "gate").glob("*_rules.py")]
+    sources.append(ROOT / "components" / "gate_release" / "gate.py")
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Reason":
+                first = node.args[0]
+                if isinstance(first, ast.Constant):
+                    found.add(first.value)
+    return found
+
+
+def test_every_reason_code_says_when_its_cause_is_known():
+    of_evidence = {"noise_receipt_failed", "fold_differs", "replay_differs", "witness_off"}
+    assert set(WHEN) == _codes_in_rules() | of_evidence
+
+
+def test_the_page_lists_what_is_refused_and_warned_of():
+    page = (ROOT / "docs" / "gate.md").read_text()
+    section = page.split("## Before the charge")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([a-z_]+)`", section)) & set(WHEN)
+    assert named == {code for code, when in WHEN.items() if when != "later"}
