@@ -35,6 +35,7 @@ from fedemb.documents.artifacts import (
     LARGEST_JSON,
     Artifact,
     file_digest,
+    limited_digest,
     require_publishable,
     strict_json,
     tree_digests,
@@ -48,7 +49,7 @@ from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
 from fedemb.ledger.chain import Chain
-from fedemb.storage import LocalStore, Store, join, open_store
+from fedemb.storage import LocalStore, Store, join, local_tree, open_store
 
 PREDICATE_TYPE = "urn:fedemb:verdict:1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -57,6 +58,7 @@ MANIFEST = "manifest.json"
 PARITY = "parity.json"
 PREPROCESSING = "preprocessing.py"
 REPORT = "privacy_report.json"
+LEDGER = "ledger.jsonl"
 DOCUMENTS = {
     "privacy_plan": "privacy_plan.json",
     "reservation": "reservation.json",
@@ -99,6 +101,11 @@ LARGE = frozenset(
     ("backbone.keras", "ledger.jsonl", *(f"{SAVED_MODEL}/{name}" for name in SAVED_MODEL_FILES))
 )
 """Files that may be larger than one JSON text."""
+LARGEST_FILE = 4 << 30
+"""Bytes of a file of `LARGE`, where the manifest names no sizes: nothing larger can be released,
+see `model_files.MEMORY`."""
+NOT_LISTED = frozenset((MANIFEST, SIGNATURE, "attestation.json"))
+"""Files that the manifest cannot name: they are made after it."""
 
 
 def place(artifact: Artifact, bundle: Path, name: str) -> None:
@@ -112,8 +119,10 @@ def place(artifact: Artifact, bundle: Path, name: str) -> None:
 
 
 def write_manifest(bundle: Path, name: str, version: str, signer: Signer) -> None:
-    """Writes the digests of all files so far, signed."""
-    manifest = BundleManifest(name=name, version=version, files=tree_digests(bundle))
+    """Writes the digests and sizes of all files so far, signed."""
+    files = tree_digests(bundle)
+    sizes = {file: (bundle / file).stat().st_size for file in files}
+    manifest = BundleManifest(name=name, version=version, files=files, sizes=sizes)
     write_signed(bundle / MANIFEST, manifest, signer)
 
 
@@ -262,33 +271,66 @@ def check_origin(bundle: Path, pinned: TrustStore) -> tuple[Written[BundleManife
     photos are read are those that were released. Whether they should have been is not asked.
     """
     check_form(bundle)
-    copy = ledger_copy(bundle, pinned)
-    return _manifest(bundle, copy.chain.trust), copy
+    manifest = read(bundle / MANIFEST, BundleManifest)
+    # The trusted keys may be listed only in the ledger. So sizes are compared before the signature:
+    # a wrong size can only refuse. No other file is read before the manifest's signature is valid.
+    check_sizes(bundle, manifest.body)
+    copy = ledger_copy(bundle, pinned, _size_of(bundle, manifest.body, LEDGER))
+    copy.chain.trust.check(manifest)
+    check_files(bundle, manifest.body)
+    return manifest, copy
 
 
 def _manifest(bundle: Path, trust: TrustStore) -> Written[BundleManifest]:
     manifest = read(bundle / MANIFEST, BundleManifest)
     trust.check(manifest)
+    check_sizes(bundle, manifest.body)
     check_files(bundle, manifest.body)
     return manifest
 
 
-def ledger_copy(bundle: Path, pinned: TrustStore) -> Ledger:
+def ledger_copy(bundle: Path, pinned: TrustStore, size: int = LARGEST_FILE) -> Ledger:
     """The ledger inside a bundle; its store is a folder that does not exist.
+
+    Records are read and verified one by one: nothing behind the first broken one is read.
+
+    Args:
+      bundle: the folder.
+      pinned: keys trusted beforehand.
+      size: bytes that the file may have.
 
     Raises:
       SignatureInvalid: it is broken, or not signed by keys that the pinned ones lead to.
     """
+    chain: Chain | None = None
     try:
-        records = (bundle / "ledger.jsonl").read_bytes().split(b"\n")[:-1]
-        policy_id = strict_json(records[0], "record 0")["policy_id"] if records else ""
-        chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
-        chain.extend(records)
+        for record in _lines(bundle / LEDGER, size):
+            if chain is None:
+                policy_id = strict_json(record, "record 0")["policy_id"]
+                chain = Chain(LocalStore(bundle / "no_store"), policy_id, pinned)
+            chain.extend([record])
+        if chain is None:
+            raise ArtifactError("it holds no record; fetch the bundle again")
         return Ledger(chain)
     except Exception as error:  # fails closed
         raise SignatureInvalid(
             f"the ledger inside the bundle is not valid: {sentence_of(error)}"
         ) from error
+
+
+def _lines(path: Path, size: int) -> Iterator[bytes]:
+    """Lines of a file without their ends, one in memory at a time.
+
+    Raises:
+      ArtifactError: a line, or all of them, are too long, or the last one has no end.
+    """
+    left = size
+    with path.open("rb") as file:
+        while line := file.readline(LARGEST_JSON + 1):
+            left -= len(line)
+            if len(line) > LARGEST_JSON or left < 0 or not line.endswith(b"\n"):
+                raise ArtifactError(f"{path.name} is longer than it may be, or cut; fetch it again")
+            yield line[:-1]
 
 
 def check_form(bundle: Path) -> None:
@@ -313,10 +355,39 @@ def check_form(bundle: Path) -> None:
         status = path.lstat()
         if not (stat.S_ISDIR if name in folders else stat.S_ISREG)(status.st_mode):
             raise SignatureInvalid(f"{name} of the bundle is a link or no file; fetch it again")
-        if name not in LARGE and status.st_size > LARGEST_JSON:
+        _check_largest(name, status.st_size)
+
+
+def _check_largest(name: str, size: int) -> None:
+    largest = LARGEST_FILE if name in LARGE else LARGEST_JSON
+    if size > largest:
+        raise SignatureInvalid(f"{name} of the bundle has {size} bytes, expected at most {largest}")
+
+
+def check_sizes(bundle: Path, manifest: BundleManifest) -> None:
+    """Every file has as many bytes as the manifest says; no file is opened.
+
+    Raises:
+      SignatureInvalid: and which file.
+    """
+    if manifest.sizes is None:  # version 1: `check_form` bounds them
+        return
+    if manifest.sizes.keys() != manifest.files.keys():
+        raise SignatureInvalid("the manifest names sizes of other files than it has digests of")
+    for name in sorted(ALL - NOT_LISTED):
+        found, wanted = (bundle / name).stat().st_size, manifest.sizes.get(name)
+        if found != wanted:
             raise SignatureInvalid(
-                f"{name} of the bundle has {status.st_size} bytes, expected at most {LARGEST_JSON}"
+                f"{name} is not what the manifest says: {found} bytes instead of {wanted}; fetch "
+                "the bundle again"
             )
+
+
+def _size_of(bundle: Path, manifest: BundleManifest, name: str) -> int:
+    """Bytes of a file that are read at most."""
+    if manifest.sizes is not None and name in manifest.sizes:
+        return manifest.sizes[name]
+    return (bundle / name).stat().st_size
 
 
 def check_files(bundle: Path, manifest: BundleManifest) -> None:
@@ -325,16 +396,38 @@ def check_files(bundle: Path, manifest: BundleManifest) -> None:
     Raises:
       SignatureInvalid: and which file.
     """
-    named = ALL - {MANIFEST, SIGNATURE, "attestation.json"}
+    named = ALL - NOT_LISTED
     if manifest.files.keys() != named:
         raise SignatureInvalid("the manifest names other files than a bundle has")
     for name in sorted(named):
-        if manifest.files[name] != file_digest(bundle / name):
+        size = _size_of(bundle, manifest, name)
+        if manifest.files[name] != limited_digest(bundle / name, size):
             raise SignatureInvalid(f"{name} is not what the manifest says; fetch the bundle again")
 
 
 def _hashing(hashing: Any) -> Any:
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+
+@contextmanager
+def fetched(found: Located) -> Iterator[Path]:
+    """Gives a bundle as a local folder.
+
+    From a bucket it takes nothing that is not a file of a bundle, or larger than one may be.
+
+    Raises:
+      SignatureInvalid: the bucket holds such a file.
+      ArtifactError: the tree is incomplete, or not what its index says.
+      StorageError: it cannot be read.
+    """
+    store = open_store(found.address)
+    if store.local_root is None:
+        for entry in store.entries():
+            if entry.name not in ALL:
+                raise SignatureInvalid(f"the bundle has extra files: {entry.name}")
+            _check_largest(entry.name, entry.size)
+    with local_tree(found.address) as bundle:
+        yield bundle
 
 
 def read_marker(store: Store, name: str) -> Written[ReleaseMarker] | None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedemb.bundle import check_marker, check_pinned, locate
+from fedemb.bundle import check_marker, check_pinned, fetched, locate
 from fedemb.errors import ArtifactError, SignatureInvalid
 from fedemb.step_context import StepContext
-from fedemb.storage import local_tree
 
 
 @contextmanager
@@ -26,7 +25,7 @@ def read_release(context: StepContext, uri: str) -> Iterator[Path]:
       StorageError: the store cannot be reached.
     """
     found = locate(uri)
-    with local_tree(found.address) as bundle:
+    with fetched(found) as bundle:
         try:
             manifest, copy = check_pinned(bundle, context.trust)
             check_marker(found, manifest, copy.chain.trust)

@@ -27,7 +27,6 @@ from fedemb.gate.decide import decide
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence
-from fedemb.storage import local_tree
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def verify_release(
     problems: list[str] = []
     facts: dict[str, str] = {}
     try:
-        with local_tree(found.address) as bundle:
+        with parts.fetched(found) as bundle:
             problems, facts = _problems(bundle, found, trust, ledger_uri)
-    except ArtifactError as error:  # found on the way here
+    except (ArtifactError, SignatureInvalid) as error:  # found on the way here
         problems.append(str(error))
     return Verification(tuple(dict.fromkeys(problems)), facts)
 
@@ -144,6 +143,9 @@ def _check_attestation(
     named = (verdict.body.allow, verdict.body.model_sha, verdict.body.report_sha)
     if named != (True, file_digest(bundle / "backbone.keras"), report.sha):
         raise SignatureInvalid("the verdict does not allow this model with this report")
+    allowed_as = (verdict.body.name, verdict.body.version)
+    if verdict.version > 1 and allowed_as != (manifest.name, manifest.version):
+        raise SignatureInvalid("the verdict allows a release of another name or version")
 
 
 def _check_serving(bundle: Path) -> None:

@@ -5,13 +5,14 @@ import json
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import h5py
 import honest_run
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import LARGEST_JSON, file_digest, strict_json
+from fedemb.documents.artifacts import LARGEST_JSON, file_digest, limited_digest, strict_json
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
 from tests.verified import problems_of
@@ -128,11 +129,107 @@ def test_unsigned_bundle_is_not_looked_into(bundle, monkeypatch):
     assert "backbone.keras is not what the manifest says" in problem
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["backbone.keras"] = file_digest(folder / "backbone.keras")
+    manifest["sizes"]["backbone.keras"] = (folder / "backbone.keras").stat().st_size
     text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n")
     (problem,) = problems_of(str(folder), trust)
     assert "signature of the bundle document does not fit" in problem
     assert not looked
+
+
+ORIGIN = """
+import re, sys, time
+from pathlib import Path
+from fedemb.errors import FedEmbError
+from fedemb.pipelines.cli.trusted import require_released
+
+started = time.process_time()
+try:
+    require_released(Path(sys.argv[1]), Path(sys.argv[2]))
+    said = "taken"
+except FedEmbError as error:
+    said = str(error)
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+print(peak, time.process_time() - started, said)
+"""
+"""What `embed`, `search`, `export` and `serve` do first; prints bytes, seconds and the error."""
+
+
+def _newlines(folder):
+    (folder / "ledger.jsonl").write_bytes(b"\n" * (300 << 20))
+
+
+def _sparse_ledger(folder):
+    with (folder / "ledger.jsonl").open("r+b") as file:
+        file.truncate(3 << 30)
+
+
+def _sparse_weights(folder):
+    with (folder / "backbone.keras").open("r+b") as file:
+        file.truncate(40 << 30)
+
+
+def _sparse_serving(folder):
+    with (folder / "saved_model" / "saved_model.pb").open("r+b") as file:
+        file.truncate(3 << 30)
+
+
+def _claimed(attack):
+    """The sizes of the manifest are changed to fit, and its signature does not fit any more."""
+
+    def claim(folder):
+        attack(folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name in manifest["sizes"]:
+            manifest["sizes"][name] = (folder / name).stat().st_size
+        text = json.dumps(manifest, sort_keys=True, indent=1, ensure_ascii=False)
+        (folder / "manifest.json").write_text(text + "\n")
+
+    return claim
+
+
+LARGE = {
+    "newlines": _newlines,
+    "sparse ledger": _sparse_ledger,
+    "sparse weights": _sparse_weights,
+    "sparse saved model": _sparse_serving,
+    "newlines, claimed": _claimed(_newlines),
+    "sparse ledger, claimed": _claimed(_sparse_ledger),
+    "sparse weights, claimed": _claimed(_sparse_weights),
+    "sparse saved model, claimed": _claimed(_sparse_serving),
+}
+
+
+@pytest.mark.parametrize("attack", LARGE)
+def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
+    folder, trust = bundle
+    LARGE[attack](folder)
+    looked = subprocess.run(
+        [sys.executable, "-c", ORIGIN, folder, trust], capture_output=True, text=True, check=True
+    )
+    peak, seconds, said = looked.stdout.split(maxsplit=2)
+    assert "taken" not in said
+    assert int(peak) < GIGABYTE // 2
+    assert float(seconds) < 10
+
+
+def test_bundle_without_sizes_is_read_within_limits(bundle, monkeypatch):
+    """Manifests of version 1 name none."""
+    from fedemb import bundle as parts
+
+    folder, trust = bundle
+    monkeypatch.setattr(parts, "LARGEST_FILE", (folder / "ledger.jsonl").stat().st_size - 1)
+    (problem,) = problems_of(str(folder), trust)
+    assert "of the bundle has" in problem
+
+
+def test_file_that_grows_while_it_is_read_is_read_to_its_first_excess_byte(tmp_path):
+    (tmp_path / "weights").write_bytes(bytes(1000))
+    assert limited_digest(tmp_path / "weights", 1000) == file_digest(tmp_path / "weights")
+    with pytest.raises(ArtifactError, match="more than the 999 bytes"):
+        limited_digest(tmp_path / "weights", 999)
+    with pytest.raises(ArtifactError, match="more than the 1000 bytes"):
+        limited_digest(Path("/dev/zero"), 1000)
 
 
 @pytest.mark.parametrize("name", ["utility_report.json", "manifest.json", "model.sig"])

@@ -112,6 +112,24 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def limited_digest(path: Path, size: int) -> str:
+    """SHA-256 of a file of at most so many bytes; reads one more byte at most.
+
+    Raises:
+      ArtifactError: the file is larger.
+    """
+    digest, left = hashlib.sha256(), size
+    with path.open("rb") as file:
+        while data := file.read(min(_PIECE, left + 1)):
+            left -= len(data)
+            if left < 0:
+                raise ArtifactError(
+                    f"{path.name} has more than the {size} bytes it may have; fetch it again"
+                )
+            digest.update(data)
+    return digest.hexdigest()
+
+
 def tree_digests(root: Path) -> dict[str, str]:
     """Maps every file below `root` (POSIX path relative to it, sorted) to its SHA-256."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
@@ -254,6 +272,8 @@ def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
     write_bytes(path, text.encode() + b"\n")
 
 
+_PIECE = 1 << 20
+"""Bytes of a file read at once."""
 LARGEST_JSON = 64 << 20
 """Bytes of one JSON text; the largest we write, a ledger record of many blocks, has a few."""
 _DEEPEST = 64

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from fedemb.documents.document import Document
+from fedemb.documents.document import Document, Since
 from fedemb.documents.fields import Address, Count, Name, Sha
 
 
@@ -12,11 +12,14 @@ class BundleManifest(Document):
     """`manifest.json`: every file of a bundle by its digest, but those that sign it."""
 
     kind: ClassVar[str] = "bundle"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "release"
 
     name: Name
     version: Name
     files: dict[Name, Sha]
+    sizes: Annotated[dict[Name, Count] | None, Since(2, before=None)]
+    """Bytes of each of the same files: no reader reads more of one."""
 
 
 class ReleaseMarker(Document):
