@@ -1,4 +1,4 @@
-"""Private folders that tests made themselves, as readers want them."""
+"""Private folders that tests made themselves, as readers take them."""
 
 from pathlib import Path
 

@@ -46,12 +46,14 @@ def run(context: StepContext) -> dict[str, Any]:
     config, artifacts = context.config, context.artifacts
     model_sha: str | None = None
     report_sha: str | None = None
+    run_id: str | None = None
     evidence: Evidence | None = None
     trust: TrustStore | None = None
     try:
         report = read(artifacts.privacy_report, PrivacyReport)
         evidence = read_evidence(config, artifacts)
         model_sha, report_sha = evidence.model.body.weights_sha, report.sha
+        run_id = report.body.run_id
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
@@ -65,7 +67,7 @@ def run(context: StepContext) -> dict[str, Any]:
             "evidence_unreadable", sentence_of(error), "run the step that writes it again"
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
-    document = _document(config, verdict, model_sha, report_sha)
+    document = _document(config, verdict, model_sha, report_sha, run_id)
     keys = context.keys
     # A denial needs no trust, so it is signed even where the ledger cannot be read.
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
@@ -90,8 +92,13 @@ def run(context: StepContext) -> dict[str, Any]:
 
 
 def _document(
-    config: RunConfig, verdict: Verdict, model_sha: str | None, report_sha: str | None
+    config: RunConfig,
+    verdict: Verdict,
+    model_sha: str | None,
+    report_sha: str | None,
+    run_id: str | None,
 ) -> VerdictDocument:
+    name, version = (None, None) if run_id is None else config.released_as(run_id)
     fields: dict[str, Any] = {
         "allow": verdict.allow,
         "simulation": verdict.simulation,
@@ -101,6 +108,8 @@ def _document(
         "config_sha": config_digest(config, *FREE_SECTIONS),
         "model_sha": model_sha,
         "report_sha": report_sha,
+        "name": name,
+        "version": version,
     }
     return VerdictDocument.of_fields(fields)
 
@@ -114,6 +123,7 @@ def page(verdict: Verdict, document: VerdictDocument) -> str:
     waived = ", ".join(f"`{code}`" for code in verdict.waived)
     lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
     lines += [f"| privacy report | `{document.report_sha}` |"]
+    lines += [f"| release | {_plain(f'{document.name} {document.version}')} |"]
     lines += [f"| audit asked for | {document.audit_level} |"]
     lines += [f"| waived | {waived or 'nothing'} |", ""]
     return "\n".join([*lines, "The signed `verdict` counts; this page is for reading.", ""])

@@ -66,15 +66,15 @@ def run(context: StepContext) -> dict[str, Any]:
     ledger = context.writable_ledger
     evidence = read_evidence(config, artifacts)
     report = read(artifacts.privacy_report, PrivacyReport)
-    verdict = _allowed(evidence, ledger, artifacts.verdict, report)
+    reservation = read_reservation(artifacts.reservation)
+    name, version = config.released_as(reservation.run_id)
+    verdict = _allowed(evidence, ledger, artifacts.verdict, report, (name, version))
     start = artifacts.pretrained / "backbone.keras"
     if file_digest(start) != evidence.model.body.initial_weights_sha:
         raise Refused(
             "the public backbone is not the one the training started from; take all artifacts from "
             "one run"
         )
-    reservation = read_reservation(artifacts.reservation)
-    name, version = config.released_as(reservation.run_id)
     marker = Marker(open_store(context.releases_uri), name, version, ledger.chain.trust)
     identity = Identity(evidence.model.body.weights_sha, reservation.run_id, reservation.attempt)
     published = marker.read(identity)
@@ -140,15 +140,25 @@ def _tell(uri: str, registries: Sequence[str]) -> None:
 
 
 def _allowed(
-    evidence: Evidence, ledger: Ledger, verdict_path: Path, report: Written[PrivacyReport]
+    evidence: Evidence,
+    ledger: Ledger,
+    verdict_path: Path,
+    report: Written[PrivacyReport],
+    released_as: tuple[str, str],
 ) -> Written[VerdictDocument]:
-    """The gate's verdict, which must allow this model, and the rules asked again."""
+    """The verdict, which must allow this release of this model, and the rules asked again."""
     verdict = read(verdict_path, VerdictDocument)
     ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
     named = (verdict.body.model_sha, verdict.body.report_sha)
     if not verdict.body.allow or named != (evidence.model.body.weights_sha, report.sha):
         raise GateDenied(
             "the verdict does not allow this model with this report; run gate_release on them"
+        )
+    allowed_as = (verdict.body.name, verdict.body.version)
+    if allowed_as != released_as:
+        raise GateDenied(
+            f"the verdict does not allow the release {' '.join(released_as)}; run account_privacy "
+            "and gate_release with this release.name and release.version"
         )
     again = decide(evidence, report, ledger)
     if not again.allow:

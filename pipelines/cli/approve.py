@@ -77,6 +77,8 @@ def approve(
     typer.echo(f"guarantee: {guarantee_sentence(body.guarantee)}")
     if words := all_runs(body):
         typer.echo(f"  {words}")
+    if body.release and body.release.name:
+        typer.echo(f"release: {body.release.name} {body.release.version}")
     if terms := body.release:  # what a report did not say before its version 4, nobody approved
         typer.echo(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):

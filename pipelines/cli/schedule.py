@@ -142,13 +142,18 @@ def submit(
     """Start one run of a compiled pipeline on a cluster."""
     from fedemb.documents.artifacts import json_digest
     from fedemb.pipelines.run.load_config import load_config
-    from fedemb.pipelines.schedules.package import check_package, run_arguments
+    from fedemb.pipelines.schedules.package import (
+        check_package,
+        checked_digest,
+        run_arguments,
+    )
     from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
 
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
     loaded = load_config(config, set_ or [])
     check_package(package, config=loaded)
+    typer.echo(f"package: sha256 {checked_digest(package, profile or ())}")
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
     plan = document(loaded)

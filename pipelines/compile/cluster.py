@@ -98,6 +98,8 @@ class Profile(Section):
     """Namespace of the runs; null: that of the pod that submits them, or `fedemb`."""
     accepts: tuple[str, ...] = ()
     """Findings of `fedemb doctor --cluster` that are unsafe, and that this cluster lives with."""
+    packages: tuple[str, ...] = ()
+    """SHA-256 digests of the packages that `fedemb submit` may send; empty: any package."""
 
 
 def load_profile(*sources: str | Path) -> Profile:

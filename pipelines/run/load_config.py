@@ -58,9 +58,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path.name} is {error}; correct it and run again") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path.name} holds no mapping of sections; start from a preset")
-    for override in overrides:
-        _set(tree, override)
-    return validate(tree)
+    return _with_overrides(tree, overrides)
 
 
 def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -69,9 +67,29 @@ def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     Raises:
       ConfigError: a value is unknown, out of bounds or contradictory.
     """
-    tree = config.model_dump(mode="json")
+    return _with_overrides(config.model_dump(mode="json"), overrides)
+
+
+def _with_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """Validates a tree with `dotted.key=value` replaced.
+
+    Where a setting is text, a value that YAML reads as a number is taken as it was typed:
+    `release.version=1.10` is version 1.10 and not 1.1.
+    """
     for override in overrides:
         _set(tree, override)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        wants_text = {
+            ".".join(str(part) for part in problem["loc"] if part not in _UNION_TAGS)
+            for problem in error.errors()
+            if problem["type"] == "string_type" and not isinstance(problem["input"], dict | list)
+        }
+    for override in overrides:
+        dotted, _, text = override.partition("=")
+        if dotted in wants_text and text not in ("", "null", "~"):
+            _replace(tree, dotted, text)
     return validate(tree)
 
 
@@ -145,11 +163,15 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if value == text:  # YAML 1.1 reads 1e-6 as text; what is quoted is meant as text
         with suppress(ValueError):
             value = float(value)
-    *parents, leaf = dotted.split(".")
-    if len(parents) > _DEEPEST:
+    if dotted.count(".") > _DEEPEST:
         raise ConfigError(
             f"--set {dotted[:80]}...: no setting lies so deep; see `fedemb config show`"
         )
+    _replace(tree, dotted, value)
+
+
+def _replace(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
     node = tree
     for parent in parents:
         child = node.get(parent)

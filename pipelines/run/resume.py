@@ -127,7 +127,7 @@ def _check_not_partitioned(run: RunDirectory) -> None:
     """Users stay where they were partitioned: the run is bound to them."""
     if "partition_users" in run.read_state().get("seconds", {}):
         raise ConfigError(
-            f"the users of run {run.run_id} lie in {run.stores()['private_root']}, and the run is "
+            f"the users of run {run.run_id} are in {run.stores()['private_root']}, and the run is "
             "bound to them; leave storage.private_root as it is, or start a run with a new id"
         )
 

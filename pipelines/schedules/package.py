@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,30 @@ def check_package(
         raise ConfigError(f"package {package.name} breaks a rule: {problems[0]}")
     if config is not None:
         _check_runs(package.name, documents[0], config)
+
+
+def checked_digest(package: Path, profile: Sequence[str]) -> str:
+    """Returns the SHA-256 of a package, which a profile may pin (`packages`).
+
+    The rules of compilation do not see whether the code of a step was changed; the digest does.
+
+    Args:
+      package: the compiled pipeline.
+      profile: names or paths, see `load_profile`; empty pins nothing.
+
+    Raises:
+      ConfigError: the profile pins other packages.
+    """
+    from fedemb.pipelines.compile.cluster import load_profile
+
+    found = file_digest(package)
+    pinned = load_profile(*profile).packages if profile else ()
+    if pinned and found not in pinned:
+        raise ConfigError(
+            f"package {package.name} has sha256 {found}, which the profile does not list in "
+            "`packages`; review the package, then list its digest"
+        )
+    return found
 
 
 def _check_runs(name: str, spec: Spec, config: RunConfig) -> None:

@@ -209,7 +209,7 @@ def test_ledger_may_move_and_not_be_another_one(tmp_path):
 
 
 def test_private_root_is_bound_once_users_were_partitioned(run):
-    """Its people would otherwise be those of whoever names it."""
+    """Another root may hold other people under the same names."""
     other = ["storage.private_root=/elsewhere"]
     with pytest.raises(ConfigError, match=r"leave storage\.private_root as it is"):
         measured_otherwise(run, other, "evaluate_embeddings")

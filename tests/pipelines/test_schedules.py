@@ -18,6 +18,7 @@ from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import reconcile
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
 from fedemb.pipelines.schedules.load import load_schedule, load_schedules
+from fedemb.pipelines.schedules.package import checked_digest
 from fedemb.pipelines.schedules.schedule import json_schema
 from fedemb.steps.plan_privacy.plan import document
 
@@ -645,6 +646,21 @@ def test_namespace_is_the_named_one_the_profiles_the_pods_or_that_of_infra(tmp_p
     assert schedule.namespace_of(None, ["cpu"]) == "jobs"
     assert schedule.namespace_of(None, ["cpu", str(profile)]) == "vision"
     assert schedule.namespace_of("mine", ["cpu", str(profile)]) == "mine"
+
+
+def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, tmp_path):
+    """The rules of compilation do not see whether the code of a step was changed."""
+    loaded = load_schedule(folder / "weekly.yaml")
+    digest = file_digest(loaded.package)
+    assert checked_digest(loaded.package, ()) == digest
+    pins = tmp_path / "pins.yaml"
+    pins.write_text(yaml.safe_dump({"packages": ["0" * 64, digest]}))
+    assert checked_digest(loaded.package, ("cpu", str(pins))) == digest
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(loaded.package.read_text() + "# another step\n")
+    assert checked_digest(changed, ("cpu",)) != digest
+    with pytest.raises(ConfigError, match="which the profile does not list"):
+        checked_digest(changed, ("cpu", str(pins)))
 
 
 def test_submit_checks_then_starts_one_run_each_time(folder, kfp):

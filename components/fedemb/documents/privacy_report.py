@@ -260,13 +260,16 @@ class ReleaseTerms(Part):
     min_gain_over_public: float | None
     """None: no floor."""
     no_worse_than: Literal["previous_release"] | None
+    name: Annotated[Name | None, Since(5, before=None)]
+    """Under which it is published: approvers sign the report, and with it name and version."""
+    version: Annotated[Name | None, Since(5, before=None)]
 
 
 class PrivacyReport(Document):
     """Written by account_privacy."""
 
     kind: ClassVar[str] = "privacy_report"
-    newest: ClassVar[int] = 4
+    newest: ClassVar[int] = 5
     role: ClassVar[str | None] = "report"
 
     purpose: Purpose

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import model_validator
 
-from fedemb.documents.document import Document
+from fedemb.documents.document import Document, Since
 from fedemb.documents.fields import Code, Name, Sha
 
 
@@ -14,6 +14,7 @@ class VerdictDocument(Document):
     """Written by gate_release. What the rules say in words is in its log and its error."""
 
     kind: ClassVar[str] = "verdict"
+    newest: ClassVar[int] = 2
     role: ClassVar[str | None] = "gate"
 
     allow: bool
@@ -25,6 +26,9 @@ class VerdictDocument(Document):
     model_sha: Sha | None
     """None in a denial of what could not be read."""
     report_sha: Sha | None
+    name: Annotated[Name | None, Since(2, before=None)]
+    """Under which the model may be released; None in a denial of what could not be read."""
+    version: Annotated[Name | None, Since(2, before=None)]
 
     @model_validator(mode="after")
     def _follows(self) -> VerdictDocument:

@@ -32,6 +32,7 @@ class LocalKeyStore(KeyStore):
             for folder in (self.root, path.parent.parent, path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
             key = key or os.urandom(KEY_BYTES)
+            self._check_folders(path)
             create_bytes(path, key, mode=0o600)
         return key
 
@@ -42,6 +43,7 @@ class LocalKeyStore(KeyStore):
             destroyed = self._destroyed(path).exists()
             if destroyed or not path.exists():  # both: killed while destroying, so it is no key
                 raise LedgerError(self._missing(name, destroyed))
+            self._check_folders(path)
             key = path.read_bytes()
             mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
@@ -103,6 +105,25 @@ class LocalKeyStore(KeyStore):
             return self.root / kind / rest
         # A folder for each role: on a cluster each may be a volume of its own.
         return self.root / kind / rest.partition("@")[0] / rest
+
+    def _check_folders(self, path: Path) -> None:
+        """Refuses a folder in which everybody may replace keys.
+
+        Modes of a mounted volume are the cluster's: only processes of the pod see it.
+
+        Raises:
+          StorageError: and which folder.
+        """
+        for folder in (path.parent, *path.parent.parents):
+            if stat.S_IMODE(folder.stat().st_mode) & 0o002 and not os.path.ismount(folder):
+                raise StorageError(
+                    f"folder {folder} of the key store has mode "
+                    f"{stat.S_IMODE(folder.stat().st_mode):04o}, so everybody may replace keys in "
+                    "it; if you are sure that no key was replaced, chmod 700 it, otherwise make a "
+                    "new policy"
+                )
+            if folder == self.root:
+                return
 
     def _destroyed(self, path: Path) -> Path:
         return path.with_name(path.name + DESTROYED)

@@ -109,6 +109,7 @@ def build_report(
             "licence_sha": sha256_hex(config.release.licence.encode()),
             "min_gain_over_public": config.release.min_gain_over_public,
             "no_worse_than": config.release.no_worse_than,
+            **dict(zip(("name", "version"), config.released_as(reservation.run_id), strict=True)),
         },
         "provenance": {
             "config_sha": reservation.config_sha,

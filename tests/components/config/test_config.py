@@ -11,7 +11,7 @@ from fedemb.config.parameters import STORES, parameters_of, run_config
 from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.describe_config import describe
-from fedemb.pipelines.run.load_config import load_config, preset_names, validate
+from fedemb.pipelines.run.load_config import load_config, overridden, preset_names, validate
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_config.schema.json"
@@ -91,6 +91,21 @@ def test_wrong_setting_is_one_sentence(override, sentence):
         load_config("quickstart", [override])
     assert "\n" not in str(caught.value)
     assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("2", "2"), ("1.10", "1.10"), ("007", "007"), ("true", "true"), ("'3'", "3"), ("null", None)],
+)
+def test_text_setting_takes_a_number_as_it_is_typed(text, version):
+    config = load_config("quickstart", [f"release.version={text}"])
+    assert config.release.version == version
+    assert overridden(config, [f"release.version={text}"]).release.version == version
+
+
+def test_text_setting_takes_no_list():
+    with pytest.raises(ConfigError, match=r"release\.version: input should be a valid string"):
+        load_config("quickstart", ["release.version=[1]"])
 
 
 def test_regroupings_are_refused_where_participation_is_tracked():

@@ -20,7 +20,7 @@ from fedemb.documents.evidence import MODEL_FILES
 from fedemb.documents.model import Averages, ModelCard, average_file
 from fedemb.embedding import load_backbone
 from fedemb.embedding.inference import classify
-from fedemb.errors import ArtifactError
+from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.evaluation.held_out import apply_models
 from fedemb.gate.utility_rules import measured_as_asked
 from fedemb.keys.signatures import Signer, write_signed
@@ -106,6 +106,17 @@ def test_each_average_is_measured_on_the_same_images_in_the_same_look(trained, r
         right = np.mean(tables["it"].argmax(axis=1) == subjects.labels)
         assert found.top_1.value == pytest.approx(right, abs=1e-6)
     assert len(run.context().ledger.state.looks) == 1
+
+
+def test_training_users_in_the_place_of_held_out_ones_are_not_measured(trained, tmp_path):
+    run = ReadyRun(tmp_path / "run", trained.run.config)
+    shutil.copytree(trained.run.root, run.root)
+    shutil.rmtree(run.private / "evaluation")
+    shutil.copytree(run.private / "users", run.private / "evaluation")
+    looks = len(run.context().ledger.state.looks)
+    with pytest.raises(PlanMismatch, match="is not the folder the run is bound to"):
+        evaluate.run(run.context())
+    assert len(run.context().ledger.state.looks) == looks
 
 
 def test_the_page_shows_each_average_and_that_the_released_one_was_fixed_before(report):

@@ -20,8 +20,8 @@ from fedemb.steps.release_model import release, verify
 class LaterVerdict(VerdictDocument):
     """The verdict with one more field."""
 
-    newest: ClassVar[int] = 2
-    rules_asked: Annotated[int | None, Since(2, before=None)]
+    newest: ClassVar[int] = 3
+    rules_asked: Annotated[int | None, Since(3, before=None)]
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def _later(run, **fields):
     """The run's verdict with other fields, as a later gate signs it."""
     written = json.loads(run.verdict.read_text())
     del written["signature"]
-    content = {**written, "schema": "fedemb/verdict/2", "rules_asked": 16, **fields}
+    content = {**written, "schema": "fedemb/verdict/3", "rules_asked": 16, **fields}
     return encode(sign_document(content, Signer.newest(run.keys, "gate")))
 
 
 def test_old_document_is_released_and_verified_by_a_later_package(run, later_package):
     old = parse(run.verdict.read_bytes(), LaterVerdict, "verdict.json")
-    assert (old.version, old.body.rules_asked) == (1, None)
+    assert (old.version, old.body.rules_asked) == (2, None)
     run.ledger().chain.trust.check(old)  # its signature covers what it said then
     run.do_release()
     assert run.problems() == []
@@ -67,13 +67,13 @@ def test_later_document_is_written_signed_released_and_verified(run, later_packa
     monkeypatch.setattr(gate, "_document", later)
     assert run.do_gate()["rules_asked"] == 16
     written = parse(run.verdict.read_bytes(), LaterVerdict, "verdict.json")
-    assert (written.version, written.body.rules_asked) == (2, 16)
+    assert (written.version, written.body.rules_asked) == (3, 16)
     run.do_release()
     assert run.problems() == []
 
 
 def test_package_of_today_says_that_a_later_document_is_later(run):
-    with pytest.raises(ArtifactError, match=r"'fedemb/verdict/2', expected fedemb/verdict/1 to 1"):
+    with pytest.raises(ArtifactError, match=r"'fedemb/verdict/3', expected fedemb/verdict/1 to 2"):
         parse(_later(run), VerdictDocument, "verdict.json")
     run.verdict.write_bytes(_later(run))
     with pytest.raises(ArtifactError, match="with this version of the package"):
@@ -81,7 +81,7 @@ def test_package_of_today_says_that_a_later_document_is_later(run):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"schema": "fedemb/verdict/1"}, {"rules_asked": "16"}, {"rules_missed": 0}], ids=str
+    "fields", [{"schema": "fedemb/verdict/2"}, {"rules_asked": "16"}, {"rules_missed": 0}], ids=str
 )
 def test_field_of_another_version_or_of_none_is_refused_even_signed(run, fields):
     with pytest.raises(ArtifactError):

@@ -319,6 +319,8 @@ def test_terms_of_the_release_are_those_that_were_approved(run, ada, bob):
         {"release.min_gain_over_public": -0.5},
         {"release.no_worse_than": "previous_release"},
         {"release.licence": "apache-2.0"},
+        {"release.version": "2"},
+        {"release.name": "faces"},
     ):
         run.config = approved.updated(changes)
         assert "report_differs" in codes(run), changes

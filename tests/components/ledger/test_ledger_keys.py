@@ -163,6 +163,25 @@ def test_keys_are_private_to_their_owner(tmp_path):
         keys.fetch("policy/p")
 
 
+@pytest.mark.parametrize("folder", ["", "policy", "signing/gate"])
+def test_key_folder_that_everybody_may_write_is_refused(tmp_path, folder, monkeypatch):
+    """A person who may write there can replace a key by their own."""
+    keys = open_key_store(str(tmp_path / "keys"))
+    name = "signing/gate" if folder.startswith("signing") else "policy/p"
+    key = keys.create(name)
+    for mode in (0o777, 0o703):
+        (tmp_path / "keys" / folder).chmod(mode)
+        with pytest.raises(StorageError, match=f"mode {mode:04o}, so everybody may replace keys"):
+            keys.fetch(name)
+    with pytest.raises(StorageError, match="everybody may replace keys"):
+        keys.create(f"{name}-2" if folder != "signing/gate" else "signing/gate@2")
+    monkeypatch.setattr("os.path.ismount", lambda path: path == tmp_path / "keys" / folder)
+    assert keys.fetch(name) == key  # the mode of a volume is the cluster's
+    monkeypatch.undo()
+    (tmp_path / "keys" / folder).chmod(0o770)
+    assert keys.fetch(name) == key
+
+
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_key_of_another_length_is_no_key(tmp_path, size):
     keys = open_key_store(str(tmp_path / "keys"))

@@ -37,7 +37,7 @@ ALLOWED = {
         "run_attempt",
         "context.private('train', f'attempt-{reservation.attempt}')",
     ),
-    # Written only; the trainer appends to figures that nobody but the owner reads.
+    # Written only; the trainer appends to figures that only the data owner reads.
     ("components/fedemb/training/attempt.py", "run_attempt", "context.private('diagnostics')"),
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),

@@ -1,0 +1,50 @@
+"""An allowed verdict is for one name and version: nothing else is released with it."""
+
+import json
+
+import pytest
+
+from fedemb.documents.document import encode, read
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.verdict import VerdictDocument
+from fedemb.errors import GateDenied
+from fedemb.keys.signatures import Signer, sign_document
+
+OTHER = ({"release.version": "2"}, {"release.name": "faces"}, {"release.version": None})
+
+
+def test_verdict_and_report_name_the_release(run):
+    verdict = read(run.verdict, VerdictDocument).body
+    report = read(run.report, PrivacyReport).body
+    assert (verdict.name, verdict.version) == ("glyphs", "1.0")
+    assert (report.release.name, report.release.version) == ("glyphs", "1.0")
+
+
+@pytest.mark.parametrize("changes", OTHER)
+def test_allowed_model_is_not_released_under_another_name(run, changes):
+    run.config = run.config.updated(changes)
+    with pytest.raises(GateDenied, match="the verdict does not allow the release"):
+        run.do_release()
+    assert not (run.root / "releases").exists()
+
+
+@pytest.mark.parametrize("changes", OTHER)
+def test_gate_asked_again_wants_a_report_of_the_new_name(run, changes):
+    """Approvers sign the report, so a new name needs their approval again."""
+    run.config = run.config.updated(changes)
+    with pytest.raises(GateDenied, match=r"report's release\.(name|version)"):
+        run.do_gate()
+    run.do_account()
+    run.do_gate()
+    run.do_release()
+
+
+def test_verdict_that_names_no_release_publishes_nothing(run):
+    """Of version 1: run gate_release again."""
+    verdict = json.loads(run.verdict.read_text())
+    for name in ("name", "version", "signature"):
+        del verdict[name]
+    verdict["schema"] = "fedemb/verdict/1"
+    run.verdict.write_bytes(encode(sign_document(verdict, Signer.newest(run.keys, "gate"))))
+    with pytest.raises(GateDenied, match="the verdict does not allow the release"):
+        run.do_release()
