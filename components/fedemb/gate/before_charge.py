@@ -137,8 +137,8 @@ def check_before_charge(
             "nothing was charged; raise noise_multiplier, lower rounds or sampling_probability"
         )
     _check_start(config, plan, *start)
-    for warning in _warnings(config, ledger):
-        _log.warning("the gate will deny the release unless this changes: %s", warning)
+    for warning in _warnings(config, ledger, run_id):
+        _log.warning("the release will be refused unless this changes: %s", warning)
 
 
 def _problems(
@@ -163,12 +163,6 @@ def _problems(
             f"tuning.trials={config.tuning.trials} private runs were looked at, and the ledger of "
             f"policy {policy.policy_id!r} holds {others} other runs",
             "tune under the policy that is charged for it, or on public images",
-        )
-    name, version = config.released_as(run_id)
-    if _is_released(ledger, name, version, run_id):
-        yield (
-            f"{name} {version} is released already, and a release does not change",
-            "set another release.version",
         )
     if not (plan.private and plan.proof):
         yield (
@@ -229,7 +223,7 @@ def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -
     noise_floor(config, plan, path)
 
 
-def _warnings(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+def _warnings(config: RunConfig, ledger: Ledger, run_id: str) -> Iterator[str]:
     """Reasons that a waiver or a free section can still take away."""
     customary = ledger.terms.users_lower_bound**-1.1
     if not config.policy.delta <= customary:
@@ -247,3 +241,6 @@ def _warnings(config: RunConfig, ledger: Ledger) -> Iterator[str]:
             "worse_than_previous_release: release.no_worse_than is set and "
             "evaluation.previous_release is null; name the release to compare with"
         )
+    name, version = config.released_as(run_id)
+    if _is_released(ledger, name, version, run_id):
+        yield f"{name} {version} is released already; set another release.version"

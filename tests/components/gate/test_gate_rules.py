@@ -416,7 +416,7 @@ def test_neither_an_attempt_of_the_same_run_nor_an_open_reservation_is_another_r
     again.do_plan()
     with pytest.raises(Refused, match="holds 0 other runs"):
         again.do_reserve(attempt=2)
-    monkeypatch.setattr(reserve, "_check_before_charge", lambda *_: None)
+    monkeypatch.setattr(reserve, "check_before_charge", lambda *_, **__: None)
     again.do_reserve(attempt=2)
     for act in ("partition", "train", "measure", "account"):
         getattr(again, f"do_{act}")()
