@@ -8,6 +8,7 @@ from tests.planted_bugs.mutants import (
     gate,
     mechanism,
     steps,
+    survivors,
     training,
     units,
 )
@@ -26,4 +27,5 @@ MUTANTS = (
     *units.MUTANTS,
     *accelerators.MUTANTS,
     *gate.MUTANTS,
+    *survivors.MUTANTS,
 )
