@@ -105,8 +105,8 @@ def _looped(iterated: ast.expr, tree: ast.Module) -> Iterator[str]:
     if any(
         isinstance(node, ast.Attribute) and node.attr == "failed" for node in ast.walk(iterated)
     ):
-        text = (PACKAGE / "fedemb" / "documents" / "mechanism_audit.py").read_text()
-        for node in ast.walk(ast.parse(text)):
+        (path,) = PACKAGE.glob("fedemb/**/mechanism_audit.py")
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name == "failed":
                 yield from _keys_set(node)
 
