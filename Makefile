@@ -68,7 +68,7 @@ golden: setup ## Rewrite golden files; review the diff
 COMPILE := ../$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 lock: setup ## Compile requirements/*.in to hashed locks
 	cd requirements && for name in cpu dev light gpu tpu serve; do $(COMPILE) --override overrides.txt $$name.in -o $$name.txt; done
-	cd requirements && for name in audit bootstrap build docs; do $(COMPILE) $$name.in -o $$name.txt; done
+	cd requirements && for name in audit bootstrap build docs mutation; do $(COMPILE) $$name.in -o $$name.txt; done
 
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
@@ -93,6 +93,19 @@ $(AUDIT_STAMP): | setup
 	test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
 	$(BIN)/uv pip install --quiet --python $(AUDIT_VENV)/bin/python --no-deps --require-hashes -r requirements/audit.txt
 	@rm -f $(AUDIT_VENV)/.installed-*
+	@touch $@
+
+MUTATION_VENV := .venv-mutation
+MUTATION_STAMP := $(MUTATION_VENV)/.installed-$(shell cat requirements/mutation.txt 2>/dev/null | cksum | cut -d' ' -f1)
+mutation: $(MUTATION_STAMP) ## Try changes that Cosmic Ray makes to the privacy core; MINUTES=60, resumes
+	mkdir -p build
+	$(MUTATION_VENV)/bin/python tests/mutation/mutants.py $$($(BIN)/python -m tests.mutation.run --files) > build/mutants.jsonl
+	$(BIN)/python -m tests.mutation.run build/mutants.jsonl --minutes $(or $(MINUTES),60)
+
+$(MUTATION_STAMP): | setup
+	test -x $(MUTATION_VENV)/bin/python || $(PYTHON) -m venv $(MUTATION_VENV)
+	$(BIN)/uv pip install --quiet --python $(MUTATION_VENV)/bin/python --no-deps --require-hashes -r requirements/mutation.txt
+	@rm -f $(MUTATION_VENV)/.installed-*
 	@touch $@
 
 PLANTED := $(BIN)/python -m pytest -q -n 2 --dist load -p tests.planted_bug_record
@@ -127,6 +140,6 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 	tests/integration/flink.sh
 
 clean: ## Remove the environment and all caches (never runs/)
-	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean
+.PHONY: help audit mutation docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean

@@ -10,7 +10,7 @@ from fedemb.data.client_data import UserStore
 from fedemb.embedding.backbones import with_bfloat16
 from fedemb.embedding.backend_rounds import unit_rounds
 from fedemb.embedding.classifier import without_head
-from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures
+from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures, unit_key
 from fedemb.embedding.head_gradient import HeadGradientFunction
 from fedemb.embedding.least_squares_head import LeastSquaresFunction
 from fedemb.embedding.round_kind import RoundKind
@@ -64,8 +64,7 @@ def _train(attempt: Attempt) -> Trained:
     cache = FeatureCache(trunk, attempt.store, attempt.log.inputs_sha)
 
     def features(client: VirtualClient) -> UnitFeatures:
-        key = client.users.tobytes() + client.grouping.to_bytes(4, "big")
-        return cache.of(key, lambda: loader.load(client))
+        return cache.of(unit_key(client), lambda: loader.load(client))
 
     trained = Trainer(attempt, function, features).train()
     cache.delete()

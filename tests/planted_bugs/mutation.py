@@ -20,6 +20,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tests.planted_bugs.edits import Edit, edited, path_of
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TREES = ("components", "pipelines", "requirements")
 HEAVY = (
@@ -44,20 +46,19 @@ _RED = 1
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A bug as a patch: edits of product files, each of text that stands there exactly once."""
+    """A bug as a patch: edits of product code, each anchored to a function and its syntax."""
 
     number: int
     """Its family in docs/privacy/planted_bugs.md."""
     name: str
-    edits: tuple[tuple[str, str, str], ...]
-    """File below the repository, text, and what a careless developer writes instead."""
+    edits: tuple[Edit, ...]
     tests: tuple[str, ...]
     """Which must turn red, one at least."""
 
     @property
     def where(self) -> str:
-        """Files that are changed."""
-        return ", ".join(dict.fromkeys(file for file, _, _ in self.edits))
+        """Modules that are changed."""
+        return ", ".join(dict.fromkeys(edit.module for edit in self.edits))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +74,16 @@ def planted(mutant: Mutant, folder: Path) -> Path:
     """Copies the product below a folder and patches the copy.
 
     Raises:
-      ValueError: a text to be replaced does not stand there exactly once.
+      ValueError: the code of an edit does not occur exactly once.
     """
     for tree in TREES:
         shutil.copytree(REPOSITORY / tree, folder / tree, symlinks=True)
-    for file, old, new in mutant.edits:
-        path = folder / file
-        text = path.read_text()
-        if text.count(old) != 1:
-            raise ValueError(
-                f"{mutant.name}: {file} has {text.count(old)} times {old!r}, expected once; the "
-                "product was rewritten, so write the bug again"
-            )
-        path.write_text(text.replace(old, new))
+    for edit in mutant.edits:
+        path = path_of(edit.module, folder)
+        try:
+            path.write_text(edited(path.read_text(), edit))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{mutant.name}: {error}. Write the bug for the new code") from error
     return folder
 
 

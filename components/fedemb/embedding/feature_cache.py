@@ -122,6 +122,11 @@ class FeatureCache:
         self._blocks, self._known, self._fresh = [], {}, []
 
 
+def unit_key(client: VirtualClient) -> bytes:
+    """Names a unit that is sampled alone: all of its row number, and the place of an image."""
+    return client.users.tobytes() + client.grouping.to_bytes(4, "big")
+
+
 def keeps_features(model: ModelConfig, local: LocalTrainingConfig) -> bool:
     """Whether local training can take features that are computed once.
 

@@ -7,7 +7,7 @@ from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
 from fedemb.embedding import ClientExamples, RoundFunction, build_backbone, trainable_variables
 from fedemb.embedding.backbones import cut
-from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features
+from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features, unit_key
 from fedemb.embedding.loading import load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.not_private import NotPrivate
@@ -92,6 +92,39 @@ def test_a_client_without_one_of_its_users_takes_nothing_new(tmp_path):
     nobody = frozen.load(_client())
     assert nobody.images.shape == (0, trunk.output_shape[-1])
     assert people.read[5:] == [[2]]  # whoever has no images is asked again
+
+
+FAR = [3, 3 + 256, 3 + 65_536, 3 + 2**32, 0, 256]
+"""Rows whose numbers share their low byte, or their low 16 or 32 bits."""
+
+
+def test_users_whose_rows_lie_far_apart_never_share_features(tmp_path):
+    """Rows that share their low bits: a key of a byte gives one user the features of another."""
+    trunk, _ = cut(build_backbone(MODEL, 0), "projection")
+
+    def images_of(row):
+        random = np.random.default_rng(row)
+        return random.integers(0, 256, (2, 12, 12, 1), np.uint8), np.array([row % 3, 2])
+
+    def load(client):
+        (row,) = client.users
+        return ClientExamples(client.grouping, client.group, *images_of(int(row)))
+
+    store = open_store(str(tmp_path))
+    kept = FrozenFeatures(trunk, load, 100, store, "a" * 8)
+    for row in FAR:
+        own = FrozenFeatures(trunk, load, 100).load(_client(row)).images
+        np.testing.assert_array_equal(kept.load(_client(row)).images, own)
+
+
+def test_key_of_a_unit_names_its_whole_row_and_its_place():
+    """As training of a head keeps features: by the row of a unit, and the place of an image."""
+    clients = [VirtualClient(place, 7, np.array([row])) for row in FAR for place in (0, 1, 256)]
+    keys = {unit_key(client) for client in clients}
+    assert len(keys) == len(clients)
+    assert len({len(key) for key in keys}) == 1
+    of_another_group = VirtualClient(0, 8, np.array([FAR[0]]))
+    assert unit_key(of_another_group) == unit_key(clients[0])
 
 
 def test_a_net_that_was_cut_is_saved_as_it_was(tmp_path):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants import accelerators, embeddings, mechanism, steps, training, units
+from tests.planted_bugs.mutants import (
+    accelerators,
+    embeddings,
+    gate,
+    mechanism,
+    steps,
+    survivors,
+    training,
+    units,
+)
 from tests.planted_bugs.mutants.places import AGAIN, COINS, PROBE, REPLAY
 from tests.planted_bugs.mutation import Mutant
 
@@ -17,4 +26,6 @@ MUTANTS = (
     *embeddings.MUTANTS,
     *units.MUTANTS,
     *accelerators.MUTANTS,
+    *gate.MUTANTS,
+    *survivors.MUTANTS,
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants.places import AUDIT, EMBEDDING, ROUNDS, SAMPLING, one
+from tests.planted_bugs.mutants import modules
+from tests.planted_bugs.mutants.places import AUDIT, one
 
-LOCAL = f"{EMBEDDING}/local_training.py"
-DRAWS = f"{EMBEDDING}/client_draws.py"
 TESTS = "tests/components/embedding/test_embedding_rounds.py"
 CROSSING = f"{TESTS}::test_head_and_slots_of_a_client_do_not_reach_the_next_one_or_the_next_round"
 SPREAD = f"{TESTS}::test_sum_is_the_same_bits_for_any_spread_over_workers_and_slabs"
@@ -16,11 +15,10 @@ MUTANTS = (
         14,
         "weights_of_one_client_reach_the_next",
         (
-            LOCAL,
-            "            variable.assign(value)\n",
-            "            variable.assign(\n"
-            "                value if variable is self.head else (value + variable) / 2\n"
-            "            )\n",
+            modules.LOCAL,
+            "start",
+            "variable.assign(value)",
+            "variable.assign(value if variable is self.head else (value + variable) / 2)",
         ),
         SPREAD,
     ),
@@ -28,11 +26,10 @@ MUTANTS = (
         14,
         "momentum_of_one_client_moves_the_next",
         (
-            LOCAL,
-            "                slot.assign(tf.zeros_like(value))\n",
-            "                slot.assign(\n"
-            "                    tf.zeros_like(value) if variable is self.head else slot\n"
-            "                )\n",
+            modules.LOCAL,
+            "start",
+            "tf.zeros_like(value)",
+            "tf.zeros_like(value) if variable is self.head else slot",
         ),
         CROSSING,
     ),
@@ -40,30 +37,30 @@ MUTANTS = (
         14,
         "labels_number_rows_of_everybody_s_head",
         (
-            DRAWS,
-            "    return np.argsort(np.argsort(first)).astype(np.int32)[inverse], len(first)\n",
-            "    return (labels % len(first)).astype(np.int32), len(first)\n",
+            modules.CLIENT_DRAWS,
+            "local_rows",
+            "np.argsort(np.argsort(first)).astype(np.int32)[inverse]",
+            "(labels % len(first)).astype(np.int32)",
         ),
         f"{TESTS}::test_labels_mean_nothing_outside_their_client",
     ),
     one(
         9,
         "clients_seeded_by_their_place",
-        (
-            ROUNDS,
-            "            seed=seed_of(self.seed, round_index, client.grouping, client.group),\n",
-            "            seed=seed_of(self.seed, round_index, client.grouping, client.place),\n",
-        ),
+        (modules.ROUNDS, "_data", "client.group", "client.place"),
         SPREAD,
     ),
     one(
         17,
         "clip_of_the_first_round_for_ever",
         (
-            ROUNDS,
-            "            states, rows = self._train(broadcast, slab, states, parameters)\n",
-            "            self._first = getattr(self, '_first', parameters)\n"
-            "            states, rows = self._train(broadcast, slab, states, self._first)\n",
+            modules.ROUNDS,
+            "ParallelRounds._sums",
+            "states, rows = self._train(broadcast, slab, states, parameters)",
+            (
+                "self._first = getattr(self, '_first', parameters)\n"
+                "states, rows = self._train(broadcast, slab, states, self._first)"
+            ),
         ),
         ADAPTIVE,
     ),
@@ -71,11 +68,14 @@ MUTANTS = (
         11,
         "coins_for_groups_that_hold_somebody",
         (
-            SAMPLING,
-            "    sampled = np.flatnonzero(heads(words, probability))\n",
-            "    every = range(plan.virtual_clients)\n"
-            "    full = [group for group in every if len(index.members(grouping, group))]\n"
-            "    sampled = np.array(full, np.int64)[heads(words[: len(full)], probability)]\n",
+            modules.SAMPLING,
+            "sample_groups",
+            "sampled = np.flatnonzero(heads(words, probability))",
+            (
+                "every = range(plan.virtual_clients)\n"
+                "full = [group for group in every if len(index.members(grouping, group))]\n"
+                "sampled = np.array(full, np.int64)[heads(words[:len(full)], probability)]"
+            ),
         ),
         "tests/components/privacy/test_privacy_sampling.py::"
         "test_coins_are_tossed_for_empty_virtual_clients_too",
@@ -84,11 +84,14 @@ MUTANTS = (
         1,
         "first_tensor_is_clipped_apart_from_the_rest",
         (
-            ROUNDS,
-            "            record = query.preprocess_record(parameters, update)\n",
-            "            rest = query.preprocess_record(parameters, update[1:])\n"
-            "            record = query.preprocess_record(parameters, update[:1])\n"
-            "            record = (tf.concat([record[0], rest[0]], axis=0), *record[1:])\n",
+            modules.ROUNDS,
+            "body",
+            "record = query.preprocess_record(parameters, update)",
+            (
+                "rest = query.preprocess_record(parameters, update[1:])\n"
+                "record = query.preprocess_record(parameters, update[:1])\n"
+                "record = (tf.concat([record[0], rest[0]], axis=0), *record[1:])"
+            ),
         ),
         f"{TESTS}::test_clipped_sum_equals_a_straightforward_reference",
     ),
@@ -96,10 +99,13 @@ MUTANTS = (
         10,
         "step_of_the_server_grows_with_who_took_part",
         (
-            f"{EMBEDDING}/round_loop.py",
-            "        state = function.advance(server, state, output.mean)\n",
-            "        grown = output.mean * (1 + len(sums.clients) / 1000)\n"
-            "        state = function.advance(server, state, grown)\n",
+            modules.LOOP,
+            "run_rounds",
+            "state = function.advance(server, state, output.mean)",
+            (
+                "grown = output.mean * (1 + len(sums.clients) / 1000)\n"
+                "state = function.advance(server, state, grown)"
+            ),
         ),
         *AUDIT,
     ),
@@ -107,11 +113,14 @@ MUTANTS = (
         4,
         "average_of_weights_without_noise",
         (
-            f"{EMBEDDING}/round_loop.py",
-            "        state = function.advance(server, state, output.mean)\n",
-            "        before = state.averages\n"
-            "        state = function.advance(server, state, output.mean)\n"
-            "        state.averages[:] = before\n",
+            modules.LOOP,
+            "run_rounds",
+            "state = function.advance(server, state, output.mean)",
+            (
+                "before = state.averages\n"
+                "state = function.advance(server, state, output.mean)\n"
+                "state.averages[:] = before"
+            ),
         ),
         "tests/components/training/test_training_audit.py::test_sound_training_passes[averaged]",
     ),

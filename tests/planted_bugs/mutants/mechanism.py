@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+from tests.planted_bugs.mutants import modules
 from tests.planted_bugs.mutants.places import (
     AGAIN,
     AUDIT,
     AUDITING,
-    CLIP,
     COINS,
-    KEYED,
-    MECHANISM,
-    NOISE,
     PLAN,
-    PRIVACY,
     PROBE,
     QUERIES,
     REPLAY,
-    ROUNDS,
-    RUNNING,
-    SAMPLING,
     one,
+    several,
 )
-from tests.planted_bugs.mutation import Mutant
 
-BOUNDED = "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))"
-MEAN = "        mean = flat.astype(np.float32)\n"
 STABLE = (
     "tests/components/privacy/test_privacy_sampling.py::"
     "test_removing_a_user_changes_what_one_virtual_client_holds",
@@ -38,12 +29,18 @@ DEAL = (
 
 MUTANTS = (
     # 1-3, 13: clipping
-    one(1, "no_clipping", (CLIP, BOUNDED, "clip"), *REPLAY),
+    one(
+        1,
+        "no_clipping",
+        (modules.CLIP, "_clip", "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))", "clip"),
+        *REPLAY,
+    ),
     one(
         2,
         "clip_per_tensor",
         (
-            CLIP,
+            modules.CLIP,
+            "_clip",
             "ops.sqrt(ops.sum(ops.square(flat)))",
             "ops.max(ops.stack([ops.norm(ops.cast(t, 'float64')) for t in update]))",
         ),
@@ -53,24 +50,28 @@ MUTANTS = (
         3,
         "weighted_after_the_clip",
         (
-            CLIP,
-            "        return (self._clip(clip, update)[0],)",
-            "        return (self._clip(clip, update)[0] * 3,)",
+            modules.CLIP,
+            "ClippedSum.record",
+            "self._clip(clip, update)[0]",
+            "self._clip(clip, update)[0] * 3",
         ),
         *REPLAY,
     ),
-    Mutant(
+    several(
         3,
         "clip_the_sum_only",
         (
-            (CLIP, BOUNDED, "clip"),
+            (modules.CLIP, "_clip", "ops.maximum(clip, norm * (1.0 + _CLIP_SLACK))", "clip"),
             (
-                CLIP,
-                "        plan = self._plan\n        if plan.tracks",
-                "        plan = self._plan\n        length = float(np.linalg.norm(sums))\n"
-                "        most = self._grid * plan.normaliser\n"
-                "        sums = (sums * min(1.0, most / max(1.0, length))).astype(np.int64)\n"
-                "        if plan.tracks",
+                modules.CLIP,
+                "_noised_sum",
+                "plan = self._plan",
+                (
+                    "plan = self._plan\n"
+                    "length = float(np.linalg.norm(sums))\n"
+                    "most = self._grid * plan.normaliser\n"
+                    "sums = (sums * min(1.0, most / max(1.0, length))).astype(np.int64)"
+                ),
             ),
         ),
         REPLAY,
@@ -78,17 +79,20 @@ MUTANTS = (
     one(
         13,
         "nan_reaches_the_sum",
-        (CLIP, "finite = ops.isfinite(norm)", "finite = ops.ones_like(norm, 'bool')"),
+        (modules.CLIP, "_clip", "ops.isfinite(norm)", "ops.ones_like(norm, 'bool')"),
         f"{QUERIES}::test_a_non_finite_update_counts_as_zero",
     ),
     one(
         13,
         "nan_is_mended_and_counts",
         (
-            CLIP,
-            "        norm = ops.sqrt",
-            "        flat = ops.where(ops.isfinite(flat), flat, ops.ones_like(flat))\n"
-            "        norm = ops.sqrt",
+            modules.CLIP,
+            "_clip",
+            "norm = ops.sqrt(ops.sum(ops.square(flat)))",
+            (
+                "flat = ops.where(ops.isfinite(flat), flat, ops.ones_like(flat))\n"
+                "norm = ops.sqrt(ops.sum(ops.square(flat)))"
+            ),
         ),
         f"{QUERIES}::test_a_non_finite_update_counts_as_zero",
     ),
@@ -97,9 +101,10 @@ MUTANTS = (
         6,
         "small_radii_on_few_circles",
         (
-            NOISE,
-            "    radius[above] = np.log1p(-distance[above])\n",
-            "    radius[above] = np.log(1.0 - distance[above])\n",
+            modules.NOISE,
+            "_box_muller",
+            "np.log1p(-distance[above])",
+            "np.log(1.0 - distance[above])",
         ),
         f"{QUERIES}::test_radii_are_right_to_the_last_digits_at_both_ends_of_the_uniform",
     ),
@@ -107,87 +112,64 @@ MUTANTS = (
         4,
         "noise_scaled_as_for_the_mean",
         (
-            KEYED,
-            "return plan.noise_multiplier * 2.0**plan.grid_bits",
-            "return plan.noise_multiplier * 2.0**plan.grid_bits / plan.normaliser",
+            modules.KEYED,
+            "grid_scale",
+            "plan.noise_multiplier * 2.0 ** plan.grid_bits",
+            "plan.noise_multiplier * 2.0 ** plan.grid_bits / plan.normaliser",
         ),
         *PROBE,
     ),
     one(
         5,
         "variance_for_deviation",
-        (
-            KEYED,
-            "return plan.noise_multiplier * 2.0**plan.grid_bits",
-            "return plan.noise_multiplier**2 * 2.0**plan.grid_bits",
-        ),
+        (modules.KEYED, "grid_scale", "plan.noise_multiplier", "plan.noise_multiplier ** 2"),
         *PROBE,
     ),
     one(
         4,
         "noise_3_percent_short",
-        (
-            KEYED,
-            "return plan.noise_multiplier * 2.0**plan.grid_bits",
-            "return 0.97 * plan.noise_multiplier * 2.0**plan.grid_bits",
-        ),
+        (modules.KEYED, "grid_scale", "plan.noise_multiplier", "0.97 * plan.noise_multiplier"),
         f"{AUDITING}::test_canaries_of_a_sound_mechanism_measure_the_plan_in_200_runs",
     ),
     one(
         6,
         "seed_reused_across_rounds",
-        (
-            KEYED,
-            "return add_rounded_noise(values, tensor_key(self._key, self.tag, name), scale)",
-            "return add_rounded_noise(values, self._key, scale)",
-        ),
+        (modules.KEYED, "add", "tensor_key(self._key, self.tag, name)", "self._key"),
         *PROBE,
     ),
     one(
         6,
         "seed_reused_across_processes",
-        (
-            KEYED,
-            "return add_rounded_noise(values, tensor_key(self._key, self.tag, name), scale)",
-            "return add_rounded_noise(values, self.tag and bytes(32), scale)",
-        ),
+        (modules.KEYED, "add", "tensor_key(self._key, self.tag, name)", "self.tag and bytes(32)"),
         *PROBE,
     ),
     one(
         6,
         "seed_reused_across_entries",
         (
-            NOISE,
-            "        _box_muller(key, start // _BLOCK, noise)\n        noise *= scale\n",
-            "        _box_muller(key, start // _BLOCK, noise)\n        noise *= scale\n"
-            "        noise[1::2] = noise[: 2 * (noise.size // 2) : 2]\n",
+            modules.NOISE,
+            "add_rounded_noise.fill",
+            "np.rint(noise, out=noise)",
+            ("noise[1::2] = noise[:2 * (noise.size // 2):2]\nnp.rint(noise, out=noise)"),
         ),
         *PROBE,
     ),
     one(
         7,
         "noise_ignores_the_data",
-        (NOISE, "        digest.update(data.data)\n", ""),
+        (modules.NOISE, "round_tag", "digest.update(data.data)", ""),
         *AGAIN,
     ),
     one(
         7,
         "fresh_noise_on_replay",
-        (
-            NOISE,
-            "    digest = hashlib.sha256()\n    for name in sorted(quantities):",
-            "    digest = hashlib.sha256(os.urandom(8))\n    for name in sorted(quantities):",
-        ),
+        (modules.NOISE, "round_tag", "hashlib.sha256()", "hashlib.sha256(os.urandom(8))"),
         *AGAIN,
     ),
     one(
         12,
         "empty_round_is_skipped",
-        (
-            CLIP,
-            "        elif plan.private:\n",
-            "        elif plan.private and sums.any():\n",
-        ),
+        (modules.CLIP, "_noised_sum", "plan.private", "plan.private and sums.any()"),
         *PROBE,
     ),
     # 8-11: grouping, sampling, dividing
@@ -195,18 +177,13 @@ MUTANTS = (
         8,
         "user_in_two_clients",
         (
-            SAMPLING,
-            "        VirtualClient(grouping, group, np.sort(index.members(grouping, group)))\n"
-            "        for group in map(int, sampled)",
-            "        VirtualClient(\n"
-            "            grouping,\n"
-            "            group,\n"
-            "            np.union1d(\n"
-            "                index.members(grouping, group),\n"
-            "                index.members(grouping, (group + 1) % plan.virtual_clients),\n"
-            "            ),\n"
-            "        )\n"
-            "        for group in map(int, sampled)",
+            modules.SAMPLING,
+            "sample_groups",
+            "np.sort(index.members(grouping, group))",
+            (
+                "np.union1d(index.members(grouping, group), index.members(grouping, "
+                "(group + 1) % plan.virtual_clients))"
+            ),
         ),
         *REPLAY,
     ),
@@ -214,15 +191,10 @@ MUTANTS = (
         9,
         "chunks_of_a_sorted_list",
         (
-            SAMPLING,
-            "        VirtualClient(grouping, group, np.sort(index.members(grouping, group)))\n"
-            "        for group in map(int, sampled)",
-            "        VirtualClient(\n"
-            "            grouping,\n"
-            "            group,\n"
-            "            np.arange(group, index.user_count, plan.virtual_clients),\n"
-            "        )\n"
-            "        for group in map(int, sampled)",
+            modules.SAMPLING,
+            "sample_groups",
+            "np.sort(index.members(grouping, group))",
+            "np.arange(group, index.user_count, plan.virtual_clients)",
         ),
         *STABLE,
     ),
@@ -230,30 +202,42 @@ MUTANTS = (
         9,
         "clients_dealt_by_size",
         (
-            ROUNDS,
-            "        for unit in units:\n            shares[unit.place % self.worker_count]",
-            "        order = sorted(units, key=lambda unit: -len(unit.labels))\n"
-            "        for place, unit in enumerate(order):\n"
-            "            shares[place % self.worker_count]",
+            modules.ROUNDS,
+            "RoundFunction._pack",
+            (
+                "for unit in units:\n"
+                "    shares[unit.place % self.worker_count].append(self._data(unit, round_index))"
+            ),
+            (
+                "order = sorted(units, key=lambda unit: -len(unit.labels))\n"
+                "for place, unit in enumerate(order):\n"
+                "    shares[place % self.worker_count].append(self._data(unit, round_index))"
+            ),
         ),
         *DEAL,
     ),
-    Mutant(
+    several(
         10,
         "divided_by_who_showed_up",
         (
             (
-                RUNNING,
-                "        return self._sampler.sample(round_index, index)",
-                "        clients = self._sampler.sample(round_index, index)\n"
-                "        self._present = sum(len(client.users) for client in clients) / 3\n"
-                "        return clients",
+                modules.RUNNING,
+                "Mechanism.sample_clients",
+                "return self._sampler.sample(round_index, index)",
+                (
+                    "clients = self._sampler.sample(round_index, index)\n"
+                    "self._present = sum((len(client.users) for client in clients)) / 3\n"
+                    "return clients"
+                ),
             ),
             (
-                RUNNING,
-                MEAN,
-                "        present = max(1.0, getattr(self, '_present', 1.0))\n"
-                "        mean = (flat * self.plan.normaliser / present).astype(np.float32)\n",
+                modules.RUNNING,
+                "Mechanism.aggregate",
+                "mean = flat.astype(np.float32)",
+                (
+                    "present = max(1.0, getattr(self, '_present', 1.0))\n"
+                    "mean = (flat * self.plan.normaliser / present).astype(np.float32)"
+                ),
             ),
         ),
         REPLAY,
@@ -262,13 +246,14 @@ MUTANTS = (
         10,
         "weighted_by_examples",
         (
-            ROUNDS,
-            "            state = query.accumulate_preprocessed_record(state, record)\n"
-            "            norm = tf.sqrt",
-            "            weight = tf.cast(stop - start, tf.int64)\n"
-            "            record = tf.nest.map_structure(lambda part: part * weight, record)\n"
-            "            state = query.accumulate_preprocessed_record(state, record)\n"
-            "            norm = tf.sqrt",
+            modules.ROUNDS,
+            "body",
+            "state = query.accumulate_preprocessed_record(state, record)",
+            (
+                "weight = tf.cast(stop - start, tf.int64)\n"
+                "record = tf.nest.map_structure(lambda part: part * weight, record)\n"
+                "state = query.accumulate_preprocessed_record(state, record)"
+            ),
         ),
         *AUDIT,
     ),
@@ -276,10 +261,13 @@ MUTANTS = (
         11,
         "fixed_size_priced_as_poisson",
         (
-            SAMPLING,
-            "    sampled = np.flatnonzero(heads(words, probability))\n",
-            "    count = round(probability * plan.virtual_clients)\n"
-            "    sampled = np.sort(np.argsort(words)[:count])\n",
+            modules.SAMPLING,
+            "sample_groups",
+            "sampled = np.flatnonzero(heads(words, probability))",
+            (
+                "count = round(probability * plan.virtual_clients)\n"
+                "sampled = np.sort(np.argsort(words)[:count])"
+            ),
         ),
         *COINS,
     ),
@@ -287,22 +275,21 @@ MUTANTS = (
         11,
         "epochs_priced_as_poisson",
         (
-            SAMPLING,
-            "    sampled = np.flatnonzero(heads(words, probability))\n",
-            "    count = round(probability * plan.virtual_clients)\n"
-            "    turn = np.arange(round_index * count, (round_index + 1) * count)\n"
-            "    sampled = np.sort(turn % plan.virtual_clients)\n",
+            modules.SAMPLING,
+            "sample_groups",
+            "sampled = np.flatnonzero(heads(words, probability))",
+            (
+                "count = round(probability * plan.virtual_clients)\n"
+                "turn = np.arange(round_index * count, (round_index + 1) * count)\n"
+                "sampled = np.sort(turn % plan.virtual_clients)"
+            ),
         ),
         *COINS,
     ),
     one(
         11,
         "coins_come_up_twice_as_often",
-        (
-            NOISE,
-            "    threshold = coin_threshold(probability)\n",
-            "    threshold = coin_threshold(min(1.0, 2 * probability))\n",
-        ),
+        (modules.NOISE, "heads", "probability", "min(1.0, 2 * probability)"),
         *COINS,
     ),
     # 15, 17: price
@@ -310,8 +297,9 @@ MUTANTS = (
         15,
         "naive_sensitivity",
         (
-            f"{PRIVACY}/mechanisms/group_poisson_gaussian.py",
-            '    relation_name = "REPLACE_ONE"\n',
+            modules.GROUP_POISSON_GAUSSIAN,
+            "GroupPoissonGaussian",
+            "relation_name = 'REPLACE_ONE'",
             "",
         ),
         f"{PLAN}::test_events_follow_the_rule_table",
@@ -320,9 +308,10 @@ MUTANTS = (
         15,
         "sampled_then_grouped_priced_at_one_clip",
         (
-            f"{PRIVACY}/mechanisms/grouped_users.py",
-            "dpe.GaussianDpEvent(self.joint_noise_multiplier / 2)",
-            "dpe.GaussianDpEvent(self.joint_noise_multiplier)",
+            modules.GROUPED_USERS,
+            "round_event",
+            "self.joint_noise_multiplier / 2",
+            "self.joint_noise_multiplier",
         ),
         f"{PLAN}::test_events_follow_the_rule_table",
     ),
@@ -330,9 +319,10 @@ MUTANTS = (
         17,
         "quantile_bit_not_charged",
         (
-            MECHANISM,
-            "        return (self.noise_multiplier**-2 + bit**-2) ** -0.5",
-            "        return self.noise_multiplier if bit else bit",
+            modules.MECHANISM,
+            "joint_noise_multiplier",
+            "(self.noise_multiplier ** (-2) + bit ** (-2)) ** (-0.5)",
+            "self.noise_multiplier if bit else bit",
         ),
         f"{PLAN}::test_adaptive_clip_is_one_joint_event",
     ),
@@ -340,9 +330,10 @@ MUTANTS = (
         17,
         "clip_from_the_exact_count",
         (
-            CLIP,
-            '        noised = self._noise.add("below", count, scale)[0] / self._grid\n',
-            "        noised = count[0] / self._grid\n",
+            modules.CLIP,
+            "AdaptiveClippedSum.noised",
+            "self._noise.add('below', count, scale)",
+            "count",
         ),
         f"{QUERIES}::test_adaptive_clip_depends_on_the_noised_count_not_the_exact_one",
     ),
@@ -350,9 +341,10 @@ MUTANTS = (
         17,
         "clip_moves_and_the_noise_stays",
         (
-            CLIP,
-            'sums = self._noise.add("update", sums, grid_scale(plan))',
-            'sums = self._noise.add("update", sums, grid_scale(plan) * plan.l2_norm_clip / clip)',
+            modules.CLIP,
+            "_noised_sum",
+            "grid_scale(plan)",
+            "grid_scale(plan) * plan.l2_norm_clip / clip",
         ),
         f"{AUDITING}::test_receipts_of_an_adaptive_clip_move_with_it",
     ),
@@ -361,26 +353,28 @@ MUTANTS = (
         18,
         "turns_one_round_too_close",
         (
-            SAMPLING,
-            "self._last[groups] < self._separation",
-            "self._last[groups] < self._separation - 1",
+            modules.SAMPLING,
+            "record",
+            "round_index - self._last[groups] < self._separation",
+            "round_index - self._last[groups] < self._separation - 1",
         ),
         f"{SAMPLES}::test_participation_log_refuses_too_often_too_soon_and_twice",
     ),
     one(
         18,
         "order_of_turns_differs_in_each_pass",
-        (
-            SAMPLING,
-            "self._order[turn % self.plan.virtual_clients]",
-            "np.roll(self._order, round_index)[turn % self.plan.virtual_clients]",
-        ),
+        (modules.SAMPLING, "_scheduled", "self._order", "np.roll(self._order, round_index)"),
         f"{SAMPLES}::test_cyclic_schedule_is_even_and_can_be_entered_anywhere",
     ),
     one(
         18,
         "correlated_noise_begins_again_after_a_resume",
-        (KEYED, "            for tag in self.tags:\n", "            for tag in self.tags[:0]:\n"),
+        (
+            modules.KEYED,
+            "add_correlated",
+            ("for tag in self.tags:\n    self._stream.next(tensor_key(self._key, tag, name))"),
+            ("for tag in self.tags[:0]:\n    self._stream.next(tensor_key(self._key, tag, name))"),
+        ),
         f"{QUERIES}::test_a_resumed_run_equals_the_uninterrupted_one",
     ),
 )

@@ -1,20 +1,9 @@
-"""Files that bugs are put into, and tests that must turn red on many of them."""
+"""Tests that must turn red on many bugs."""
 
 from __future__ import annotations
 
+from tests.planted_bugs.edits import Edit
 from tests.planted_bugs.mutation import Mutant
-
-PRIVACY = "components/fedemb/privacy"
-CLIP = f"{PRIVACY}/queries/clipped_sum.py"
-RUNNING = f"{PRIVACY}/queries/running.py"
-KEYED = f"{PRIVACY}/mechanisms/keyed_noise.py"
-NOISE = f"{PRIVACY}/mechanisms/noise.py"
-SAMPLING = f"{PRIVACY}/mechanisms/sampling.py"
-MECHANISM = f"{PRIVACY}/mechanisms/mechanism.py"
-EMBEDDING = "components/fedemb/embedding"
-ROUNDS = f"{EMBEDDING}/rounds.py"
-LOOP = f"{EMBEDDING}/round_loop.py"
-UNIT = f"{EMBEDDING}/unit_gradient.py"
 
 _SOUND = "tests/planted_bugs/test_planted_bugs.py::test_the_sound_system_is_green_in_every_layer"
 REPLAY = (f"{_SOUND}[record_replay]",)
@@ -32,6 +21,13 @@ AUDIT = (
 """A training that must pass the audit of its mechanism."""
 
 
-def one(number: int, name: str, edit: tuple[str, str, str], *tests: str) -> Mutant:
-    """A bug of one edit."""
-    return Mutant(number, name, (edit,), tests)
+def one(number: int, name: str, edit: tuple[str, str, str, str], *tests: str) -> Mutant:
+    """A bug of one edit: module, function, code and its replacement."""
+    return several(number, name, (edit,), tests)
+
+
+def several(
+    number: int, name: str, edits: tuple[tuple[str, str, str, str], ...], tests: tuple[str, ...]
+) -> Mutant:
+    """A bug of several edits, applied in order."""
+    return Mutant(number, name, tuple(Edit(*edit) for edit in edits), tests)

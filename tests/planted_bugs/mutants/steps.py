@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants.places import AUDITING, POISSON, PRIVACY, one
+from tests.planted_bugs.mutants import modules
+from tests.planted_bugs.mutants.places import AUDITING, POISSON, one
 
-PARTITION = "components/partition_users"
-LEDGER = "components/fedemb/ledger"
 PARTED = "tests/components/partition_users/test_partition_properties.py"
 GATE = "tests/components/gate/test_gate_rules.py"
 STEPS = "tests/pipelines/test_steps.py"
@@ -15,30 +14,23 @@ MUTANTS = (
     one(
         16,
         "stopped_early_is_not_asked_about",
-        (
-            "components/fedemb/gate/artifact_rules.py",
-            "    if not ran == started == case.plan.rounds:\n",
-            "    if not ran == started:\n",
-        ),
+        (modules.ARTIFACT_RULES, "rounds", "ran == started == case.plan.rounds", "ran == started"),
         f"{GATE}::test_training_that_stopped_early_needs_a_declaration_of_the_policy_owner",
     ),
     one(
         16,
         "evidence_is_not_asked_for",
-        (
-            "components/fedemb/gate/artifact_rules.py",
-            '    if "full" in levels and audit.mechanism is None:\n',
-            '    if "complete" in levels and audit.mechanism is None:\n',
-        ),
+        (modules.ARTIFACT_RULES, "audit", "'full' in levels", "'complete' in levels"),
         f"{GATE}::test_release_without_evidence_of_its_mechanism_is_denied",
     ),
     one(
         20,
         "audit_scores_the_public_backbone_twice",
         (
-            "components/audit_privacy/audit.py",
-            "for folder in (context.artifacts.model, context.artifacts.pretrained)",
-            "for folder in (context.artifacts.pretrained, context.artifacts.pretrained)",
+            modules.AUDIT_STEP,
+            "_attack_real_users",
+            "context.artifacts.model",
+            "context.artifacts.pretrained",
         ),
         "tests/components/audit_privacy/test_audit_run.py::"
         "test_a_model_that_memorised_its_users_is_found",
@@ -82,9 +74,10 @@ MUTANTS = (
         16,
         "unreserved_blocks_of_a_cohort_train",
         (
-            f"{PARTITION}/prepare.py",
-            "    elif not held_out and not assigner.may_train(user_key, cohort):\n",
-            "    elif not held_out and not cohort and not assigner.may_train(user_key, None):\n",
+            modules.PREPARE,
+            "settle",
+            "not held_out and (not assigner.may_train(user_key, cohort))",
+            "not held_out and (not cohort) and (not assigner.may_train(user_key, None))",
         ),
         f"{PARTED}::test_only_users_of_reserved_blocks_of_a_cohort_train",
     ),
@@ -92,9 +85,10 @@ MUTANTS = (
         8,
         "user_of_two_cohorts_trains_in_the_first",
         (
-            f"{PARTITION}/prepare.py",
-            "    if cohort == SEVERAL_COHORTS:",
-            "    if cohort == SEVERAL_COHORTS and not cohorts:",
+            modules.PREPARE,
+            "settle",
+            "cohort == SEVERAL_COHORTS",
+            "cohort == SEVERAL_COHORTS and (not cohorts)",
         ),
         f"{PARTED}::test_user_of_several_cohorts_goes_nowhere",
     ),
@@ -102,14 +96,17 @@ MUTANTS = (
         9,
         "users_of_full_groups_spill_into_the_next",
         (
-            "components/fedemb/data/hashing.py",
-            "                yield (words[:, word] %",
-            "                placed = words[:, word] % np.uint64(virtual_clients)\n"
-            "                room = -(-len(placed) // virtual_clients)\n"
-            "                for row in range(len(placed)):\n"
-            "                    while (placed[:row] == placed[row]).sum() >= room:\n"
-            "                        placed[row] = (placed[row] + 1) % virtual_clients\n"
-            "                yield (placed %",
+            modules.HASHING,
+            "groups",
+            "yield (words[:, word] % np.uint64(virtual_clients)).astype(np.uint32)",
+            (
+                "placed = words[:, word] % np.uint64(virtual_clients)\n"
+                "room = -(-len(placed) // virtual_clients)\n"
+                "for row in range(len(placed)):\n"
+                "    while (placed[:row] == placed[row]).sum() >= room:\n"
+                "        placed[row] = (placed[row] + 1) % virtual_clients\n"
+                "yield (placed % np.uint64(virtual_clients)).astype(np.uint32)"
+            ),
         ),
         f"{PARTED}::test_removing_a_user_changes_one_group_per_grouping_and_nothing_else",
     ),
@@ -117,9 +114,10 @@ MUTANTS = (
         8,
         "images_of_one_owner_are_units_of_their_own",
         (
-            "components/fedemb/config/run.py",
-            '        if (policy.unit == "image") != (self.data.source.columns.user_id is None):\n',
-            '        if policy.unit == "user" and self.data.source.columns.user_id is None:\n',
+            modules.RUN_CONFIG,
+            "_no_contradictions",
+            "(policy.unit == 'image') != (self.data.source.columns.user_id is None)",
+            "policy.unit == 'user' and self.data.source.columns.user_id is None",
         ),
         f"{POISSON}::test_a_unit_that_the_data_or_mechanism_cannot_have_is_refused",
     ),
@@ -127,22 +125,14 @@ MUTANTS = (
     one(
         16,
         "root_key_survives_the_commit",
-        (
-            f"{LEDGER}/ledger.py",
-            "            keys.destroy(reservation_key_name(",
-            "            keys.fetch(reservation_key_name(",
-        ),
+        (modules.LEDGER, "commit", "keys.destroy", "keys.fetch"),
         "tests/components/ledger/test_ledger_lifecycle.py::"
         "test_commit_lowers_to_rounds_started_and_destroys_the_key",
     ),
     one(
         16,
         "second_trainer_writes_the_round_again",
-        (
-            "components/fedemb/training/round_log.py",
-            "            self._store.create(_name(index), self._encode(record))\n",
-            "            self._store.write(_name(index), self._encode(record))\n",
-        ),
+        (modules.ROUND_LOG, "commit", "self._store.create", "self._store.write"),
         "tests/components/train_dp_fedemb/test_train_run.py::"
         "test_second_trainer_of_the_same_attempt_is_refused",
     ),
@@ -150,9 +140,16 @@ MUTANTS = (
         16,
         "simulations_are_not_counted",
         (
-            f"{LEDGER}/state.py",
-            '            if attempt.reserve.body["purpose"] == "simulation"\n',
-            '            if attempt.reserve.body["purpose"] == "simulation" and attempt.commit\n',
+            modules.LEDGER_STATE,
+            "simulations",
+            (
+                "attempt.reserve.body['purpose'] == 'simulation' and "
+                "attempt.reserve.sequence < before and (not attempt.void)"
+            ),
+            (
+                "attempt.reserve.body['purpose'] == 'simulation' and attempt.commit and "
+                "(attempt.reserve.sequence < before) and (not attempt.void)"
+            ),
         ),
         f"{GATE}::test_simulation_on_the_same_users_is_listed",
     ),
@@ -160,69 +157,56 @@ MUTANTS = (
         19,
         "promise_for_changed_data_is_not_checked",
         (
-            f"{PRIVACY}/planning/adjacency.py",
-            "    return stays and plan.relation is NeighboringRelation.REPLACE_ONE\n",
-            "    return plan.relation is NeighboringRelation.REPLACE_ONE\n",
+            modules.ADJACENCY,
+            "covers_change_own_data",
+            "stays and plan.relation is NeighboringRelation.REPLACE_ONE",
+            "plan.relation is NeighboringRelation.REPLACE_ONE",
         ),
         f"{GATE}::test_change_of_own_data_is_claimed_only_where_epsilon_holds_for_it",
     ),
     one(
         19,
         "gain_is_over_the_weakest_start",
-        (
-            "components/fedemb/documents/starts.py",
-            "return max(found, key=",
-            "return min(found, key=",
-        ),
+        (modules.STARTS, "best_start", "max", "min"),
         f"{GATE}::test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from",
     ),
     one(
         19,
         "gain_is_over_the_start_that_was_trained_from",
         (
-            "components/fedemb/documents/starts.py",
-            "        return max(found, key=lambda name: found[name].value)",
-            '        return "public_backbone"',
+            modules.STARTS,
+            "best_start",
+            "max(found, key=lambda name: found[name].value)",
+            "'public_backbone'",
         ),
         f"{GATE}::test_gain_is_over_the_best_start_and_not_the_one_that_was_trained_from",
     ),
     one(
         19,
         "starts_that_were_not_measured_are_not_missed",
-        (
-            "components/fedemb/gate/utility_rules.py",
-            "    if utility.measured and case.evidence.utility.version > 1:",
-            "    if utility.measured and case.evidence.utility.version > 2:",
-        ),
+        (modules.UTILITY_RULES, "measured_as_asked", "1", "2"),
         f"{GATE}::test_start_that_the_configuration_asks_for_is_measured",
     ),
     one(
         4,
         "noise_floor_of_one_weight",
-        (
-            f"{PRIVACY}/auditing/noise_floor.py",
-            "            square = coordinates + share",
-            "            square = 1 + share",
-        ),
+        (modules.NOISE_FLOOR, "length", "coordinates + share", "1 + share"),
         f"{AUDITING}::test_noise_floor_lies_between_a_run_and_the_same_run_without_noise",
     ),
     one(
         4,
         "noise_floor_trusts_the_data",
-        (
-            f"{PRIVACY}/auditing/noise_floor.py",
-            "max(0.0, length - weight * self.contributions)",
-            "length",
-        ),
+        (modules.NOISE_FLOOR, "length", "max(0.0, length - weight * self.contributions)", "length"),
         f"{AUDITING}::test_no_sums_bring_weights_below_the_noise_floor_in_200_runs",
     ),
     one(
         4,
         "utility_and_audit_count_under_retired_keys",
         (
-            "components/fedemb/documents/evidence.py",
-            "yield document, reported if document in self.unnamed else reserved",
-            "yield document, reserved",
+            modules.EVIDENCE,
+            "counting",
+            "reported if document in self.unnamed else reserved",
+            "reserved",
         ),
         "tests/components/ledger/test_ledger_rotation.py::"
         "test_what_no_record_names_counts_under_no_key_retired_before_the_report",
@@ -231,9 +215,39 @@ MUTANTS = (
         4,
         "images_told_apart_anyhow",
         (
-            "components/fedemb/ledger/terms.py",
-            "        identifiers=identifiers_of(source),\n",
-            "",
+            modules.LEDGER_TERMS,
+            "terms_of",
+            (
+                "PolicyTerms(epsilon_cap=policy.epsilon_cap, delta=policy.delta, "
+                "users_lower_bound=policy.users_lower_bound, "
+                "composition=policy.composition, renyi_order=policy.renyi_order, "
+                "audit_level=policy.audit_level, "
+                "users=UserTerms(user_id_column=source.columns.user_id, "
+                "cohort_column=source.columns.cohort, "
+                "blocks_per_cohort=partition.blocks_per_cohort, "
+                "shared_label_column=source.columns.label if source.label_scope == "
+                "'global' else None, evaluation=_held_out(partition)), unit=policy.unit, "
+                "identifiers=identifiers_of(source), "
+                "covers_change_own_data=policy.covers_change_own_data, "
+                "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
+                "series=series, witness_sha=witness_sha(policy.policy_id, "
+                "config.storage.witness))"
+            ),
+            (
+                "PolicyTerms(epsilon_cap=policy.epsilon_cap, delta=policy.delta, "
+                "users_lower_bound=policy.users_lower_bound, "
+                "composition=policy.composition, renyi_order=policy.renyi_order, "
+                "audit_level=policy.audit_level, "
+                "users=UserTerms(user_id_column=source.columns.user_id, "
+                "cohort_column=source.columns.cohort, "
+                "blocks_per_cohort=partition.blocks_per_cohort, "
+                "shared_label_column=source.columns.label if source.label_scope == "
+                "'global' else None, evaluation=_held_out(partition)), unit=policy.unit, "
+                "covers_change_own_data=policy.covers_change_own_data, "
+                "unplanned_runs=policy.unplanned_runs, approvals=policy.approvals, "
+                "series=series, witness_sha=witness_sha(policy.policy_id, "
+                "config.storage.witness))"
+            ),
         ),
         "tests/components/ledger/test_ledger_claim.py::"
         "test_how_images_without_users_are_told_apart_stays_for_life",
@@ -243,9 +257,13 @@ MUTANTS = (
         21,
         "outputs_on_training_images_end_the_audit",
         (
-            "components/audit_privacy/audit.py",
-            "or not all(np.isfinite(piece).all() for piece in chain(*seen))",
-            "",
+            modules.AUDIT_STEP,
+            "_attack_real_users",
+            (
+                "min(sizes) < MIN_USERS or not all((np.isfinite(piece).all() for piece "
+                "in chain(*seen)))"
+            ),
+            "min(sizes) < MIN_USERS",
         ),
         "tests/components/audit_privacy/test_audit_run.py::"
         "test_of_a_model_that_diverged_nothing_private_ends_the_run_or_is_told",
@@ -254,9 +272,16 @@ MUTANTS = (
         21,
         "raw_figures_in_the_metadata_of_an_artifact",
         (
-            "components/train_dp_fedemb/component.py",
-            "        model.metadata.update(",
-            '        model.metadata.update(norm=card.get("norm"), ',
+            modules.TRAIN_COMPONENT,
+            "train_dp_fedemb",
+            (
+                "model.metadata.update(weights_sha=card['weights_sha'], "
+                "rounds_run=card['rounds_run'])"
+            ),
+            (
+                "model.metadata.update(norm=card.get('norm'), "
+                "weights_sha=card['weights_sha'], rounds_run=card['rounds_run'])"
+            ),
         ),
         f"{STEPS}::test_metadata_of_artifacts_is_the_golden_one",
     ),
@@ -264,9 +289,10 @@ MUTANTS = (
         21,
         "progress_tells_how_many_took_part",
         (
-            "components/fedemb/training/trainer.py",
-            "events.ROUND, ended, rounds)",
-            "events.ROUND, len(done.sums.clients), rounds)",
+            modules.TRAINER,
+            "_train",
+            "_LOG.info(events.ROUND, ended, rounds)",
+            "_LOG.info(events.ROUND, len(done.sums.clients), rounds)",
         ),
         "tests/components/train_dp_fedemb/test_train_run.py::test_progress_line_is_public",
     ),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from tests.planted_bugs.mutants.places import AUDIT, CLIP, LOOP, PROBE, RUNNING, one
-from tests.planted_bugs.mutation import Mutant
+from tests.planted_bugs.mutants import modules
+from tests.planted_bugs.mutants.places import AUDIT, PROBE, one, several
 
-MEAN = "        mean = flat.astype(np.float32)\n"
-RAW = "self._raw / self.plan.normaliser"
-SUMS = "        flat, event = self._noised_mean("
 KEEP_RAW = (
-    RUNNING,
-    SUMS,
-    """        scale = self.l2_norm_clip / 2.0**self.plan.grid_bits
-        self._raw = np.asarray(sample_state[0], np.float64) * scale
-"""
-    + SUMS,
+    modules.RUNNING,
+    "Mechanism.aggregate",
+    "flat, event = self._noised_mean(round_index, sample_state)",
+    (
+        "scale = self.l2_norm_clip / 2.0 ** self.plan.grid_bits\n"
+        "self._raw = np.asarray(sample_state[0], np.float64) * scale\n"
+        "flat, event = self._noised_mean(round_index, sample_state)"
+    ),
 )
 
 MUTANTS = (
@@ -22,55 +21,61 @@ MUTANTS = (
         4,
         "noise_forgotten",
         (
-            CLIP,
-            'sums = self._noise.add("update", sums, grid_scale(plan))',
-            'self._noise.add("update", sums, grid_scale(plan))',
+            modules.CLIP,
+            "_noised_sum",
+            "sums = self._noise.add('update', sums, grid_scale(plan))",
+            "self._noise.add('update', sums, grid_scale(plan))",
         ),
         *PROBE,
     ),
-    Mutant(
+    several(
         4,
         "mean_taken_before_the_noise",
-        (KEEP_RAW, (RUNNING, MEAN, f"        mean = ({RAW}).astype(np.float32)\n")),
+        (
+            KEEP_RAW,
+            (modules.RUNNING, "Mechanism.aggregate", "flat", "self._raw / self.plan.normaliser"),
+        ),
         PROBE,
     ),
-    Mutant(
+    several(
         4,
         "trainer_steps_with_the_raw_mean",
         (
             KEEP_RAW,
             (
-                LOOP,
-                "        state = function.advance(server, state, output.mean)\n",
-                "        raw = mechanism._raw / mechanism.plan.normaliser\n"
-                "        state = function.advance(server, state, raw.astype('float32'))\n",
+                modules.LOOP,
+                "run_rounds",
+                "state = function.advance(server, state, output.mean)",
+                (
+                    "raw = mechanism._raw / mechanism.plan.normaliser\n"
+                    "state = function.advance(server, state, raw.astype('float32'))"
+                ),
             ),
         ),
         AUDIT,
     ),
-    Mutant(
+    several(
         4,
         "public_digest_of_the_raw_sum",
         (
             KEEP_RAW,
-            (
-                RUNNING,
-                "hashlib.sha256(mean.tobytes()).hexdigest()",
-                "hashlib.sha256(self._raw.tobytes()).hexdigest()",
-            ),
+            (modules.RUNNING, "Mechanism.aggregate", "mean.tobytes", "self._raw.tobytes"),
         ),
         AUDIT,
     ),
-    Mutant(
+    several(
         10,
         "mean_shrunk_by_its_raw_norm",
         (
             KEEP_RAW,
             (
-                RUNNING,
-                MEAN,
-                "        shrink = 1 + np.linalg.norm(self._raw) / self.plan.normaliser\n"
-                "        mean = (flat / shrink).astype(np.float32)\n",
+                modules.RUNNING,
+                "Mechanism.aggregate",
+                "mean = flat.astype(np.float32)",
+                (
+                    "shrink = 1 + np.linalg.norm(self._raw) / self.plan.normaliser\n"
+                    "mean = (flat / shrink).astype(np.float32)"
+                ),
             ),
         ),
         AUDIT,
@@ -79,18 +84,21 @@ MUTANTS = (
         16,
         "stops_when_the_raw_loss_is_low",
         (
-            LOOP,
-            "        yield Round(index, clip, sums, record, state, seconds)\n",
-            "        yield Round(index, clip, sums, record, state, seconds)\n"
-            "        if index > 2 and sums.clients[:, 2].mean() < 1e9:\n"
-            "            return\n",
+            modules.LOOP,
+            "run_rounds",
+            "yield Round(index, clip, sums, record, state, seconds)",
+            (
+                "yield Round(index, clip, sums, record, state, seconds)\n"
+                "if index > 2 and sums.clients[:, 2].mean() < 1000000000.0:\n"
+                "    return"
+            ),
         ),
         *AUDIT,
     ),
     one(
         1,
         "clip_a_tenth_too_long",
-        (CLIP, "        factor = self._grid / ops", "        factor = 1.1 * self._grid / ops"),
+        (modules.CLIP, "_clip", "self._grid", "1.1 * self._grid"),
         *AUDIT,
     ),
 )

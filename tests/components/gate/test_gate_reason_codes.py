@@ -1,0 +1,437 @@
+"""Every reason code of the gate is named by a test, and each rule denies without help of another.
+
+The tests here cover the codes that no other test of this folder names. Each asserts the exact list
+of codes, so it fails when its rule is removed. `tests/planted_bugs/mutants/gate.py` removes every
+rule in turn and runs the tests that name its code.
+"""
+
+import dataclasses
+import json
+
+import honest_run
+import ledger_kit
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.document import encode, read, written
+from fedemb.documents.evidence import read_evidence
+from fedemb.documents.plan import PrivacyPlan
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.gate.decide import RULES, WAIVABLE, decide
+from fedemb.keys.signatures import Signer, sign_document
+from fedemb.ledger import Ledger, read_reservation
+from fedemb.ledger.records import encode_record
+from fedemb.privacy.accounting.events import event_to_json
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.reports.privacy_report import build_report
+from fedemb.steps.reserve_budget import reserve
+from tests.planted_bugs.gate_reasons import named_codes, reason_codes
+
+
+def judged(run, *, change=None, ledger=None, report=None, **bent):
+    """Codes of the verdict on a run whose report was built again and signed by its own key.
+
+    Args:
+      run: the run as it lies in its folder.
+      change: function of the report's content, applied before signing.
+      ledger: the ledger to judge by, as read or bent by the test.
+      report: False keeps the report that lies in the folder.
+      **bent: fields of the evidence that the test replaces.
+    """
+    evidence = dataclasses.replace(read_evidence(run.config, run.artifacts), **bent)
+    ledger = ledger or run.ledger()
+    if report is False:
+        return codes(decide(evidence, read(run.report, PrivacyReport), ledger))
+    head = ledger.head
+    built = build_report(
+        evidence,
+        plan_mechanism(run.config),
+        ledger,
+        time=head.time,
+        head_sequence=head.sequence,
+    )
+    content = built.content()
+    if change:
+        change(content)
+        built = PrivacyReport.of_fields({k: v for k, v in content.items() if k != "schema"})
+    signer = Signer.newest(run.keys, "report")
+    return codes(decide(evidence, written(built, signer.sign(built.content())), ledger))
+
+
+def codes(verdict):
+    assert verdict.allow == (not verdict.reasons)
+    return list(dict.fromkeys(reason.code for reason in verdict.reasons))
+
+
+def until_measured(run):
+    for act in ("plan", "reserve", "partition", "train", "measure"):
+        getattr(run, f"do_{act}")()
+    return run
+
+
+def with_terms(run, **changes):
+    """The ledger as if its policy had accepted other terms."""
+    ledger = run.ledger()
+    ledger.state.terms = dataclasses.replace(ledger.terms, **changes)
+    return ledger
+
+
+# The list of codes
+
+
+def test_every_reason_code_is_named_by_a_test():
+    """A new code needs a test that names it; without one, nothing shows that its rule denies."""
+    missing = reason_codes() - named_codes().keys()
+    assert not missing, f"no test of tests/components/gate names {sorted(missing)}"
+
+
+def test_list_of_reason_codes_is_read_from_the_source():
+    found = reason_codes()
+    assert len(found) >= 45
+    assert {code for code, _ in RULES} <= found
+    assert set(WAIVABLE) <= found
+    assert {"block_over_cap", "no_gain_over_public", "witness_off", "evidence_unreadable"} <= found
+
+
+# Ledger and reservation
+
+
+def append(run, kind, body, **fields):
+    """Writes a record with the ledger's own key, without the checks of whoever admits runs."""
+    ledger = run.ledger()
+    data = encode_record(
+        policy_id="weekly",
+        sequence=len(ledger.chain.records),
+        previous=ledger.head.sha,
+        kind=kind,
+        time="",
+        actor="",
+        body=body,
+        signer=Signer.load_or_create(run.keys, "ledger"),
+        **fields,
+    )
+    folder = run.policy_root / "ledger" / "weekly"
+    (folder / f"{len(ledger.chain.records):08d}.json").write_bytes(data)
+
+
+@pytest.fixture
+def overdrawn(run):
+    """A run whose only block was over its cap when the report was made, and is not any more."""
+    content = ledger_kit.content(noise=0.5, rounds=200)
+    number = len(run.ledger().chain.records)
+    named = {"run_id": "tuesday", "attempt": 1}
+    append(run, "reserve", {**content, "blocks": content["blocks_requested"]}, **named)
+    ledger = run.ledger()
+    assert ledger.spent("all/0").epsilon > ledger.terms.epsilon_cap
+    evidence = read_evidence(run.config, run.artifacts)
+    report = build_report(
+        evidence,
+        plan_mechanism(run.config),
+        ledger,
+        time=ledger.head.time or run.ledger().chain.records[number - 1].time,
+        head_sequence=number,
+    )
+    run.sign(run.report, report)
+    return run, ledger, {"reservation": number, "reason": "given back"}, named
+
+
+def test_block_over_its_cap_as_of_the_report_is_denied(overdrawn):
+    """The ledger is in order again when the gate reads it; the report was made before."""
+    run, _, void, named = overdrawn
+    append(run, "void", void, **named)
+    ledger = run.ledger()
+    assert ledger.spent("all/0").epsilon < ledger.terms.epsilon_cap
+    assert judged(run, ledger=ledger, report=False) == ["block_over_cap"]
+
+
+def test_block_over_its_cap_now_is_denied_by_the_rule_itself(run, monkeypatch):
+    """`Ledger.verify` refuses first; without it the rule still compares what is spent now."""
+    content = ledger_kit.content(noise=0.5, rounds=200)
+    body = {**content, "blocks": content["blocks_requested"]}
+    append(run, "reserve", body, run_id="tuesday", attempt=1)
+    assert judged(run, report=False) == ["ledger_broken"]
+    monkeypatch.setattr(Ledger, "verify", lambda ledger, anchors: ledger.refresh())
+    assert judged(run, report=False) == ["block_over_cap"]
+
+
+@pytest.fixture
+def charged_as(tmp_path, monkeypatch):
+    """Makes a measured run whose reservation charged something else than its plan says."""
+
+    def make(change):
+        charged = reserve.charged_content
+        monkeypatch.setattr(reserve, "charged_content", lambda *of: change(charged(*of)))
+        return until_measured(honest_run.start(tmp_path))
+
+    return make
+
+
+def test_reservation_of_a_simulation_is_denied_as_one(charged_as):
+    """A simulation weighs on no block, whatever the configuration says afterwards."""
+    run = charged_as(lambda content: {**content, "purpose": "simulation"})
+    assert run.config.purpose == "release"
+    assert "simulation" in judged(run, ledger=run.ledger())
+
+
+def test_reservation_of_another_policy_is_denied(run):
+    config = run.config.updated({"policy.policy_id": "daily"})
+    assert "other_policy" in judged(run, config=config, report=False)
+
+
+def test_charge_under_another_relation_than_the_plan_s_is_denied(charged_as):
+    """Add-or-remove is cheaper, and ledger and reservation agree on it."""
+    run = charged_as(lambda content: {**content, "relation": "ADD_OR_REMOVE_ONE"})
+    assert plan_mechanism(run.config).relation.name == "REPLACE_ONE"
+    assert read_reservation(run.reservation).relation == "ADD_OR_REMOVE_ONE"
+    assert judged(run) == ["relation_differs"]
+
+
+# Mechanism, epsilon and delta
+
+
+def test_event_of_the_report_that_is_not_the_plan_s_is_denied(run):
+    def fewer_rounds(content):
+        content["accounting"]["event"]["count"] = 5
+
+    assert judged(run, change=fewer_rounds) == ["event_differs", "report_differs"]
+
+
+def test_event_of_the_plan_document_that_is_not_the_plan_s_is_denied(run):
+    event = json.loads(run.plan.read_text())["event"]
+    run.rewrite(run.plan, event={**event, "count": 5})
+    assert judged(run) == ["event_differs"]
+
+
+def test_charge_of_another_event_than_the_plan_s_is_denied(charged_as):
+    """Ledger and reservation agree on a smaller charge; only the plan shows the difference."""
+    run = charged_as(lambda content: {**content, "event": {**content["event"], "count": 1}})
+    assert judged(run) == ["event_differs"]
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.98, 1.02, None])
+def test_epsilon_of_the_report_that_is_not_the_recomputed_one_is_denied(run, factor):
+    """By its own rule: the comparison of the whole report, which follows, is another check."""
+
+    def understated(content):
+        epsilon = content["accounting"]["epsilon"]
+        content["accounting"]["epsilon"] = factor and epsilon * factor
+
+    assert judged(run, change=understated)[0] == "epsilon_differs"
+
+
+def test_mechanism_without_noise_has_no_privacy(run, tmp_path):
+    mechanism = {"kind": "not_private", "rounds": 6, "sampling_probability": 0.05}
+    other = honest_run.start(tmp_path / "other", mechanism=mechanism)
+    other.do_plan()
+    found = judged(run, config=other.config, plan=read(other.plan, PrivacyPlan), report=False)
+    assert {"no_proof", "no_privacy"} <= set(found)
+
+
+def test_epsilon_above_the_cap_of_the_policy_is_denied(run):
+    epsilon = json.loads(run.report.read_text())["accounting"]["epsilon"]
+    for cap, denied in ((epsilon * 0.999, True), (epsilon * 1.001, False)):
+        found = judged(run, ledger=with_terms(run, epsilon_cap=cap), report=False)
+        assert ("epsilon_above_cap" in found) == denied
+
+
+def test_delta_that_is_not_below_one_over_n_is_denied(run):
+    """Policy and configuration agree on it, as if the ledger had accepted such a policy."""
+    for users, denied in ((100_000, True), (99_999, False)):
+        ledger = with_terms(run, users_lower_bound=users)
+        found = judged(run, ledger=ledger, report=False)
+        assert ("delta_too_large" in found) == denied
+        assert "delta_above_customary" in found
+
+
+@pytest.mark.parametrize("delta", [1e-6, 2e-5])
+def test_delta_that_is_not_the_policy_s_is_denied(run, delta):
+    found = judged(run, ledger=with_terms(run, delta=delta), report=False)
+    assert "delta_too_large" in found
+
+
+def test_delta_above_the_customary_one_is_denied_unless_waived(tmp_path):
+    changes = {"policy.delta": 4e-5, "policy.epsilon_cap": 10.0}
+    run = honest_run.start(tmp_path, **changes).until_gate()
+    assert 20_000**-1.1 < 4e-5 < 1 / 20_000
+    assert judged(run, report=False) == ["delta_above_customary"]
+    model_sha = json.loads((run.model / "model.json").read_text())["weights_sha"]
+    owner = Signer.load_or_create(run.keys, "policy")
+    run.ledger().waive(
+        code="delta_above_customary", model_sha=model_sha, reason="agreed", signer=owner
+    )
+    assert judged(run) == []
+
+
+# Documents, inputs, rounds and weights
+
+
+DOCUMENTS = ("plan", "users", "audit", "utility")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("signed", ["by a stranger", "in another role", "not at all"])
+def test_document_that_its_step_did_not_sign_is_denied(run, name, signed):
+    """The content is honest and the report is built from it: only the signature is at fault."""
+    path = getattr(run, name)
+    fields = json.loads(path.read_text())
+    fields.pop("signature")
+    role = honest_run.ROLES[fields["schema"].split("/")[1]]
+    signer = {
+        "by a stranger": Signer(role, b"1" * 32),
+        "in another role": Signer.newest(run.keys, "report"),
+        "not at all": None,
+    }[signed]
+    write_bytes(path, encode(sign_document(fields, signer) if signer else fields))
+    assert judged(run) == ["document_unsigned"]
+
+
+def test_model_card_that_the_trainer_did_not_sign_is_denied(tmp_path, monkeypatch):
+    """The commit names this very card, so no other rule looks at who signed it."""
+    run = honest_run.start(tmp_path)
+    commit = run.do_commit
+
+    def of_a_stranger():
+        card = run.model / "model.json"
+        fields = json.loads(card.read_text())
+        fields.pop("signature")
+        write_bytes(card, encode(sign_document(fields, Signer("trainer", b"1" * 32))))
+        commit()
+
+    monkeypatch.setattr(run, "do_commit", of_a_stranger)
+    assert judged(until_measured(run)) == ["document_unsigned"]
+
+
+def test_digest_of_all_inputs_that_does_not_follow_from_them_is_denied(tmp_path, monkeypatch):
+    """Ledger and model agree on the digest; only computing it again shows that it is another's."""
+    run = honest_run.start(tmp_path)
+    monkeypatch.setattr(run, "inputs_sha", lambda: "7" * 64)
+    assert judged(until_measured(run)) == ["inputs_differ"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clients_planned": 21.0},
+        {"event": None},
+        {"event": event_to_json(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.0)))},
+    ],
+    ids=["planned clients", "no event", "another event"],
+)
+def test_round_line_that_is_not_public_is_denied(tmp_path, monkeypatch, changes):
+    """The trainer logged, signed and committed it: only the rule about its content is left."""
+    run = honest_run.start(tmp_path)
+    honest = run.write_rounds
+
+    def bent(lines):
+        honest([*lines[:3], {**lines[3], **changes}, *lines[4:]])
+
+    monkeypatch.setattr(run, "write_rounds", bent)
+    assert judged(until_measured(run)) == ["round_line_differs"]
+
+
+def test_round_line_of_another_number_is_denied(tmp_path, monkeypatch):
+    run = honest_run.start(tmp_path)
+    honest = run.write_rounds
+    monkeypatch.setattr(
+        run, "write_rounds", lambda lines: honest([*lines[:5], {**lines[5], "round": 4}])
+    )
+    assert judged(until_measured(run)) == ["round_log_incomplete", "round_line_differs"]
+
+
+def test_model_file_that_the_card_does_not_name_is_denied(run):
+    """Same tensors, other numbers, put in place after the commit."""
+    tensors = json.loads((run.model / "model.json").read_text())["tensors"]
+    honest_run.write_model_file(run.model / "backbone.keras", tensors, seed=5)
+    assert judged(run) == ["weights_differ", "foreign_tensor"]
+
+
+def test_round_log_that_was_swapped_after_the_commit_is_denied(run):
+    lines = [json.loads(line) for line in (run.model / "rounds.jsonl").read_text().splitlines()]
+    run.write_rounds([{**lines[0], "output_sha": "9" * 64}, *lines[1:]])
+    assert judged(run) == ["round_log_changed"]
+
+
+# Each field that a rule compares
+
+
+def bent(run, document, **fields):
+    """Reasons of a verdict on evidence with other fields of one document, by sentence."""
+    evidence = read_evidence(run.config, run.artifacts)
+    found = getattr(evidence, document)
+    changed = dataclasses.replace(found, body=found.body.model_copy(update=fields))
+    evidence = dataclasses.replace(evidence, **{document: changed})
+    return decide(evidence, read(run.report, PrivacyReport), run.ledger()).reasons
+
+
+BOUND = {
+    "model": {
+        "run_id": "tuesday",
+        "attempt": 2,
+        **dict.fromkeys(("config_sha", "plan_sha", "code_sha", "inputs_sha"), "0" * 64),
+        "backbone": "resnet18",
+        "embedding_dim": 9,
+    },
+    "users": {
+        "run_id": "tuesday",
+        **dict.fromkeys(("config_sha", "reservation_sha"), "0" * 64),
+        "blocks": ["all/1"],
+        "virtual_clients": 401,
+        "groupings": 2,
+        "image_size": 29,
+        "channels": 3,
+    },
+}
+MEASURED = {
+    "audit": {
+        "level": "monitoring",
+        "mechanism": None,
+        "attack": "another",
+        "unit": "image",
+        **dict.fromkeys(("model_sha", "config_sha"), "0" * 64),
+        "run_id": "tuesday",
+        "users_at_most": 7,
+        "bootstrap_samples": 7,
+        "split_by_value": True,
+    },
+    "utility": {
+        **dict.fromkeys(("model_sha", "config_sha"), "0" * 64),
+        "run_id": "tuesday",
+        "public_kind": "another",
+        "embedding_space_id": "es-0",
+        "headline_rate": "0.1",
+        "recall_at_far": {},
+    },
+}
+
+
+def cases(table):
+    return [
+        pytest.param(document, {field: value}, id=f"{document}.{field}")
+        for document, fields in table.items()
+        for field, value in fields.items()
+    ]
+
+
+@pytest.mark.parametrize(("document", "changes"), cases(BOUND))
+def test_each_field_that_the_ledger_binds_is_compared(good_run, document, changes):
+    """As if the step had signed it: the sentence names the field, so no other rule stands in."""
+    (field,) = changes
+    reasons = bent(good_run, document, **changes)
+    named = [item.sentence for item in reasons if item.code == "not_what_was_reserved"]
+    assert any(sentence.startswith(f"{document}.{field} ") for sentence in named)
+
+
+@pytest.mark.parametrize(("document", "changes"), cases(MEASURED))
+def test_each_field_of_a_measurement_is_compared(good_run, document, changes):
+    (field,) = changes
+    reasons = bent(good_run, document, **changes)
+    named = [item.sentence for item in reasons if item.code == f"{document}_stale"]
+    assert any(sentence.endswith(f" of another {field}") for sentence in named)
+
+
+def test_commitments_to_the_data_are_compared_with_the_bind(good_run):
+    evidence = read_evidence(good_run.config, good_run.artifacts)
+    other = evidence.users.body.commitments.model_copy(update={"evaluation": "9" * 64})
+    reasons = bent(good_run, "users", commitments=other)
+    assert any(item.sentence.startswith("users.commitments ") for item in reasons)
