@@ -16,6 +16,7 @@ from rich.table import Table
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.errors import ConfigError, Refused, StorageError
+from fedemb.files import write_bytes
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
@@ -241,7 +242,7 @@ def write_index(run: RunDirectory) -> None:
     """Writes the page that links everything a run has to show."""
     from fedemb.pipelines.run.index import render_index
 
-    run.index.write_text(render_index(run), encoding="utf-8")
+    write_bytes(run.index, render_index(run).encode())
 
 
 class LiveView:

@@ -13,6 +13,7 @@ import numpy as np
 from fedemb.embedding.photo_parts import Done, KeptParts, PhotoSource, Pixels, require_space
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import InputError
+from fedemb.files import require_output
 from fedemb.storage import open_store
 
 
@@ -50,6 +51,9 @@ def embed_photos(
         address = str(Path(address).expanduser().absolute())
     folder, _, file = address.rpartition("/")
     store = open_store(folder)
+    if store.local_root is not None:
+        require_output(store.local_root / file)
+        require_output(store.local_root / f"{file}.parts")
     if store.exists(file):
         raise InputError(f"{output} exists; name another file, or remove it")
     model.check_parity()

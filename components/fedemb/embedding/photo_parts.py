@@ -8,10 +8,11 @@ releases must not be compared.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
@@ -33,6 +34,10 @@ SPACE = b"embedding_space_id"
 _CLASSES = b"classes"
 _PHOTOS = b"photos_sha256"
 """Of a part: names and bytes of its photos."""
+_KEPT = re.compile(
+    r"\.?([0-9]{6}-[0-9]{6}\.parquet|done\.json)(\.[0-9a-z_]{8})?|model-es-[0-9a-f]+(/.*|\.tree)"
+)
+"""Names of what `fedemb embed` keeps beside its output, unfinished files included."""
 PART = 2048
 """Photos of one part at most: what a stop may cost."""
 PART_BYTES = 1 << 28
@@ -267,13 +272,25 @@ class KeptParts:
         return {SPACE: self.space_id.encode(), **classes}
 
     def remove(self) -> None:
-        """Removes what was kept."""
+        """Removes what `fedemb embed` kept; files that somebody else put there stay."""
         kept = open_store(self.uri)
-        if kept.local_root is not None:
-            shutil.rmtree(kept.local_root)
-            return
-        for name in kept.list():
-            kept.delete(name)
+        folder = kept.local_root
+        names = kept.list() if folder is None else _names_in(folder)
+        for name in names:
+            if _KEPT.fullmatch(name):
+                (kept.delete(name) if folder is None else (folder / name).unlink(missing_ok=True))
+        if folder is not None:
+            for tree in [
+                *folder.glob("model-es-*"),
+                *folder.glob(".model-es-*"),
+            ]:  # for Beam workers
+                shutil.rmtree(tree)
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if not path.is_dir()]
 
 
 def require_space(schema: Any, space_id: str, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -92,6 +93,29 @@ def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_
         row is None for row in pq.read_table(whole)["embedding"].to_pylist()[14:]
     )
     assert pq.read_table(stopped).equals(pq.read_table(whole))
+
+
+@pytest.mark.parametrize("special", ["e.parquet", "e.parquet.parts"])
+def test_output_that_is_a_pipe_or_a_link_is_refused_and_left(model, folder, tmp_path, special):
+    (tmp_path / "elsewhere").mkdir()
+    if special == "e.parquet":
+        os.mkfifo(tmp_path / special)
+    else:
+        (tmp_path / special).symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / special).lstat()
+    with pytest.raises(InputError, match="could not write"):
+        embed_photos(str(folder), model, tmp_path / "e.parquet")
+    assert (tmp_path / special).lstat().st_ino == before.st_ino
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_files_of_others_beside_the_kept_parts_stay(model, folder, tmp_path):
+    parts = tmp_path / "e.parquet.parts"
+    parts.mkdir()
+    (parts / "thesis.docx").write_bytes(b"theirs")
+    (parts / ".000000-000009.parquet.0a1b2c3d").write_bytes(b"of a killed run")
+    embed_photos(str(folder), model, tmp_path / "e.parquet")
+    assert [path.name for path in parts.iterdir()] == ["thesis.docx"]
 
 
 def test_part_ends_by_its_bytes_too(model, folder, tmp_path, monkeypatch):
