@@ -23,11 +23,13 @@ _WRONG_PATH = frozenset(
 )
 """Errors of a path that no retry mends."""
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
-"""What `link` says where there are none; a lack of permission is EACCES."""
+"""Errors of a file system without hard links; a lack of permission is EACCES."""
 _READABLE = 0o644
 """Mode of an output before the umask."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
+MOST_TEXT = 16 << 20
+"""Bytes of a configuration, schedule, profile, trust file or key."""
 
 
 def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
@@ -106,7 +108,7 @@ def new_file(path: Path, mode: int = _READABLE) -> Iterator[BinaryIO]:
 
     Raises:
       InputError: the path cannot be one of a file, see `require_output`.
-      StorageError: the disk is full or the folder may not be written; nothing is left behind.
+      StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
     try:
         with _new_temporary(path, mode) as (temporary, file):
@@ -122,7 +124,7 @@ def write_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
 
     Raises:
       InputError: the path cannot be one of a file, see `require_output`.
-      StorageError: the disk is full or the folder may not be written; nothing is left behind.
+      StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
     with new_file(path, mode) as file:
         file.write(data)
@@ -134,7 +136,7 @@ def create_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
     Raises:
       FileExistsError: somebody created the name first.
       InputError: the path cannot be one of a file.
-      StorageError: the disk is full or the folder may not be written.
+      StorageError: the disk is full or the folder is not writable.
     """
     if path.is_symlink():
         raise FileExistsError(errno.EEXIST, "the name exists", str(path))
@@ -166,7 +168,7 @@ def open_log(path: Path) -> BinaryIO:
 
     Raises:
       InputError: the path cannot be one of a file, see `require_output`.
-      StorageError: it may not be written.
+      StorageError: no permission to write.
     """
     try:
         _require_regular_or_new(path)
@@ -187,7 +189,7 @@ def require_folder(path: Path, what: str) -> None:
       InputError: it cannot be.
     """
     for place in (path, *path.parents):
-        with suppress(OSError):  # what may not be looked into is told when it is written to
+        with suppress(OSError):  # a folder without permission is reported at the first write
             if place.exists():
                 if place.is_dir():
                     return
@@ -203,7 +205,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file for reading, without waiting for whoever writes to a pipe.
+    """Opens a regular file for reading, without waiting for a writer of a pipe.
 
     Raises:
       OSError: as `open`; EINVAL for a device, a pipe or a socket.
@@ -236,6 +238,19 @@ def read_at_most(file: BinaryIO, limit: int) -> bytes | None:
     return bytes(data)
 
 
+def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
+    """Reads a regular file that somebody else wrote, such as a configuration, up to a size.
+
+    Raises:
+      OSError: as `open_regular`; EFBIG if it has more than `limit` bytes.
+    """
+    with open_regular(path) as file:
+        data = read_at_most(file, limit)
+    if data is None:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes")
+    return data
+
+
 def read_foreign(path: Path, limit: int, what: str) -> bytes:
     """Reads a regular file that somebody else wrote, up to a size.
 
@@ -248,13 +263,7 @@ def read_foreign(path: Path, limit: int, what: str) -> bytes:
       InputError: missing, not a regular file, larger than `limit`, or not readable.
     """
     try:
-        with open_regular(path) as file:
-            data = read_at_most(file, limit)
+        return read_regular(path, limit)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise InputError(f"{what} {path} cannot be read: {why}; name a regular file") from error
-    if data is None:
-        raise InputError(
-            f"{what} {path} is larger than {limit:,} bytes, the limit for such a file; name another"
-        )
-    return data
+        raise InputError(f"{what} {path} cannot be read: {why}; name another file") from error

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from fedemb.documents.artifacts import file_digest
 from fedemb.errors import InputError, StorageError
-from fedemb.files import create_bytes, make_folder, new_file, write_bytes
+from fedemb.files import (
+    create_bytes,
+    make_folder,
+    new_file,
+    open_regular,
+    read_at_most,
+    write_bytes,
+)
 from fedemb.storage.base import Entry, Store, check_name, visible
 
 
@@ -29,6 +36,11 @@ class LocalStore(Store):
         """Returns a whole file; see `Store.read`."""
         with self._sentences("read"):
             return self._path(name).read_bytes()
+
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """Returns a file that is not too large; see `Store.read_up_to`."""
+        with self._sentences("read"), open_regular(self._path(name)) as file:
+            return read_at_most(file, limit)
 
     def write(self, name: str, data: bytes) -> None:
         """Replaces a file by rename; see `Store.write`."""
