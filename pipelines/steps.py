@@ -19,6 +19,7 @@ import yaml
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
+from fedemb.files import write_bytes
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
@@ -177,4 +178,4 @@ def generated(repository: Path) -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in generated(Path.cwd()).items():
-        path.write_text(text)
+        write_bytes(path, text.encode())

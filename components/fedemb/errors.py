@@ -9,9 +9,21 @@ from __future__ import annotations
 
 
 class FedEmbError(Exception):
-    """Base of all errors whose message is meant for the user."""
+    """Base of all errors whose message is meant for the user.
+
+    Args:
+      message: one line.
+      *details: further lines, printed below it.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *details: str) -> None:
+        super().__init__(message, *details)
+        self.message, self.details = message, details
+
+    def __str__(self) -> str:
+        return "\n".join((self.message, *self.details))
 
 
 class ConfigError(FedEmbError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedemb.data.hashing import Hasher
 from fedemb.data.photos import FORMATS, BadImageError, PhotoReader
 from fedemb.data.pixels import encode_png
 from fedemb.data.source_files import ImageFiles
+from fedemb.data.source_parts import loose_files
 from fedemb.data.sources import Batch, find_parts, image_files, read_part, split_part
 from fedemb.keys import derive
 from fedemb.steps.partition_users.assignment import Assigner, columns_of
@@ -54,6 +55,10 @@ class Census:
     """Shorter side of a photo as stored, in pixels; of the first batch."""
     colour: bool
     """Whether any sample is more than shades of grey."""
+    labels: frozenset[str]
+    """Classes of records, the first thousand that were met."""
+    missing: str
+    """The first image file that was not found; empty: all were found."""
     samples: list[bytes]
     """The first image of some training users, canonical PNGs."""
 
@@ -92,7 +97,11 @@ def take_census(config: RunConfig, progress: Callable[[int], None] = lambda _: N
             part = (cohort, subgroup, _bare(train), _bare(held), trained, held_out)
             users[key] = merge(users[key], part, cap) if key in users else part
         progress(counts["rows"])
-    return _settled(config, hasher=hasher, counts=counts, users=users, samples=samples, sides=sides)
+    counts["loose_files"] = loose_files(config.data.source)
+    settled = _settled(
+        config, hasher=hasher, counts=counts, users=users, samples=samples, sides=sides
+    )
+    return replace(settled, missing=preparer.missing, labels=frozenset(preparer.labels))
 
 
 def _batches(source: SourceConfig, columns: list[str]) -> Iterator[Batch]:
@@ -164,6 +173,8 @@ def _settled(
         for key in sorted(samples.keys() & set(training))
     ]
     owners = classes[0] + classes[1]
+    of_users = Counter(digest for part in users.values() for digest in {*part[2], *part[3]})
+    counts["photos_of_several"] = sum(count > 1 for count in of_users.values())
     return Census(
         counts,
         np.array(sizes[0], np.int64),
@@ -174,6 +185,8 @@ def _settled(
         len(classes[0].keys() & classes[1].keys()),
         float(np.median(sides)) if sides else 0.0,
         any(int(np.ptp(pixels.astype(int), axis=-1).max()) > _GREY for pixels in kept),
+        frozenset(),
+        "",
         [encode_png(pixels) for pixels in kept],
     )
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.hashing import LEAST_CLASSES
+from fedemb.data.photos import MAX_BYTES
+from fedemb.data.source_parts import csv_image_root
 from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.privacy.accounting.units import UNITS, count_of
 from fedemb.reports.report import histogram_chart, render
@@ -24,17 +26,21 @@ from fedemb.steps.partition_users.census import Census, take_census
 from fedemb.storage import join, open_store
 
 BAD = {
-    "user_id_missing": "no user id (empty, null, or no text in UTF-8)",
+    "user_id_missing": "no user id (empty or null)",
+    "user_id_not_text": "user id of bytes that are not UTF-8 text, such as a raw UUID; write text",
+    "user_id_inexact": "user id that is a decimal number with lost digits (a float from 2**53 = "
+    "9007199254740992 on, or text like 1.5e+16), so several people may share it; write ids as text",
     "label_missing": "no class",
     "cohort_missing": "no cohort",
     "image_missing": "no image, or no file of that name below data.source.image_root",
     "image_empty": "image of zero bytes",
-    "not_decodable": "bytes that are no PNG, JPEG, WebP, GIF or HEIC, or cut",
+    "file_too_large": f"image file of more than {MAX_BYTES:,} bytes, which is not read",
+    "not_decodable": "bytes that are not a whole PNG, JPEG, WebP, GIF, HEIC or AVIF",
     "too_many_pixels": "more pixels than data.max_pixels",
 }
 """What makes a record bad; the rest is left out for reasons that are no fault of the data."""
 LEFT_OUT = {
-    "side_file": "film, sidecar or other file beside the photos of a folder, by its name",
+    "side_file": "film, sidecar, thumbnail, recycle bin or other file beside photos, by its name",
     "duplicate": "the same image again, of the same user",
     "in_public_set": "also in the public set",
     "dropped_over_cap": "beyond partition.max_images_per_user",
@@ -118,7 +124,12 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
         "bad_fraction": fraction,
         "max_bad_fraction": config.data.max_bad_fraction,
         "problems": _problems(config, census, fraction),
-        "warnings": _warnings(config, sizes),
+        "warnings": [
+            *folded_ids(census),
+            *looked_for(census, config.data.source),
+            *misplaced(census),
+            *_warnings(config, sizes),
+        ],
         "unit": UNITS[config.policy.unit],
         "bad": bad,
         "left_out": left_out,
@@ -138,7 +149,7 @@ def _facts(config: RunConfig, census: Census) -> dict[str, Any]:
 
 
 def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
-    problems, units = [], UNITS[config.policy.unit]
+    problems, units = inexact_ids(census), UNITS[config.policy.unit]
     rows, classes = census.counts["rows"], census.classes
     users, evaluation = len(census.sizes), len(census.held_out_sizes)
     if rows == 0:
@@ -171,6 +182,52 @@ def _problems(config: RunConfig, census: Census, fraction: float) -> list[str]:
             "the labels, or list the classes there are."
         )
     return problems
+
+
+def inexact_ids(census: Census) -> list[str]:
+    """What is wrong with ids that lost digits; empty: nothing."""
+    count = census.counts["user_id_inexact"]
+    if not count:
+        return []
+    return [
+        f"{count:,} records have a user id that is a decimal number with lost digits: a float from "
+        "2**53 = 9007199254740992 on, or text such as 1.5e+16. Several people may share such an "
+        "id. Write the ids as text and export the data again."
+    ]
+
+
+def looked_for(census: Census, source: SourceConfig) -> list[str]:
+    """An example of an image file that a table names and that is not there."""
+    if not census.missing or source.file_format != "csv":
+        return []
+    return [
+        f"No file {census.missing!r} below {csv_image_root(source)}, nor with an ending such as "
+        ".jpg; correct the names, or set data.source.image_root."
+    ]
+
+
+def misplaced(census: Census) -> list[str]:
+    """What is said of photos of several users, and of none."""
+    found: list[str] = []
+    if several := census.counts["photos_of_several"]:
+        found.append(
+            f"{count_of(several, 'photo')} of several users: each owner keeps a copy, and the "
+            "guarantee protects one owner at a time. Remove the copies if a photo has one owner."
+        )
+    if loose := census.counts["loose_files"]:
+        found.append(
+            f"{count_of(loose, 'file')} beside the folders of users, and so of no user: left out. "
+            "Move each into the folder of its owner."
+        )
+    return found
+
+
+def folded_ids(census: Census) -> list[str]:
+    """Warning about ids that are whole numbers written as decimals; empty: no such id."""
+    count = census.counts["user_id_as_decimal"]
+    if not count:
+        return []
+    return [f"{count:,} records have a user id written as a decimal (1.0); it counts as 1."]
 
 
 def _warnings(config: RunConfig, sizes: np.ndarray) -> list[str]:

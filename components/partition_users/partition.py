@@ -24,6 +24,7 @@ from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
+from fedemb.data.identity import rule_named
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
 from fedemb.documents.artifacts import canonical_json, config_digest
@@ -86,7 +87,11 @@ def run(context: StepContext) -> dict[str, Any]:
         _check_input(config, reservation, commitment)
         partitioned = partition_images(
             config,
-            keys=KeyRef(context.keys_uri, config.policy.policy_id),
+            keys=KeyRef(
+                context.keys_uri,
+                config.policy.policy_id,
+                names=rule_named(context.ledger.terms.identifiers),
+            ),
             root=shards.run_root(context.private_root, run_id),
             blocks=frozenset(reservation.blocks),
             header={**mine, "deletion_marks": _commit_to_marks(config, commitment)},

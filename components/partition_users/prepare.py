@@ -20,13 +20,14 @@ import numpy as np
 
 from fedemb.config import EvaluationByValue, RunConfig
 from fedemb.data.hashing import Hasher
+from fedemb.data.identity import canonical_text
 from fedemb.data.photos import BadImageError, PhotoReader
 from fedemb.data.pixels import canonical_image
-from fedemb.data.records import canonical_text
 from fedemb.data.sources import Batch, image_files
 from fedemb.steps.partition_users.assignment import Assigner, Assignment
 
 _CHUNK = 64
+_LABELS = 1000
 
 Images = dict[bytes, tuple[int, int, bytes]]
 """Image digest -> class, how often it came, canonical PNG."""
@@ -195,7 +196,14 @@ class Preparer:
         self._columns = config.data.source.columns
         self._files = image_files(config.data.source)
         self._reader = PhotoReader.of(config.model, config.data.max_pixels)
+        self.labels: set[str] = set()
+        """Classes of the records, the first thousand. Private."""
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+
+    @property
+    def missing(self) -> str:
+        """The first image file that was not found, see `ImageFiles.missing`."""
+        return self._files.missing if self._files else ""
 
     def prepare(self, batch: Batch) -> Prepared:
         """Validates, decodes and hashes the rows of a batch; never raises for what is in them."""
@@ -226,24 +234,28 @@ class Preparer:
 
     def _rows(self, batch: Batch, prepared: Prepared) -> Iterator[_Row]:
         """Rows of users and classes this run may touch; others are rejected or counted."""
-        names = self._columns
+        names, rule = self._columns, self._hasher.names
         evaluation = self._config.partition.evaluation
         split = evaluation.column if isinstance(evaluation, EvaluationByValue) else None
         wanted = (names.user_id, names.label, names.cohort, names.subgroup, split)
         nothing = [None] * len(batch)
         columns = [batch.columns[name] if name else nothing for name in wanted]
         for image, *values, value in zip(batch.images, *columns, strict=True):
-            user_id, label, cohort, subgroup = map(canonical_text, values)
+            user_id, label, cohort, subgroup = map(rule.text, values)
             if not names.user_id:
                 user_id = _own_unit(image)
+            elif user_id is not None and rule.folds(values[0]):
+                prepared.counts["user_id_as_decimal"] += 1
             reason = (
-                ("user_id_missing" if user_id is None else "")
+                (rule.problem(values[0]) if user_id is None else "")
                 or ("label_missing" if names.label and label is None else "")
                 or ("cohort_missing" if names.cohort and cohort is None else "")
             )
             if reason or user_id is None:
                 _reject(prepared, reason, user_id or "", label or "", image)
                 continue
+            if label and len(self.labels) < _LABELS:
+                self.labels.add(label)
             goes = self._assigner.assign(user_id, label or "", cohort, value)
             if cohort or subgroup:
                 known = prepared.parts.get(goes.user_key) or new_part()

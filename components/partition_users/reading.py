@@ -11,6 +11,7 @@ from apache_beam.pvalue import PCollection
 
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.hashing import KeyRef
+from fedemb.data.identity import CURRENT, NameRule
 from fedemb.data.sources import Part, read_part, split_part
 from fedemb.steps.partition_users.shards import Place
 
@@ -38,6 +39,7 @@ def read_batches(
     name: str,
     *,
     spread: bool,
+    names: NameRule = CURRENT,
 ) -> PCollection:
     """Batches of a source, as `(images, columns)`.
 
@@ -49,6 +51,7 @@ def read_batches(
       parts: of the source.
       columns: read beside the image.
       name: before the names of the transforms.
+      names: rule that tells users and classes apart.
       spread: over all workers. In one process it would only hold all files in memory.
     """
     listed = (
@@ -60,7 +63,7 @@ def read_batches(
     if source.file_format == "tfrecord":
         from fedemb.steps.partition_users.tfrecords import read_tfrecords
 
-        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns)
+        batches = listed | f"{name}ReadTFRecord" >> read_tfrecords(source, columns, names)
     else:
         batches = listed | f"{name}Read" >> beam.ParDo(_Read(source, columns))
     return batches | f"{name}Spread" >> beam.Reshuffle() if spread else batches

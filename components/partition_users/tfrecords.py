@@ -15,9 +15,10 @@ import apache_beam as beam
 from apache_beam.pvalue import PCollection
 
 from fedemb.config import SourceConfig
-from fedemb.data.records import canonical_text, encode_example
+from fedemb.data.identity import NameRule
+from fedemb.data.records import encode_example
 from fedemb.data.source_files import example_values, iter_tfrecord
-from fedemb.data.sources import Batch, Part, apply_where
+from fedemb.data.sources import Batch, Part, apply_where, named_labels
 
 ROWS = 256
 
@@ -25,20 +26,28 @@ ROWS = 256
 class _Records(beam.DoFn):
     """Part -> serialised Examples with the named features only, all of them bytes."""
 
-    def __init__(self, image: str, columns: list[str]):
-        self._image, self._columns = image, columns
+    def __init__(self, image: str, columns: list[str], names: NameRule):
+        self._image, self._columns, self._names = image, columns, names
 
     def process(self, part: Part) -> Iterator[bytes]:
         for record in iter_tfrecord(part):
             values = example_values(record, [self._image, *self._columns]) or {}
             features = {
-                name: [text.encode()]
+                name: [data]
                 for name in self._columns
-                if (text := canonical_text(values.get(name))) is not None
+                if (data := _as_bytes(values.get(name), self._names)) is not None
             }
             if isinstance(values.get(self._image), bytes):
                 features[self._image] = [values[self._image]]
             yield encode_example(features)
+
+
+def _as_bytes(value: Any, names: NameRule) -> bytes | None:
+    """A value as bytes that `names` reads as it reads the value."""
+    if isinstance(value, bytes) or value is None:
+        return value
+    text = names.text(value)
+    return (f"{value:e}" if text is None and isinstance(value, float) else text or "").encode()
 
 
 def _to_batch(record_batch: Any, source: SourceConfig, columns: list[str]) -> Iterator[Any]:
@@ -51,13 +60,15 @@ def _to_batch(record_batch: Any, source: SourceConfig, columns: list[str]) -> It
         return [value[0] if value else None for value in values]
 
     batch = Batch(first(source.columns.image), {name: first(name) for name in columns})
-    kept = apply_where(source, batch)
+    kept = apply_where(source, named_labels(source, batch))
     if len(kept):
         yield kept.images, kept.columns
 
 
 @beam.ptransform_fn
-def read_tfrecords(parts: PCollection, source: SourceConfig, columns: list[str]) -> Any:
+def read_tfrecords(
+    parts: PCollection, source: SourceConfig, columns: list[str], names: NameRule
+) -> Any:
     """Reads parts of TFRecord files into `(images, columns)` batches."""
     from tensorflow_metadata.proto.v0 import schema_pb2 as generated
     from tfx_bsl.public import tfxio
@@ -72,7 +83,8 @@ def read_tfrecords(parts: PCollection, source: SourceConfig, columns: list[str])
     )
     return (
         parts
-        | "Records" >> beam.ParDo(_Records(source.columns.image, wanted)).with_output_types(bytes)
+        | "Records"
+        >> beam.ParDo(_Records(source.columns.image, wanted, names)).with_output_types(bytes)
         | "Decode" >> records.BeamSource(batch_size=ROWS)
         | "Batches" >> beam.FlatMap(_to_batch, source, wanted)
     )

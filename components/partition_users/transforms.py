@@ -188,7 +188,9 @@ def build(pipeline: beam.Pipeline, job: Job, parts: list[Part]) -> None:
     """Adds the partition of the private images to a pipeline."""
     place, number = job.place, job.config.partition.shards
     source = job.config.data.source
-    batches = read_batches(pipeline, source, parts, columns_of(job.config), "", spread=job.spread)
+    batches = read_batches(
+        pipeline, source, parts, columns_of(job.config), "", spread=job.spread, names=job.keys.names
+    )
     users, counts, rejects = _three_ways(batches, "Prepare", _Prepare(job))
     cap = MergeUser(job.config.partition.max_images_per_user)
     capped = users | "CapPerUser" >> beam.CombinePerKey(cap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from typing import Any
@@ -122,13 +123,13 @@ def model_card(
         *(
             line
             for item in waivers
-            for why in (f"`{item.body['code']}`, {item.body['reason']}",)
-            for line in ("", f"Waived by {item.actor}: {why}")
+            for why in (f"`{item.body['code']}`, {as_text(item.body['reason'])}",)
+            for line in ("", f"Waived by {as_text(item.actor)}: {why}")
         ),
         *(
             line
             for item in approvals
-            for line in ("", f"Release approved by {item.actor} at {item.time}")
+            for line in ("", f"Release approved by {as_text(item.actor)} at {item.time}")
         ),
         "",
         "## Utility",
@@ -153,12 +154,12 @@ def model_card(
         "",
         "## Licence",
         "",
-        config.release.licence or "Not stated: ask whoever gave you this model.",
+        as_text(config.release.licence) or "Not stated: ask whoever gave you this model.",
         "",
         "## Public start",
         "",
-        f"{config.pretraining.kind}; {config.pretraining.provenance or 'no public data'}; licence: "
-        f"{start_licence(config.pretraining)}; overlap with private images: "
+        f"{config.pretraining.kind}; {as_text(config.pretraining.provenance) or 'no public data'}; "
+        f"licence: {as_text(start_licence(config.pretraining))}; overlap with private images: "
         f"{OVERLAPS[report.pretraining.overlaps_private]}.",
         "",
         "## Verify",
@@ -171,6 +172,12 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def as_text(words: str) -> str:
+    """Text of others as Markdown that shows it on one line: no markup, HTML or link of its own."""
+    shown = "".join(c if c.isprintable() else " " for c in words)
+    return re.sub(r"([\\`*_\[\]#|~!])", r"\\\1", html.escape(" ".join(shown.split()), quote=False))
 
 
 def licence_fields(words: str) -> dict[str, str]:

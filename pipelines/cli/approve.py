@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError, Refused
+from fedemb.files import read_regular
 from fedemb.pipelines.cli.ledger_write import (
     KeysOption,
     LedgerOption,
@@ -21,6 +22,7 @@ from fedemb.pipelines.cli.ledger_write import (
     open_for_people,
     reason_text,
 )
+from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
     from fedemb.documents.document import Written
@@ -73,14 +75,14 @@ def approve(
             f"policy {opened.policy_id!r} releases without approvals, for its life; a policy that "
             "wants them says policy.approvals from its start"
         )
-    typer.echo(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
-    typer.echo(f"guarantee: {guarantee_sentence(body.guarantee)}")
+    say(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
+    say(f"guarantee: {guarantee_sentence(body.guarantee)}")
     if words := all_runs(body):
-        typer.echo(f"  {words}")
+        say(f"  {words}")
     if body.release and body.release.name:
-        typer.echo(f"release: {body.release.name} {body.release.version}")
+        say(f"release: {body.release.name} {body.release.version}")
     if terms := body.release:  # what a report did not say before its version 4, nobody approved
-        typer.echo(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+        say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
         raise Refused("not approved; nothing was written")
     record = opened.approve(
@@ -90,7 +92,7 @@ def approve(
         signer=signer,
     )
     given = opened.state.approvals_of(body.model_sha, report.sha)
-    typer.echo(
+    say(
         f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
         f"{opened.terms.approvals} that the policy wants"
     )
@@ -113,7 +115,7 @@ def approvers(
     opened, key_store = open_for_people(ledger, keys, policy, witness)
     if not named:
         for public, name in opened.state.approvers.items():
-            typer.echo(f"{name}  {public}")
+            say(f"{name}  {public}")
         return
     if not opened.terms.approvals:
         raise Refused(
@@ -130,7 +132,7 @@ def approvers(
             )
         people[name] = _public_key(Path(path).expanduser())
     record = name_approvers(opened, people, reason_text(reason), key_store, witness)
-    typer.echo(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
+    say(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
 
 
 def _report(run: Path) -> tuple[Written[PrivacyReport], str | None, str | None]:
@@ -158,11 +160,11 @@ def _signer(path: Path) -> Signer:
 
     wrong = f"{path} is no private key of OpenSSH of the kind Ed25519 that can be read"
     try:
-        data = path.expanduser().read_bytes()
+        data = read_regular(path.expanduser())
         try:
             private = load_ssh_private_key(data, None)
         except TypeError:  # it is encrypted
-            word = typer.prompt(f"Passphrase of {path}", hide_input=True)
+            word = typer.prompt(escaped(f"Passphrase of {path}"), hide_input=True)
             private = load_ssh_private_key(data, word.encode())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"{wrong} ({error}); make one with ssh-keygen -t ed25519") from error
@@ -177,7 +179,7 @@ def _public_key(path: Path) -> str:
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
     try:
-        public = load_ssh_public_key(path.read_bytes())
+        public = load_ssh_public_key(read_regular(path))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"{path} is no public key of OpenSSH ({error}); name the .pub") from error
     if not isinstance(public, Ed25519PublicKey):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import ConfigError
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.embedding.jax_speed import Speed
@@ -63,23 +64,23 @@ def bench(
         "model": model.model_dump(mode="json"),
         "rows": [],
     }
-    typer.echo(", ".join(f"{name} {value}" for name, value in found["device"].items()))
+    say(", ".join(f"{name} {value}" for name, value in found["device"].items()))
     _keep(output, found)  # a place that takes no file is told at once
-    typer.echo(_LEGEND)
-    typer.echo("work   net        precision   K     m   us/view  ratio  noise  compile s  step MiB")
+    say(_LEGEND)
+    say("work   net        precision   K     m   us/view  ratio  noise  compile s  step MiB")
     speeds = []
     with _ends(_IN_ALL * seconds, output):
         for speed in measure(model, seconds):
             speeds.append(speed)
-            typer.echo(_line(speed))
+            say(_line(speed))
             found["rows"].append(speed._asdict())
             _keep(output, found)
     if best := fastest(speeds):
-        typer.echo(
+        say(
             f"fastest unit gradients: training.unit_gradient.microbatch: {best.microbatch}"
             + (", training.mixed_precision: true" if best.precision == "bfloat16" else "")
         )
-    typer.echo(f"figures: {output}")
+    say(f"figures: {output}")
 
 
 @contextmanager
@@ -87,9 +88,10 @@ def _ends(seconds: float, output: Path) -> Iterator[None]:
     """Ends the process then: what JAX compiles or computes cannot be interrupted."""
 
     def end() -> None:
-        typer.echo(
+        say(
             f"stopped after {seconds:.0f} s in the middle of a measurement; --seconds gives it "
-            f"more\nfigures: {output}"
+            "more",
+            f"figures: {output}",
         )
         os._exit(0)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+from fedemb.pipelines.output import say
 
 
 @contextmanager
@@ -52,16 +53,16 @@ def check_data(
     root = private_root or checked.storage.private_root or "runs/private"
     with counted("reading records") as progress:
         found = check(checked, root, progress)
-    typer.echo(
+    say(
         f"{found.rows:,} records, {found.used:,} of them used, {100 * found.bad_fraction:.2f} % "
         "bad (exact figures, for the data owner alone)"
     )
     for kind, reasons in (("bad", found.bad), ("left out", found.left_out)):
         for text, count in reasons:
-            typer.echo(f"  {count:,} {kind}: {text}")
+            say(f"  {count:,} {kind}: {text}")
     for text in found.warnings:
-        typer.echo(f"warning: {text}")
-    typer.echo(f"page: {found.page}")
+        say(f"warning: {text}")
+    say(f"page: {found.page}")
     if found.problems:
         raise InputError(" ".join(found.problems))
 
@@ -99,5 +100,5 @@ def make_data(
         raise ConfigError(f"--{name}: {message}, got {first['input']}") from error
     private, public = output / "private.parquet", output / "public.parquet"
     images, public_images = write_builtin(builtin, image_size, private, public)
-    typer.echo(f"{private}: {images:,} images of {users:,} identities")
-    typer.echo(f"{public}: {public_images:,} images of {public_classes:,} classes")
+    say(f"{private}: {images:,} images of {users:,} identities")
+    say(f"{public}: {public_images:,} images of {public_classes:,} classes")

@@ -9,6 +9,7 @@ import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.schedule import Namespace, Profiles, namespace_of
+from fedemb.pipelines.output import say_block
 
 
 def doctor(
@@ -37,5 +38,5 @@ def doctor(
     configs = [load_config(source, []) for source in config or []]
     where = namespace_of(namespace, profile)
     findings = look(Doctor(KubernetesApi(), where, loaded, package, configs))
-    typer.echo(table(findings, loaded.accepts))
+    say_block(table(findings, loaded.accepts))
     require_safe(findings, loaded.accepts)

@@ -33,9 +33,9 @@ def write_mechanism(path: Path, config: RunConfig) -> None:
     for name, value in config.mechanism.model_dump(mode="json").items():
         if value != getattr(load_config(path).mechanism, name, None):
             changed = _replaced(changed, name, value)
-    path.write_text(changed)
+    write_bytes(path, changed.encode())
     if load_config(path) != config:
-        path.write_text(text)
+        write_bytes(path, text.encode())
         raise ConfigError(
             f"{path} differs from what was planned beside its mechanism too; plan with "
             f"--config {path}, or write to a new file"

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.pipelines.cli.options import SetOption
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedemb.data.identity import NameRule
     from fedemb.keys import KeyStore
     from fedemb.ledger import Ledger
     from fedemb.ledger.state import Attempt
 
+_MOST_IDS = 256 << 20
+"""Bytes of a file of ids."""
 MEANING = (
     "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
     " any one of them took part, by the factor each report states, and all runs of the policy"
@@ -68,6 +74,7 @@ def forget(
     Also says which releases may have been trained with them, without listing anyone.
     """
     from fedemb.data.hashing import Hasher
+    from fedemb.data.identity import rule_named
     from fedemb.errors import ConfigError
     from fedemb.keys import open_key_store, partition_key
     from fedemb.keys.deletion_marks import mark_deleted
@@ -88,14 +95,16 @@ def forget(
             "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy "
             "FOLDER"
         )
-    user_ids = _canonical(_read_ids(ids) if ids else [_read_id()])
+    texts = _read_ids(ids) if ids else [_read_id()]
     ledgers = open_store(storage.ledger)
     ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
-    _ = ledger.terms  # with a wrong folder or policy a new key would be made and no user forgotten
+    # Without terms the folder or policy is wrong: a new key would be made and no user forgotten.
+    names = rule_named(ledger.terms.identifiers)
+    user_ids = _canonical(texts, names)
     keys = open_key_store(storage.keys)
     check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
     ensure_policy_key(ledger, keys)
-    hasher = Hasher(partition_key(keys, policy_id))
+    hasher = Hasher(partition_key(keys, policy_id), names)
     user_keys = [hasher.user_key(user_id) for user_id in user_ids]
     fresh = [
         mark_deleted(
@@ -104,37 +113,40 @@ def forget(
         for user_key in user_keys
     ]
     who = "this user" if len(user_ids) == 1 else "these users"
-    if ids:
-        typer.echo(
-            f"{sum(fresh)} forgotten from the next partition on; {len(fresh) - sum(fresh)} were "
-            "forgotten before"
-        )
-    else:
-        typer.echo("forgotten from the next partition on" if fresh[0] else "was forgotten before")
-    typer.echo("whether the data hold such an id was not checked: check its spelling")
-    others = [other for other in policies(ledgers) if other != policy_id]
-    elsewhere = _not_forgotten(user_ids, others, keys, storage.deletion_marks)
+    one = "forgotten from the next partition on" if fresh[0] else "was forgotten before"
+    several = (
+        f"{sum(fresh)} forgotten from the next partition on; {len(fresh) - sum(fresh)} were "
+        "forgotten before"
+    )
+    say(
+        several if ids else one,
+        "whether the data hold such an id was not checked: check its spelling",
+    )
+    rules = {
+        other: _rule_of(storage.ledger, other) for other in policies(ledgers) if other != policy_id
+    }
+    elsewhere = _not_forgotten(texts, rules, keys, storage.deletion_marks)
     if elsewhere:
-        they = f"{who} {'is' if len(user_ids) == 1 else 'are'}"
-        typer.echo(ELSEWHERE.format(who=they, policies=", ".join(elsewhere)))
+        are = "is" if len(user_ids) == 1 else "are"
+        say(ELSEWHERE.format(who=f"{who} {are}", policies=", ".join(elsewhere)))
     terms = ledger.terms
     buckets = {hasher.bucket(user_key, terms.users.blocks_per_cohort) for user_key in user_keys}
     found, open_runs, simulations = _trained(ledger, buckets)
     begun = _begun(ledger, buckets)
     if begun:
-        typer.echo(BEGUN.format(who=who, runs=", ".join(begun)))
-    typer.echo(LEFT)
+        say(BEGUN.format(who=who, runs=", ".join(begun)))
+    say(LEFT)
     if simulations:
-        typer.echo(SIMULATED.format(who=who, runs=", ".join(simulations)))
+        say(SIMULATED.format(who=who, runs=", ".join(simulations)))
     if open_runs:
-        typer.echo(f"runs without a release that may hold {who}: {', '.join(open_runs)}")
+        say(f"runs without a release that may hold {who}: {', '.join(open_runs)}")
     if not found:
-        typer.echo("no release was trained on the user's block")
+        say("no release was trained on the user's block")
         return
-    typer.echo(f"releases that may have been trained with {who} (their block took part):")
+    say(f"releases that may have been trained with {who} (their block took part):")
     for name, version, epsilon, delta in found:
-        typer.echo(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
-    typer.echo(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
+        say(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
+    say(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
 
 
 def _read_id() -> str:
@@ -163,30 +175,31 @@ def _read_ids(path: Path) -> list[str]:
       InputError: it cannot be read, or holds none.
     """
     from fedemb.errors import InputError
+    from fedemb.files import read_regular
 
     try:
-        found = [line for line in path.read_text().split("\n") if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_regular(path, _MOST_IDS).decode()
+        found = [line for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as text; name a file of ids") from error
     if not found:
         raise InputError(f"{path} holds no user id; write one on each line")
     return found
 
 
-def _canonical(user_ids: list[str]) -> list[str]:
-    """The ids as partitions know them, each once.
+def _canonical(texts: list[str], names: NameRule) -> list[str]:
+    """The ids as partitions of a policy know them, each once.
 
     Raises:
       InputError: an id is invalid; nothing was changed.
     """
-    from fedemb.data.records import canonical_user_id
     from fedemb.errors import InputError
 
     found: dict[str, None] = {}
-    for number, text in enumerate(user_ids, start=1):
-        user_id = canonical_user_id(text)
+    for number, text in enumerate(texts, start=1):
+        user_id = names.text(text)
         if user_id is None:
-            where = "standard input" if len(user_ids) == 1 else f"id {number}"
+            where = "standard input" if len(texts) == 1 else f"id {number}"
             raise InputError(
                 f"{where} is not a user id; nothing was changed: correct it and try again"
             )
@@ -194,16 +207,33 @@ def _canonical(user_ids: list[str]) -> list[str]:
     return list(found)
 
 
-def _not_forgotten(user_ids: list[str], policies: list[str], keys: KeyStore, uri: str) -> list[str]:
+def _rule_of(ledger_uri: str, policy_id: str) -> NameRule | None:
+    """The rule of ids of another policy; None if its records cannot be read."""
+    from fedemb.data.identity import rule_named
+    from fedemb.errors import FedEmbError
+    from fedemb.ledger import open_ledger, read_trust
+    from fedemb.storage import open_store
+
+    try:
+        ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+        return rule_named(ledger.terms.identifiers)
+    except FedEmbError:
+        return None
+
+
+def _not_forgotten(
+    texts: list[str], rules: Mapping[str, NameRule | None], keys: KeyStore, uri: str
+) -> list[str]:
     """Those policies under which one is not forgotten: each has marks by a key of its own."""
     from fedemb.data.hashing import Hasher
     from fedemb.keys import partition_key, policy_key_name
     from fedemb.keys.deletion_marks import read_deletion_marks
 
     found: list[str] = []
-    for policy_id in policies:
-        if keys.exists(policy_key_name(policy_id)):  # else there is no mark
-            hasher = Hasher(partition_key(keys, policy_id))
+    for policy_id, names in rules.items():
+        if names and keys.exists(policy_key_name(policy_id)):  # else there is no mark
+            hasher = Hasher(partition_key(keys, policy_id), names)
+            user_ids = filter(None, map(names.text, texts))
             marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
             if marks <= set(read_deletion_marks(uri, policy_id)):
                 continue

@@ -13,6 +13,7 @@ import typer
 
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.output import escaped, say
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig, SourceConfig
@@ -22,6 +23,7 @@ _SIZES = (28, 32, 48, 64)
 """Sizes of the model to choose from: the largest that most photos have."""
 _LEAST_CLIENTS = 8
 """Virtual clients of a round, at least, where there are as many."""
+_LABELS_SHOWN = 50
 _NOBODY = 1e-12
 """Share that is held out while all are counted: the run's key decides who is held out."""
 
@@ -97,6 +99,13 @@ def init(
             "(a classifier's): nobody owns several images, and each is a unit of privacy."
         ),
     ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="parquet, tfrecord, csv or image_folder; default: by the names of files.",
+        ),
+    ] = None,
     aspect_ratio: Annotated[
         str, typer.Option(help="squash (stretch to a square) or letterbox (fill up with grey).")
     ] = "squash",
@@ -118,7 +127,7 @@ def init(
     if alike not in (None, "user", "class"):
         raise ConfigError(f"--alike is {alike}, expected user or class")
     classify = _classifies(task, alike or ("user" if by_user else None))
-    source = _source(data, column or [], classify=classify)
+    source = _source(data, column or [], format_, classify=classify)
     if by_user or alike == "user":
         unlabelled = source.columns.model_copy(update={"label": None})
         source = source.model_copy(update={"label_scope": "user", "columns": unlabelled})
@@ -144,9 +153,10 @@ def init(
     learns = _alike(tree, alike)
     if classify:
         named = classes or _asked("Which classes (a,b,c)? A list you may publish", "--classes", str)
+        _check_classes(named, census)
         tree, classes = as_classifier(tree, labelled, named), None
         learns = f"tell {len(tree['model']['classes'])} classes apart. {unit.covered}"
-    typer.echo(
+    say(
         f"the model will see {size} x {size} pixels, {'colour' if channels > 1 else 'grey'}, and "
         + learns
     )
@@ -159,12 +169,27 @@ def init(
     planned = calibrated(validate(tree), target).mechanism.model_dump(mode="json")
     tree["mechanism"]["noise_multiplier"] = planned["noise_multiplier"]
     write_bytes(output, _text(tree, output).encode())
-    typer.echo(f"\nwrote {output}")
+    say("", f"wrote {output}")
     for line in _prospects(load_config(output)):
-        typer.echo(line)
+        say(line)
     if few and not classes:
-        typer.echo(f"warning: {few}")
+        say(f"warning: {few}")
     _close(output, bound, _photos(census) if unit.one == "image" else _users(census), unit.many)
+
+
+def _check_classes(named: str, census: Census) -> None:
+    """Refuses a list of classes of which no photo has one."""
+    wanted = [name.strip() for name in named.split(",")]
+    if not census.labels or set(wanted) & set(census.labels):
+        return
+    shown = ",".join(sorted(census.labels)[:_LABELS_SHOWN])
+    spelled = {label.casefold(): label for label in census.labels}
+    other = [spelled[name.casefold()] for name in wanted if name.casefold() in spelled]
+    hint = f"--classes {','.join(other)}" if other else "--classes with names from that list"
+    raise ConfigError(
+        f"none of the classes {', '.join(wanted)} is in the labels of the photos, which are "
+        f"{shown}; pass {hint}, if you may publish them"
+    )
 
 
 def _alike(tree: dict[str, Any], alike: str | None) -> str:
@@ -181,11 +206,11 @@ def _alike(tree: dict[str, Any], alike: str | None) -> str:
 
 def _close(output: Path, bound: int, usable: int, units: str) -> None:
     if usable < bound:
-        typer.echo(
+        say(
             f"warning: {bound:,} {units} are promised and {usable:,} can be used here; delta "
             "and noise rest on the promise, so lower it unless these are some of them"
         )
-    typer.echo(
+    say(
         f"next: fedemb check-data -c {output}; fedemb plan --config {output} --explain; "
         f"fedemb run --config {output} --policy FOLDER. That is a simulation, which costs nothing; "
         "for a model set purpose: release. The first run fixes the policy's terms for life"
@@ -203,8 +228,8 @@ def _classifies(task: str | None, alike: str | None) -> bool:
     return task == "classification"
 
 
-def _source(data: str, columns: list[str], *, classify: bool) -> SourceConfig:
-    from fedemb.config.data import Columns
+def _source(data: str, columns: list[str], kind: str | None, *, classify: bool) -> SourceConfig:
+    from fedemb.config.data import ENDINGS, Columns
     from fedemb.data.columns import guess_source
 
     named: dict[str, str] = {}
@@ -217,7 +242,10 @@ def _source(data: str, columns: list[str], *, classify: bool) -> SourceConfig:
             )
         named[what] = name
     uri = data if "://" in data else str(Path(data).resolve())
-    source = guess_source(uri, named)
+    if kind not in (None, "image_folder", *ENDINGS):
+        known = ", ".join((*ENDINGS, "image_folder"))
+        raise ConfigError(f"--format is {kind}, expected one of {known}")
+    source = guess_source(uri, named, kind)
     if source.columns.user_id is None and not classify:
         raise ConfigError(
             "--column is user_id=none, and an embedding is learned from images of one owner; say "
@@ -233,7 +261,7 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
         raise ConfigError(
             f"{flag} is missing, and standard input is no terminal to ask for it; give it"
         )
-    return typer.prompt(question, type=kind, default=default)
+    return typer.prompt(escaped(question), type=kind, default=default)
 
 
 def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
@@ -241,7 +269,7 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     from fedemb import PoissonGaussianConfig
     from fedemb.pipelines.run.load_config import validate
     from fedemb.steps.partition_users.census import take_census
-    from fedemb.steps.partition_users.check import BAD
+    from fedemb.steps.partition_users.check import BAD, inexact_ids, looked_for
 
     one_round = PoissonGaussianConfig(
         rounds=1, sampling_probability=1.0, units_per_round=1, noise_multiplier=1.0
@@ -262,6 +290,8 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
         }
     )
     census = take_census(config, progress)
+    if refused := inexact_ids(census):
+        raise InputError(" ".join(refused))
     if not census.samples:
         found = [
             f"{census.counts[name]:,}: {text}" for name, text in BAD.items() if census.counts[name]
@@ -269,7 +299,8 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
         why = "; ".join(found) or f"{census.counts['rows']:,} records"
         raise InputError(
             f"no photo of {source.uri} can be used ({why}); repair them, or name the columns with "
-            "--column WHAT=NAME"
+            "--column WHAT=NAME",
+            *looked_for(census, source),
         )
     fitting = [size for size in _SIZES if size <= census.median_side]
     return census, max(fitting, default=_SIZES[0]), 3 if census.colour else 1
@@ -297,7 +328,7 @@ def _pixels_of(start: str, said: str | None) -> str:
 
     known, name = known_pixels(Path(start)), Path(start).name
     if said is None and known:
-        typer.echo(f"{name} sees pixels as {known[0]}, told by {known[1]} (else give --pixels)")
+        say(f"{name} sees pixels as {known[0]}, told by {known[1]} (else give --pixels)")
         return known[0]
     kinds = get_args(PretrainingConfig.model_fields["import_pixels"].annotation)
     question = f"What pixels was {name} trained on ({', '.join(kinds)})? It does not tell"
@@ -305,7 +336,7 @@ def _pixels_of(start: str, said: str | None) -> str:
     if given not in kinds:
         raise ConfigError(f"--pixels is {given}; give one of {', '.join(kinds)}")
     if known and known[0] != given:
-        typer.echo(f"warning: --pixels is {given}, while {known[1]} tells of {known[0]}")
+        say(f"warning: --pixels is {given}, while {known[1]} tells of {known[0]}")
     return given
 
 
@@ -317,21 +348,21 @@ def _say(census: Census, source: SourceConfig, classes: list[str]) -> None:
     if classes or source.columns.user_id is None:
         used = f"{_photos(census):,} of them can be used (private figures, for you)"
         found = listed(classes) if classes else f"{count_of(census.classes, 'label')}"
-        typer.echo(f"{count_of(census.counts['rows'], 'photo')}; {used}\n{found}")
+        say(f"{count_of(census.counts['rows'], 'photo')}; {used}", found)
         _say_bad(census)
         return
-    typer.echo(
+    say(
         f"{count_of(census.counts['rows'], 'photo')}; {count_of(users, 'user')} can be used, "
         f"{sizes.mean():.3g} photos each; {census.classes:,} classes, {census.common_classes:,} of "
         "them of more than one user (private figures, for you)"
     )
     if users == 1:
-        typer.echo(
+        say(
             "warning: all photos are of one user; a folder holds a folder for each, and --column "
             "user_id=NAME names the column of a table"
         )
     elif source.file_format == "image_folder":
-        typer.echo(
+        say(
             "each folder is taken for one user; if yours are classes, --task classification "
             "--classes a,b,c writes a classifier whose unit of privacy is one image; if splits, "
             "name a table of the photos and their owners"
@@ -340,11 +371,13 @@ def _say(census: Census, source: SourceConfig, classes: list[str]) -> None:
 
 
 def _say_bad(census: Census) -> None:
-    from fedemb.steps.partition_users.check import BAD, LEFT_OUT
+    from fedemb.steps.partition_users.check import BAD, LEFT_OUT, folded_ids
 
+    for line in folded_ids(census):
+        say(f"  {line}")
     for name, text in (BAD | {"side_file": LEFT_OUT["side_file"]}).items():
         if census.counts[name]:
-            typer.echo(f"  {census.counts[name]:,} cannot be used: {text}")
+            say(f"  {census.counts[name]:,} cannot be used: {text}")
 
 
 def _photos(census: Census) -> int:

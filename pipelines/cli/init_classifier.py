@@ -24,13 +24,15 @@ def source_of_classes(source: SourceConfig) -> tuple[SourceConfig, list[str]]:
       ConfigError: nothing tells the class of a photo.
       StorageError: the folder cannot be read.
     """
+    from fedemb.data.source_files import is_side_file
     from fedemb.data.sources import find_parts, split_part
 
     columns, folders = source.columns, list[str]()
     if columns.label is None and source.file_format == "image_folder":
         columns = columns.model_copy(update={"user_id": None, "label": "label"})
         pieces = (piece for part in find_parts(source, []) for piece in split_part(part))
-        folders = sorted({name for piece in pieces for name in piece.folders})
+        named = {name for piece in pieces for name in piece.folders}
+        folders = sorted(name for name in named if not is_side_file(f"{name}/photo"))
     if columns.label is None:
         raise ConfigError(
             "--task is classification, and no column names the class of a photo; name it with "

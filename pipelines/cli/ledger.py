@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from fedemb.pipelines.cli.ledger_write import (
     waive,
 )
 from fedemb.pipelines.cli.options import JsonOption, SetOption
+from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.ledger import Ledger
@@ -98,13 +98,13 @@ def init(
     begin_policy(opened, terms, key_store, settings.storage.witness)
     if trust_output is not None:
         trust.save(trust_output)
-    typer.echo(
+    say(
         f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
         f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
     )
     others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
     if others:
-        typer.echo(
+        say(
             f"note: this ledger holds {', '.join(others)} already. On the same users the epsilons "
             "of both add up; users forgotten there are not forgotten here: give their ids to "
             "`fedemb forget` again before the first run"
@@ -134,69 +134,70 @@ def show(
         content = text.content_of(load_config(config, set_ or []))
         found["more_runs_that_fit"] = text.fitting(opened, content)
     if json_:
-        typer.echo(json.dumps(found, indent=1))
+        say_json(found)
         return
     terms = opened.terms
-    typer.echo(
+    say(
         f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
         f"{terms.delta:g}, {text.composition(terms)}; "
         f"{text.counted(opened.head.sequence + 1, 'record')}"
     )
     if not found["runs"]:
-        typer.echo("\nno run has reserved anything yet")
+        say("", "no run has reserved anything yet")
     else:
         _show_runs(opened, found)
     if found["looks"]:
-        typer.echo(f"\nevaluation people were measured {text.counted(found['looks'], 'time')}")
+        say("", f"evaluation people were measured {text.counted(found['looks'], 'time')}")
     for row in found["waivers"]:
-        typer.echo(
-            f"\nwaived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
-            f"{row['reason']}"
+        say(
+            "",
+            f"waived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
+            f"{row['reason']}",
         )
     if found["approvers"]:
-        typer.echo(f"\nwho may approve releases: {', '.join(found['approvers'])}")
+        say("", f"who may approve releases: {', '.join(found['approvers'])}")
     for row in found["approvals"]:
-        typer.echo(
-            f"\napproved by {row['actor']} at {row['time']}: model {row['model_sha'][:12]} with "
-            f"report {row['report_sha'][:12]}"
+        say(
+            "",
+            f"approved by {row['actor']} at {row['time']}: model {row['model_sha'][:12]} with "
+            f"report {row['report_sha'][:12]}",
         )
     for row in found["rotations"]:
-        typer.echo(
-            f"\nrecord {row['sequence']}, by {row['actor']}: new signing keys of "
-            f"{', '.join(row['roles'])}: {row['reason']}"
+        say(
+            "",
+            f"record {row['sequence']}, by {row['actor']}: new signing keys of "
+            f"{', '.join(row['roles'])}: {row['reason']}",
         )
     if "more_runs_that_fit" in found:
-        typer.echo(f"\nmore runs of this plan that fit: {found['more_runs_that_fit']}")
+        say("", f"more runs of this plan that fit: {found['more_runs_that_fit']}")
 
 
 def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
     from fedemb.pipelines.cli import ledger_summary as text
 
-    typer.echo("\nblocks, the fullest first")
+    say("", "blocks, the fullest first")
     fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
     for row in fullest[: text.RUNS_SHOWN]:
-        typer.echo(
+        say(
             f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
             f"{text.counted(row['runs'], 'run')}"
         )
-    typer.echo(
-        f"\nruns, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}"
-    )
+    say("", f"runs, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}")
     for row in found["runs"][-text.RUNS_SHOWN :]:
-        typer.echo(
+        say(
             f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
             f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
             f"rounds  {row['actor']}"
         )
     block = opened.state.worst_block()
     if block is not None:
-        typer.echo(f"\nepsilon of block {block} over time; | is the cap")
+        say("", f"epsilon of block {block} over time; | is the cap")
         points = [
             (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
             for item in opened.state.price_history(block)
         ]
         for line in text.bars(points[-30:], opened.terms.epsilon_cap):
-            typer.echo("  " + line)
+            say("  " + line)
 
 
 @app.command()
@@ -228,18 +229,16 @@ def verify(
     head = opened.head
     if json_:
         answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
-        typer.echo(json.dumps(answer))
+        say_json(answer, indent=None)
         return
-    typer.echo(
+    say(
         f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
         f"head {head.sha}"
     )
     if marks is None:
-        typer.echo("whether it is the newest ledger: not asked; --keys or --witness does")
+        say("whether it is the newest ledger: not asked; --keys or --witness does")
     else:
-        typer.echo(
-            f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges"
-        )
+        say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
 
 
 @app.command()
@@ -257,11 +256,11 @@ def explain(
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
     if run_id is not None:
         for line in text.explain_run(opened, run_id):
-            typer.echo(line)
+            say(line)
     if config is not None:
         from fedemb.pipelines.run.load_config import load_config
 
-        typer.echo(text.admission(opened, load_config(config, set_ or [])))
+        say(text.admission(opened, load_config(config, set_ or [])))
     if run_id is None and config is None:
         raise InputError("name a run, or a configuration with --config")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError, Refused
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.keys import KeyStore
@@ -46,7 +47,7 @@ def void(
             " lists them"
         )
     record = opened.void(Reservation.of(found.reserve), reason_text(reason), key_store)
-    typer.echo(
+    say(
         f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
         "charges nothing"
     )
@@ -80,12 +81,10 @@ def waive(
     owner = Signer.current(key_store, "policy", opened.chain.trust)
     for record in opened.state.waivers:
         if (record.body["code"], record.body["model_sha"]) == (code, weights):
-            typer.echo(f"{code} is waived for this model already, by record {record.sequence}")
+            say(f"{code} is waived for this model already, by record {record.sequence}")
             return
     record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
-    typer.echo(
-        f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}"
-    )
+    say(f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}")
 
 
 def rotate(
@@ -116,11 +115,11 @@ def rotate(
     )
     for record in written:
         names = ", ".join(key["role"] for key in record.body["keys"])
-        typer.echo(
+        say(
             f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
         )
-    typer.echo("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
-    typer.echo("a step that was running meanwhile ends with exit code 4; resume its run")
+    say("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
+    say("a step that was running meanwhile ends with exit code 4; resume its run")
 
 
 def open_for_people(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
-import json
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedemb.pipelines.cli.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.use import embed, export, search, serve
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
+from fedemb.pipelines.output import say, say_block, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -68,7 +70,7 @@ def options(
     if version:
         from importlib.metadata import version as installed
 
-        typer.echo(f"fedemb {installed('fedemb')}")
+        say(f"fedemb {installed('fedemb')}")
         raise typer.Exit
 
 
@@ -210,13 +212,13 @@ def report(
         signed = signed_report(found)
         if signed is None:
             raise InputError(f"run {found.run_id} has no privacy report yet; let it finish first")
-        typer.echo(json.dumps(signed.json, indent=1))
+        say_json(signed.json)
         return
     for line in found.read_state().get("closing_lines", []):
-        typer.echo(line)
-    typer.echo(f"report: {found.index}")
+        say(line)
+    say(f"report: {found.index}")
     if open_ and not _opened(found.index):
-        typer.echo("no browser could be started here; open that page where there is one")
+        say("no browser could be started here; open that page where there is one")
 
 
 def _opened(page: Path) -> bool:
@@ -239,7 +241,7 @@ def results(
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        typer.echo(line)
+        say(line)
 
 
 @app.command(name="compile")
@@ -268,7 +270,7 @@ def compile_(
         images=parse_images(image or []),
         pipeline=pipeline_named(pipeline),
     )
-    typer.echo(f"wrote {output}, sha256 {file_digest(output)}")
+    say(f"wrote {output}, sha256 {file_digest(output)}")
 
 
 @config_app.command(name="schema")
@@ -276,7 +278,7 @@ def config_schema() -> None:
     """Print the JSON schema of RunConfig."""
     from fedemb.config import RunConfig
 
-    typer.echo(json.dumps(RunConfig.model_json_schema(), indent=1, sort_keys=True))
+    say_json(RunConfig.model_json_schema(), sort_keys=True)
 
 
 @config_app.command(name="show")
@@ -287,7 +289,7 @@ def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> 
     from fedemb.pipelines.run.load_config import load_config
 
     tree = load_config(config, set_ or []).model_dump(mode="json")
-    typer.echo(yaml.safe_dump(tree, sort_keys=False))
+    say_block(yaml.safe_dump(tree, sort_keys=False))
 
 
 @config_app.command(name="describe")
@@ -298,7 +300,7 @@ def config_describe(
     from fedemb.pipelines.cli.describe_config import describe
 
     for line in describe(section):
-        typer.echo(line)
+        say(line)
 
 
 @config_app.command(name="presets")
@@ -307,7 +309,12 @@ def config_presets() -> None:
     from fedemb.pipelines.run.load_config import preset_names
 
     for name in preset_names():
-        typer.echo(name)
+        say(name)
+
+
+_WRONG_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a path on the command line that no command can use."""
+_SHOWN = 200
 
 
 @contextmanager
@@ -316,15 +323,22 @@ def errors_as_sentences() -> Iterator[None]:
     try:
         yield
     except FedEmbError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        say(f"{type(error).__name__}: {error.message}", *error.details, err=True)
         sys.exit(error.exit_code)
-    except Exception:
-        typer.echo(
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _WRONG_PATH:
+            where = str(error.filename)
+            shown = where if len(where) < _SHOWN else f"{where[:_SHOWN]}..."
+            say(f"InputError: {shown}: {error.strerror}; name another path", err=True)
+            sys.exit(InputError.exit_code)
+        say(
             "this is a bug in fedemb: please report the lines below, after you have taken out what "
-            "is private\n",
+            "is private",
+            "",
             err=True,
         )
-        raise  # Python prints the traceback and ends with exit code 1
+        say_block(traceback.format_exc(), err=True)
+        sys.exit(1)
 
 
 def main(arguments: Any = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from fedemb.errors import ConfigError
 from fedemb.pipelines.cli.plan_checks import one_or_the_other, refuse_ignored
+from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -184,7 +184,7 @@ def plan(
             raise ConfigError("--write changes a configuration; name one with --config")
         new = not write.exists()
         write_mechanism(write, simulated(run_config, simulate_at) if simulate_at else run_config)
-        typer.echo(f"wrote {'the new file ' if new else ''}{write}", err=True)
+        say(f"wrote {'the new file ' if new else ''}{write}", err=True)
     _report(
         run_config,
         output,
@@ -284,10 +284,10 @@ def _report(
     if output is not None:
         write_bytes(output, made.data)  # for people: no step takes what nobody signed
     if json_:
-        typer.echo(json.dumps(fields, indent=1))
+        say_json(fields)
         return
     for line in lines(fields, mechanism):
-        typer.echo(line)
+        say(line)
 
 
 def simulated(config: RunConfig, share: str) -> RunConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import typer
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.cli.options import SetOption
+from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
@@ -54,10 +54,10 @@ def plan(
     schedules = load_schedules(folder)
     if host is None:
         for item in schedules:
-            typer.echo(f"{item.schedule.name}: {item.cost}")
+            say(f"{item.schedule.name}: {item.cost}")
         return
     for change in reconcile.plan(_kubeflow(host, namespace, profile), schedules, _now()):
-        typer.echo(str(change))
+        say(str(change))
 
 
 @schedule_app.command()
@@ -77,15 +77,15 @@ def apply(
     changes = reconcile.plan(kubeflow, schedules, _now())
     todo = [change for change in changes if change.action != "keep"]
     for change in changes:
-        typer.echo(str(change))
+        say(str(change))
     if not todo:
-        typer.echo("nothing to do")
+        say("nothing to do")
         return
     look_first(kubeflow.namespace, profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
     reconcile.apply(kubeflow, todo, _now())
-    typer.echo(f"{len(todo)} change(s) carried out")
+    say(f"{len(todo)} change(s) carried out")
 
 
 @schedule_app.command()
@@ -103,10 +103,10 @@ def diff(
     changes = reconcile.plan(kubeflow, load_schedules(folder), _now())
     differing = [change for change in changes if change.action != "keep"]
     for change in differing:
-        typer.echo(str(change))
+        say(str(change))
     if differing:
         raise typer.Exit(1)
-    typer.echo(f"{len(changes)} schedule(s) are as they should be")
+    say(f"{len(changes)} schedule(s) are as they should be")
 
 
 @schedule_app.command(name="schema")
@@ -114,7 +114,7 @@ def schema() -> None:
     """Print the JSON schema of a schedule's file."""
     from fedemb.pipelines.schedules.schedule import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=1, sort_keys=True))
+    say_json(json_schema(), sort_keys=True)
 
 
 def submit(
@@ -158,7 +158,7 @@ def submit(
     run_arguments(loaded, beam_options)
     plan = document(loaded)
     promised = guarantee_sentence(plan.guarantee)
-    typer.echo(f"planned: {promised}")
+    say(f"planned: {promised}")
     if kubeflow is None:
         return
     look_first(kubeflow.namespace, profile, [loaded], package)
@@ -172,7 +172,7 @@ def submit(
         beam_options=beam_options,
         resume=resume,
     )
-    typer.echo(f"run {run_id}")
+    say(f"run {run_id}")
 
 
 def look_first(
@@ -196,10 +196,10 @@ def look_first(
     try:
         findings = look(Doctor(KubernetesApi(), namespace, loaded, package, configs))
     except StorageError as error:
-        typer.echo(f"the cluster was not looked at: {error}", err=True)
+        say(f"the cluster was not looked at: {error}", err=True)
         return
     unknown = sum(finding.state == "could not tell" for finding in findings)
-    typer.echo(f"looked at the cluster: {len(findings)} findings, {unknown} could not be told")
+    say(f"looked at the cluster: {len(findings)} findings, {unknown} could not be told")
     require_safe(findings, loaded.accepts)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedemb.errors import InputError
+from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
     from fedemb.keys.trust import TrustStore
@@ -60,7 +61,7 @@ def trust_of(bundle: Path, given: Path | None) -> TrustStore:
     for folder in bundle.resolve().parents:
         if (folder / "config.yaml").is_file():
             # Said each time: a folder that a stranger packed brings a stranger's keys.
-            typer.echo(f"by the keys of run folder {folder}, yours; else name --trust", err=True)
+            say(f"by the keys of run folder {folder}, yours; else name --trust", err=True)
             return read_trust(open_store(RunDirectory.open(folder).stores()["ledger"]))
     raise InputError(
         f"nothing says by whose keys {bundle} must be signed; name the trust.json that its owner "

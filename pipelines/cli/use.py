@@ -14,6 +14,7 @@ import typer
 from fedemb.pipelines.cli.data import counted
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
+from fedemb.pipelines.output import say, say_block
 
 if TYPE_CHECKING:
     from fedemb.embedding.released import ReleasedModel
@@ -54,10 +55,11 @@ def embed(
     a row with a reason and neither.
     """
     from fedemb.embedding.embed_photos import embed_photos
+    from fedemb.steps.partition_users.check import LEFT_OUT
 
     released = _opened(model, trust)
     with counted("embedding photos") as progress:
-        done, bad = embed_photos(
+        done = embed_photos(
             photos,
             released,
             output,
@@ -67,10 +69,10 @@ def embed(
         )
     classes = released.config.model.classes
     what = "probabilities" if classes else "an embedding"
-    typer.echo(f"{output}: {done:,} photos, {bad:,} without {what}, see their reason")
-    typer.echo(
-        f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}"
-    )
+    say(f"{output}: {done.photos:,} photos, {done.bad:,} without {what}, see their reason")
+    if done.side_files:
+        say(f"{done.side_files:,} left out: {LEFT_OUT['side_file']}")
+    say(f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}")
 
 
 def search(
@@ -86,9 +88,10 @@ def search(
     trust: TrustOption = None,
 ) -> None:
     """Find the stored photos nearest to one, and say which of them are alike."""
-    from fedemb.data.photos import BadImageError
-    from fedemb.embedding.search import PhotoIndex, require_embeddings, threshold
+    from fedemb.data.photos import MAX_BYTES, BadImageError
+    from fedemb.embedding.search import PhotoIndex, collapsed, require_embeddings, threshold
     from fedemb.errors import InputError
+    from fedemb.files import read_foreign
 
     released = _opened(model, trust)
     require_embeddings(released)
@@ -96,12 +99,17 @@ def search(
     rate, least = threshold(model, false_accept_rate)
     index = PhotoIndex(embeddings, released)
     try:
-        found = index.nearest(photo.read_bytes(), count)
-    except (OSError, BadImageError) as error:
+        found = index.nearest(read_foreign(photo, MAX_BYTES, "the photo"), count)
+    except BadImageError as error:
         raise InputError(f"{photo} cannot be read as a photo ({error}); name another") from error
+    same = collapsed(index, least)
     for name, similarity in found:
-        typer.echo(f"{similarity:6.3f}  {'alike' if similarity >= least else '     '}  {name}")
-    typer.echo(
+        alike = similarity >= least and not same
+        say(f"{similarity:6.3f}  {'alike' if alike else '     '}  {name}")
+    if same:
+        say(same)
+        return
+    say(
         f"alike: {least:.3f} or more; of pairs that do not belong together {float(rate):g} reach it"
     )
 
@@ -118,7 +126,7 @@ def export(
     released = _opened(model, trust)
     released.check_parity()
     for form in to:
-        typer.echo(f"wrote {write(released, form, output)}")
+        say(f"wrote {write(released, form, output)}")
 
 
 def serve(
@@ -156,8 +164,8 @@ def serve(
             raise InputError(f"--image {image!r} has no digest; name it as REF@sha256:...")
         keys = json.dumps({"schema": TRUST_SCHEMA, **trust_of(model, trust).to_json()}, indent=1)
         documents = serving.manifests(called, manifest, image, keys)
-        typer.echo(yaml.safe_dump_all(documents, sort_keys=False), nl=False)
+        say_block(yaml.safe_dump_all(documents, sort_keys=False))
         return
     released.check_parity()
-    typer.echo(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")
+    say(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")
     serving.run(released, called, host, port)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from fedemb.errors import Refused
 from fedemb.pipelines.cli.options import JsonOption
 from fedemb.pipelines.cli.quiet import quiet
 from fedemb.pipelines.cli.trusted import TrustOption, require_released
+from fedemb.pipelines.output import say, say_json
 
 
 def verify_release(
@@ -39,16 +39,16 @@ def verify_release(
     found = look(bundle, trust, ledger)
     if json_:
         answer = {"verified": not found.problems, "problems": found.problems, **found.facts}
-        typer.echo(json.dumps(answer, indent=1))
+        say_json(answer)
     if found.problems:
-        raise Refused("not verified: " + _listed(found.problems))
+        raise _not_verified(found.problems)
     if not json_:
-        typer.echo("verified: {name} {version}, of run {run_id}".format(**found.facts))
-        typer.echo("guarantee: {guarantee}".format(**found.facts))
+        say("verified: {name} {version}, of run {run_id}".format(**found.facts))
+        say("guarantee: {guarantee}".format(**found.facts))
         if "all_runs" in found.facts:
-            typer.echo(f"  {found.facts['all_runs']}")
+            say(f"  {found.facts['all_runs']}")
         if ledger is None:
-            typer.echo("ledger: the copy inside; --ledger compares with the live one")
+            say("ledger: the copy inside; --ledger compares with the live one")
 
 
 def register(
@@ -75,15 +75,16 @@ def register(
         if problem := tell(release, registry):
             failed.append(f"{registry}: {problem}")
         else:
-            typer.echo(f"{release.name} {release.version} is known to {registry}")
+            say(f"{release.name} {release.version} is known to {registry}")
     if failed:
         raise StorageError("; ".join(failed))
 
 
-def _listed(problems: tuple[str, ...]) -> str:
+def _not_verified(problems: tuple[str, ...]) -> Refused:
     if len(problems) == 1:
-        return problems[0]
-    return "".join([f"{len(problems)} problems", *(f"\n  - {problem}" for problem in problems)])
+        return Refused(f"not verified: {problems[0]}")
+    listed = (f"  - {problem}" for problem in problems)
+    return Refused(f"not verified: {len(problems)} problems", *listed)
 
 
 def lineage(
@@ -96,7 +97,7 @@ def lineage(
 
     steps = read_steps(run)
     if json_:
-        typer.echo(json.dumps([vars(step) for step in steps], indent=1))
+        say_json([vars(step) for step in steps])
         return
     for line in tree_lines(steps, artifact):
-        typer.echo(line)
+        say(line)

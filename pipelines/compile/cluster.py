@@ -15,6 +15,7 @@ from fedemb.config import Section
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
+from fedemb.files import read_regular
 from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
 from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
@@ -151,15 +152,16 @@ def _read_profile(source: str | Path) -> dict[str, Any]:
         names = ", ".join(sorted(item.stem for item in PROFILES.glob("*.yaml")))
         raise ConfigError(f"no profile {source}; give a YAML file or one of {names}")
     try:
-        tree = parse_yaml(path.read_text(), aliases=True)
+        tree = parse_yaml(read_regular(path).decode(), aliases=True)
         if not isinstance(tree, dict) or not isinstance(tree.get("steps") or {}, dict):
             raise ConfigError(f"profile {path.name} is no mapping; see {PROFILES / 'cpu.yaml'}")
     except NotYaml as error:
         raise ConfigError(
             f"profile {path.name} is {error}; correct it and compile again"
         ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"profile {path.name} is no text; give a YAML file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"profile {path.name} cannot be read: {why}; give a YAML file") from error
     return tree
 
 
@@ -258,7 +260,7 @@ def compile_pipeline(
     for runtime in runtimes.values():
         problems += violations_of_hosts(runtime)
     if problems:
-        raise ConfigError("the compiled pipeline breaks a rule:\n" + "\n".join(problems))
+        raise ConfigError("the compiled pipeline breaks a rule:", *problems)
     write_bytes(output, yaml.safe_dump_all(documents, sort_keys=True).encode())
     if runtimes:
         hosts = yaml.safe_dump_all(list(runtimes.values()), sort_keys=True)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.errors import ConfigError, Refused, StorageError
+from fedemb.files import write_bytes
+from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
@@ -102,7 +104,7 @@ def make_directory(
     """What `prepare` does with the configuration that it has checked."""
     if data is not None:
         for line in _said_of(loaded):
-            typer.echo(line)
+            say(line)
     public = loaded.pretraining.source
     if BUILTIN in (loaded.data.source.uri, public.uri if public else None):
         loaded = _with_builtin_data(loaded, parent)
@@ -154,7 +156,7 @@ def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     if not (private.exists() and public.exists()):
         started = time.monotonic()
         write_builtin(config.data.builtin, size, private, public)
-        typer.echo(
+        say(
             f"drew {config.data.builtin.users:,} glyph identities in "
             f"{time.monotonic() - started:.1f} s"
         )
@@ -182,12 +184,12 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
       InputError: there is no such step, or one before it has not finished.
     """
     console = Console()
-    typer.echo(f"run {run.run_id} in {run.root}")
+    say(f"run {run.run_id} in {run.root}")
     public_root = run.config().storage.public_root
     publisher = Publisher(run, public_root) if public_root else None
     state = run.read_state()
     if start is None and state.get("exit_code") == 0 and "closing_lines" in state:
-        typer.echo("this run has ended well before; it is not run again")
+        say("this run has ended well before; it is not run again")
         lines, exit_code = state["closing_lines"], 0
     else:
         outcome = _run(run, console, publisher, steps_taken_over(run, start))
@@ -197,12 +199,12 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
         collect_reports(run)
         write_index(run)
     for line in lines:
-        typer.echo(line)
+        say(line)
     if publisher is not None:
         exit_code = _publish(publisher, state, console) or exit_code
-    typer.echo(f"report: {run.index}")
+    say(f"report: {run.index}")
     if exit_code not in (0, Refused.exit_code):
-        typer.echo(f"go on: {run.resumed_by}")
+        say(f"go on: {run.resumed_by}")
     return exit_code
 
 
@@ -213,7 +215,7 @@ def _run(
         return view if publisher is None else PublishingView(view, publisher)
 
     if not console.is_terminal:
-        return run_pipeline(run, publishing(PlainView(typer.echo)), taken_over)
+        return run_pipeline(run, publishing(PlainView(say)), taken_over)
     view = LiveView(pipeline_of(run.config()).steps)
     with Live(view, console=console, refresh_per_second=4):
         return run_pipeline(run, publishing(view), taken_over)
@@ -231,9 +233,9 @@ def _publish(publisher: Publisher, state: dict[str, Any], console: Console) -> i
                 state, lambda done, total: bar.update(task, completed=done, total=total)
             )
     except StorageError as error:
-        typer.echo(f"artifacts: not all published: {error}")
+        say(f"artifacts: not all published: {error}")
         return error.exit_code if state.get("exit_code") == 0 else 0
-    typer.echo(f"artifacts: {count} at {publisher.uri}")
+    say(f"artifacts: {count} at {publisher.uri}")
     return 0
 
 
@@ -241,7 +243,7 @@ def write_index(run: RunDirectory) -> None:
     """Writes the page that links everything a run has to show."""
     from fedemb.pipelines.run.index import render_index
 
-    run.index.write_text(render_index(run), encoding="utf-8")
+    write_bytes(run.index, render_index(run).encode())
 
 
 class LiveView:
@@ -283,7 +285,7 @@ class LiveView:
         for step, (state, text) in self.rows.items():
             if state == "running" and not text:
                 text = f"{time.monotonic() - self._since[step]:.0f} s"  # noqa: PLW2901
-            table.add_row(marks[state], step, text)
+            table.add_row(marks[state], step, Text(escaped(text)))
         for note in self.notes:
-            table.add_row("[yellow]![/]", "note", note)
+            table.add_row("[yellow]![/]", "note", Text(escaped(note)))
         return table

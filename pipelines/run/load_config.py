@@ -16,6 +16,7 @@ from fedemb.config.section import CREDENTIALS
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
+from fedemb.files import read_regular
 
 BUILTIN = "builtin"
 """The source URI that stands for the generated glyphs."""
@@ -44,7 +45,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     if not path.suffix and not path.exists():
         path = PRESETS / f"{source}.yaml"
     try:
-        tree = parse_yaml(path.read_text())
+        tree = parse_yaml(read_regular(path).decode())
     except FileNotFoundError as error:
         raise ConfigError(
             f"no configuration {source}; give a YAML file or a preset: {', '.join(preset_names())}"
@@ -147,7 +148,7 @@ def validate(tree: dict[str, Any]) -> RunConfig:
 
 def _config_error(error: ValidationError) -> ConfigError:
     problems = [_sentence(problem) for problem in error.errors()]
-    return ConfigError("\n".join(dict.fromkeys(problems)))
+    return ConfigError(*dict.fromkeys(problems))
 
 
 def _set(tree: dict[str, Any], override: str) -> None:

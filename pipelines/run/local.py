@@ -21,11 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedemb.config import RunConfig
 from fedemb.errors import FedEmbError
+from fedemb.files import open_log
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
 from fedemb.privacy.accounting.units import UNITS
@@ -98,9 +100,8 @@ def run_pipeline(run: RunDirectory, view: View, taken_over: Sequence[str] = ()) 
         view.taken_over(step)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "fedemb.pipelines.run.local", str(run.root), *taken_over]
-    run.log.touch(mode=0o600)  # what steps print is for the owner of the run
     with (
-        run.log.open("a", buffering=1) as log,
+        TextIOWrapper(open_log(run.log), encoding="utf-8", write_through=True) as log,
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

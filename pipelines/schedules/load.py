@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from fedemb.config import RunConfig
 from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
+from fedemb.files import read_regular
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
@@ -60,7 +61,7 @@ def load_schedules(folder: Path) -> list[Loaded]:
 def load_schedule(file: Path) -> Loaded:
     """Reads and prices one schedule; see `load_schedules`."""
     try:
-        text = file.read_text()
+        text = read_regular(file).decode()
         if re.search("^deploymentSpec:", text, re.MULTILINE):
             raise ConfigError(
                 f"{file.name} is a compiled pipeline, and its folder is for schedules; move it to "

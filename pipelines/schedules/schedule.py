@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from croniter import CroniterBadCronError, CroniterBadDateError, croniter
-from pydantic import AwareDatetime, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, PositiveFloat, model_validator
 
 from fedemb.config import Name, Section
 from fedemb.errors import ConfigError
@@ -20,6 +20,21 @@ MARK = "fedemb/schedule/1"
 """First word of the description of every recurring run that is ours to change."""
 MOST_RUNS = 10_000
 FIELD = re.compile(r"(?:[*?]|(\d{1,2})(?:-(\d{1,2}))?)(?:/[1-9]\d?)?|[a-z]{3}", re.I)
+
+
+FIRST_YEAR, LAST_YEAR = 1970, 2200
+"""Years of a schedule; beyond them calendars end, in one time zone before another."""
+
+
+def _in_calendar(moment: datetime) -> datetime:
+    if not FIRST_YEAR <= moment.year <= LAST_YEAR:
+        raise ValueError(
+            f"{moment.year} is not a year from {FIRST_YEAR} to {LAST_YEAR}; name a nearer date"
+        )
+    return moment
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_calendar)]
 
 
 class Package(Section):
@@ -54,9 +69,9 @@ class Schedule(Section):
     """Dotted keys of the configuration -> values."""
     cron: str
     """Six fields, seconds first, UTC."""
-    start: AwareDatetime
+    start: Moment
     """No run before. Fixed, so that the number of runs is."""
-    end: AwareDatetime
+    end: Moment
     """No run after. A schedule without end has no price."""
     no_catchup: Literal[True]
     """Missed intervals are not run afterwards."""

@@ -340,7 +340,10 @@ def test_what_lies_beside_photos_is_no_bad_photo(tmp_path):
     output = tmp_path / "mine.yaml"
     said = call("init", "--data", folder, "-o", output, *ANSWERS)
     assert "each folder is taken for one user" in said
-    assert f"{4 * len(owners):,} cannot be used: film, sidecar or other file" in said
+    assert (
+        f"{4 * len(owners):,} cannot be used: film, sidecar, thumbnail, recycle bin or other file"
+        in said
+    )
     assert f"users are promised and {len(owners)} can be used here" in said
     checked = check(load_config(output), str(tmp_path / "private"))
     assert checked.bad == []

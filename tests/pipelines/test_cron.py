@@ -98,3 +98,17 @@ def test_what_two_parsers_read_differently_is_refused(cron):
 def test_a_schedule_of_every_second_is_refused_not_counted():
     with pytest.raises(ValueError, match="more than 10000 times"):
         _schedule("* * * * * *", *YEAR)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("0001-01-01T00:00:00+14:00", "2028-01-01T00:00:00Z"),
+        ("2027-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"),
+        ("9999-01-01T00:00:00Z", "9999-12-31T23:59:59Z"),
+        ("1969-12-31T00:00:00Z", "2028-01-01T00:00:00Z"),
+    ],
+)
+def test_date_at_an_end_of_the_calendar_is_a_sentence(start, end):
+    with pytest.raises(ValueError, match="not a year from 1970 to 2200"):
+        _schedule("0 0 3 * * 1", start, end)

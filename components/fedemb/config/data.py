@@ -33,10 +33,16 @@ class Columns(Section):
 
 ENDINGS = {
     "parquet": re.compile(r"\.(parquet|pq)$", re.IGNORECASE),
-    "tfrecord": re.compile(r"\.tfrecords?(-[0-9]+-of-[0-9]+)?(\.gz)?$", re.IGNORECASE),
+    "tfrecord": re.compile(r"[._-]tfrecords?[-0-9of*?\[\]]*(\.(gz|gzip|zlib))?$", re.IGNORECASE),
     "csv": re.compile(r"\.csv$", re.IGNORECASE),
 }
 """Of the names of files by their format."""
+
+
+def format_of(name: str) -> str:
+    """The format of a file by the ending of its name or address; a folder per user without one."""
+    found = (kind for kind, ending in ENDINGS.items() if ending.search(name.rstrip("/")))
+    return next(found, "image_folder")
 
 
 class SourceConfig(Section):
@@ -52,17 +58,16 @@ class SourceConfig(Section):
     """Which column is what."""
     where: dict[str, tuple[str, ...]] = Field(default={})
     """Keep a record only if each named column has one of the values: a public filter."""
+    label_names: tuple[str, ...] = ()
+    """Names of the classes by their numbers, from 0, in the column of labels; other numbers are not
+    classes. Empty: labels are used as they are. `fedemb init` reads those of Hugging Face."""
     label_scope: Literal["user", "global"] = "user"
     """`user`: labels mean nothing outside their user (identities); `global`: shared classes."""
 
     @property
     def file_format(self) -> str:
         """The format; `auto` is decided by the ending of the address."""
-        if self.format != "auto":
-            return self.format
-        name = self.uri.rstrip("/")
-        found = (kind for kind, ending in ENDINGS.items() if ending.search(name))
-        return next(found, "image_folder")
+        return format_of(self.uri) if self.format == "auto" else self.format
 
 
 class BuiltinData(Section):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedemb.addresses import WITHOUT, credentials_in, redacted
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
@@ -30,19 +31,14 @@ CREDENTIALS = "credentials"
 
 
 def _without_credentials(address: str) -> str:
-    if "://" in address and not address.startswith("file:"):
-        place = urlsplit(address, allow_fragments=False).netloc
-        if "@" in place or ":" in place:
-            raise PydanticCustomError(
-                CREDENTIALS,
-                "holds a user, a password or a port; give scheme://bucket/prefix, and the "
-                "credentials to the environment",
-            )
+    if problem := credentials_in(address):
+        why = {"why": problem, "remedy": WITHOUT}
+        raise PydanticCustomError(CREDENTIALS, "{why}; {remedy}", why)
     return address
 
 
 def _without_password(address: str) -> str:
-    if "@" in urlsplit(address, allow_fragments=False).netloc:
+    if redacted(address) != address:
         raise PydanticCustomError(
             CREDENTIALS, "holds a user or a password; give them to the environment"
         )
@@ -75,7 +71,11 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # an address may hold a password
     )
 
     @classmethod

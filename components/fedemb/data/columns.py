@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+from fedemb.addresses import split_address
 from fedemb.config import SourceConfig
-from fedemb.data.source_files import check_columns, csv_columns, open_parquet
+from fedemb.config.data import format_of
+from fedemb.data.source_files import (
+    check_columns,
+    csv_columns,
+    is_side_file,
+    open_parquet,
+    path_values,
+)
 from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
 from fedemb.storage import open_store
@@ -33,21 +43,27 @@ NOBODY = "none"
 """Stands for the column of owners where there is none: each image is a unit of privacy."""
 
 
-def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
+def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) -> SourceConfig:
     """A source with its columns as far as names tell; classes are taken to be shared by users.
 
     Args:
       uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
       named: columns that are known, by what they are; `user_id` may be `NOBODY`.
+      kind: format of the files; None: by the ending of the address, or of the files of a folder.
 
     Raises:
       InputError: nothing there, or no column looks like an image or its owner.
       StorageError: it cannot be read.
     """
-    kind = SourceConfig(uri=uri).file_format
+    split_address(uri)
+    said = kind or _format_of_folder(uri)
+    kind = said or format_of(uri)
     tree: dict[str, Any] = {"uri": uri, "label_scope": "global"}
+    if said:
+        tree["format"] = said
     columns: dict[str, str | None] = {}
     header: tuple[str, list[str]] | None = None
+    metadata: Mapping[bytes, bytes] = {}
     if kind == "image_folder":
         store = open_store(uri)
         if store.local_root is not None and not store.local_root.is_dir():
@@ -65,7 +81,8 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
             tree["image_root"] = files[0].root
         else:
             with open_parquet(files[0]) as file:
-                names = list(file.schema_arrow.names)
+                names = [*file.schema_arrow.names, *path_values(files[0].name)]
+                metadata = file.schema_arrow.metadata or {}
         columns["label"] = _first(names, _LABEL)
         for what, guesses in ((image, known), ("user_id", _USER)):
             columns[what] = named.get(what) or _needed(names, guesses, what, uri)
@@ -75,14 +92,40 @@ def guess_source(uri: str, named: Mapping[str, str]) -> SourceConfig:
         columns["user_id"] = None
     if header:
         check_columns(*header, [name for name in columns.values() if name])
+    if metadata and (label := columns.get("label")):
+        tree["label_names"] = _class_names(metadata, label)
     return SourceConfig.model_validate({**tree, "columns": columns})
+
+
+def _format_of_folder(uri: str) -> str | None:
+    """Format of the files of a folder that holds no other files and no photos; else None."""
+    if format_of(uri) != "image_folder":
+        return None
+    store = open_store(uri)
+    if store.local_root is not None and not store.local_root.is_dir():
+        return None
+    names = islice((entry.name for entry in store.entries()), _LOOKED_AT)
+    kinds = {format_of(name) for name in names if not is_side_file(name)}
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    return kind if kind in ("parquet", "tfrecord") else None
+
+
+def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:
+    """Names of the classes of a column, as Hugging Face keeps them in the metadata of Parquet."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        names = features[label]["names"]
+    except (ValueError, KeyError, TypeError):
+        return ()
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if texts else ()
 
 
 def _check_no_table(uri: str, names: Sequence[str]) -> None:
     """Refuses a folder that holds a table of its photos: its folders need not be users."""
     for name in names:
         folder, _, last = name.rpartition("/")
-        table = SourceConfig(uri=last).file_format != "image_folder"
+        table = format_of(last) != "image_folder"
         if (table and not folder) or (last in _TABLES_OF_FOLDERS and "/" not in folder):
             raise InputError(
                 f"{uri} holds {name}, which may say who owns its photos; name that (a CSV, "

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
-from fedemb.documents.artifacts import write_error
+from fedemb.files import new_file
 
 _CHUNK = 500
 """Identities drawn from one random stream; fixed, so that the first N never depend on the rest."""
@@ -209,28 +208,17 @@ def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], p
         [("image", pa.binary()), ("user_id", pa.string()), ("label", pa.int64())],
         {"source": "procedural glyphs of fedemb", "licence": "Apache-2.0"},
     )
-    temporary = path.with_name(f".{path.name}.partial")
     written = first = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(temporary, schema, compression="none") as writer:
-            for chunk, classes in chunks:
-                count, each = chunk.shape[:2]
-                numbers = np.repeat(np.arange(first, first + count), each)
-                images = [
-                    encode_png(image[..., None]) for image in chunk.reshape(-1, *chunk.shape[2:])
-                ]
-                ids = [f"{prefix}{number:08d}" for number in numbers.tolist()]
-                labels = numbers if classes is None else classes.ravel()
-                writer.write_table(pa.table([images, ids, labels], schema=schema))
-                written += len(images)
-                first += count
-        temporary.replace(path)
-    except OSError as error:
-        raise write_error(f"could not write {path.name}", path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with new_file(path) as sink, pq.ParquetWriter(sink, schema, compression="none") as writer:
+        for chunk, classes in chunks:
+            count, each = chunk.shape[:2]
+            numbers = np.repeat(np.arange(first, first + count), each)
+            images = [encode_png(image[..., None]) for image in chunk.reshape(-1, *chunk.shape[2:])]
+            ids = [f"{prefix}{number:08d}" for number in numbers.tolist()]
+            labels = numbers if classes is None else classes.ravel()
+            writer.write_table(pa.table([images, ids, labels], schema=schema))
+            written += len(images)
+            first += count
     return written
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedemb.data.identity import CURRENT, NameRule
 from fedemb.keys import derive, open_key_store, partition_key
 
 KEY_BYTES = 8
@@ -43,6 +44,8 @@ class KeyRef:
     policy_id: str
     throwaway: bytes = b""
     """Used instead of the store if not empty: for previews that have no policy."""
+    names: NameRule = CURRENT
+    """The rule of the policy that tells users apart."""
 
     def hasher(self) -> Hasher:
         """Fetches the key.
@@ -51,14 +54,16 @@ class KeyRef:
           StorageError: the key store cannot be read.
         """
         if self.throwaway:
-            return Hasher(self.throwaway)
-        return Hasher(partition_key(open_key_store(self.keys_uri), self.policy_id))
+            return Hasher(self.throwaway, self.names)
+        key = partition_key(open_key_store(self.keys_uri), self.policy_id)
+        return Hasher(key, self.names)
 
 
 class Hasher:
-    """Keyed hashes, one subkey per purpose."""
+    """Keyed hashes, one subkey per purpose, of names by the rule of a policy."""
 
-    def __init__(self, key: bytes):
+    def __init__(self, key: bytes, names: NameRule = CURRENT):
+        self.names = names
         self._keys = {purpose: derive(key, purpose) for purpose in _PURPOSES}
 
     def _word(self, purpose: str, message: bytes) -> int:

@@ -43,6 +43,7 @@ def hostile_photos() -> Iterator[HostilePhoto]:
     yield from _png(picture)
     yield from _webp_and_gif(picture)
     yield from _heic(picture)
+    yield from _avif(picture)
     for name, size in (("wide", (180, 24)), ("tall", (24, 180)), ("large", (480, 360))):
         yield _photo(f"jpeg {name}", _picture(*size), "JPEG", quality=95)
 
@@ -146,3 +147,9 @@ def _hole(palette: Image.Image, index: int) -> Image.Image:
     """How a palette image looks on white whose colour `index` is transparent."""
     mask = Image.fromarray((np.asarray(palette) != index).astype(np.uint8) * 255)
     return Image.composite(palette.convert("RGB"), Image.new("RGB", palette.size, "white"), mask)
+
+
+def _avif(picture: Image.Image) -> Iterator[HostilePhoto]:
+    glass, on_white = _glass(picture)
+    yield _photo("avif", picture, "AVIF", quality=95)
+    yield _photo("avif alpha", glass, "AVIF", on_white, quality=95)

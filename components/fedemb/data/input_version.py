@@ -8,17 +8,13 @@ commitments of two runs would tell that no data changed between.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import unquote
 
 from fedemb.documents.artifacts import canonical_json
 from fedemb.keys import commit_to
 from fedemb.storage import Entry, open_store
-
-_WILDCARDS = frozenset("*?[")
+from fedemb.storage.patterns import local_path, locate
 
 
 def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
@@ -51,37 +47,12 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
     return f"{uri}#{commit_to(key, canonical_json(['input/1', run_id, listing.hexdigest()]))}"
 
 
-def local_path(uri: str) -> Path | None:
-    """Where on this machine an address is; None: in a bucket."""
-    if "://" in uri and not uri.startswith("file://"):
-        return None
-    path = Path(uri if "://" not in uri else unquote(uri.removeprefix("file://")))
-    return path.expanduser().absolute()
-
-
 def _entries(uri: str) -> Iterator[Entry]:
     """The files at an address, in order, with names below the last folder without wildcards."""
-    if (path := local_path(uri)) is not None:
-        if path.is_file():
-            yield Entry(path.name, path.stat().st_size, "")
-            return
-        if path.is_dir():
-            yield from open_store(path).entries()
-            return
-        uri = str(path)
-    folder, _, last = uri.rstrip("/").rpartition("/")
-    if folder.endswith(":/"):  # a whole bucket
-        yield from open_store(uri).entries()
-        return
-    while _WILDCARDS & set(folder):
-        folder, _, piece = folder.rpartition("/")
-        last = f"{piece}/{last}"
-    wild = _WILDCARDS & set(last)
-    prefix = last[: min(map(last.index, wild))] if wild else last
-    for entry in open_store(folder).entries(prefix):
-        if (
-            fnmatch.fnmatchcase(entry.name, last)
-            if wild
-            else entry.name == last or entry.name.startswith(f"{last}/")
-        ):
-            yield entry
+    path = local_path(uri)
+    if path is not None and path.is_file():
+        yield Entry(path.name, path.stat().st_size, "")
+    elif path is not None and path.is_dir():
+        yield from open_store(path).entries()
+    else:
+        yield from locate(uri).entries()

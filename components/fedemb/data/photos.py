@@ -16,8 +16,10 @@ from PIL import Image, ImageOps
 
 pillow_heif.register_heif_opener()
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF", "AVIF")
 """What is read; of several frames the first. Every decoder more is one more for hostile bytes."""
+MAX_BYTES = 256 << 20
+"""Bytes of a file above which it is not read; 50 million pixels as PNG have fewer, as a rule."""
 MAX_PIXELS = 50_000_000
 _PADDING = 128
 """Grey beside a letterboxed image: 0 in the numbers the backbone sees."""
@@ -69,6 +71,8 @@ class PhotoReader:
             raise BadImageError("image_missing")
         if not data:
             raise BadImageError("image_empty")
+        if len(data) > MAX_BYTES:
+            raise BadImageError("file_too_large")
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > self.max_pixels:

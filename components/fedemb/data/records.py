@@ -1,21 +1,13 @@
-"""The records that steps exchange: one per user, as tf.train.Example, without TensorFlow.
-
-Also the rules of identity: which user ids are the same user, which values are the same class.
-"""
+"""The records that steps exchange: one per user, as tf.train.Example, without TensorFlow."""
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from fedemb.errors import ArtifactError
-
-_INVISIBLE = ("Cc", "Cf", "Cs")
-"""Unicode categories that no reader sees: control, format (zero width), lone surrogates."""
 
 
 @dataclass(frozen=True)
@@ -124,50 +116,3 @@ def decode_user(data: bytes) -> UserRecord:
         raise ArtifactError(
             "a user record cannot be read; run partition_users again with this version"
         ) from error
-
-
-def canonical_text(value: Any) -> str | None:
-    r"""Returns the one spelling of a value that names something (user, class, cohort).
-
-    Unicode forms are unified (NFKC), white space is collapsed, invisible characters vanish, whole
-    numbers lose their type (`7`, `7.0`, `b"7"` and `"7"` are one). Case and leading zeros of text
-    stay.
-
-    Returns:
-      The text, or None for what names nothing: null, NaN, empty, bytes that are not UTF-8.
-
-    >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
-    ('Ada Löwe', '7', None)
-    """
-    if isinstance(value, dict | list | tuple | bytearray):
-        return None
-    return _canonical_text(value.item() if hasattr(value, "item") else value)
-
-
-@lru_cache(1 << 16, typed=True)
-def _canonical_text(value: Any) -> str | None:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        value = int(value) if value.is_integer() else repr(value)
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            return None
-    if value is None:
-        return None
-    text = str(value)
-    if not (text.isascii() and text.isalnum()):
-        text = "".join(c for c in text if c.isspace() or unicodedata.category(c) not in _INVISIBLE)
-        text = " ".join(unicodedata.normalize("NFKC", text).split())
-    return text or None
-
-
-def canonical_user_id(value: Any) -> str | None:
-    """Returns the one spelling of a user id, or None if the value is no id.
-
-    See `canonical_text` for what counts as the same. Joining too much is the safe error: two
-    people with one id are protected together.
-    """
-    return canonical_text(value)

@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import stat
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import unquote
 
-from fedemb.data.photos import BadImageError
+from fedemb.data.identity import SinglePrecision
+from fedemb.data.photos import MAX_BYTES, BadImageError
 from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
+from fedemb.files import open_regular, read_at_most
 from fedemb.storage import nameable, open_store
 
-KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif")
+KNOWN_ENDINGS = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif"),
+    *(".jfif", ".jpe", ".pjpeg", ".pjp", ".mpo", ".heif", ".hif", ".avif"),
+)
+"""Endings that a table may leave out of the name of an image file, the usual ones first."""
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
 _SIDE_FILES = (
     *(".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp", ".mp4", ".webm"),  # films, moving photos
@@ -30,8 +39,25 @@ _SIDE_FILES = (
     *(".db", ".ini"),  # Thumbs.db, desktop.ini
 )
 """Endings of files that phones, exports and desktops put beside photos and that are no photos."""
+_SIDE_FOLDERS = frozenset(
+    (
+        *("#recycle", "$recycle.bin", "@recycle", "lost+found"),
+        *("@eadir", "#snapshot", "@recently-snapshot", "__macosx", "system volume information"),
+    )
+)
+"""Recycle bins, stores of thumbnails and the like, which desktops and servers make; lower case."""
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _LARGEST_RECORD = 1 << 30
 """Bytes of one TFRecord."""
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file beside photos is not a photo, by its ending or by one of its folders.
+
+    Of any other file its content decides.
+    """
+    lower = name.lower()
+    return lower.endswith(_SIDE_FILES) or not _SIDE_FOLDERS.isdisjoint(lower.split("/")[:-1])
 
 
 @dataclass(frozen=True)
@@ -66,6 +92,14 @@ def check_columns(
                 f"{said} has no column {column!r}, it has {there}; name the right one in "
                 "data.source.columns (or where, or partition.evaluation)"
             )
+
+
+def path_values(name: str) -> dict[str, str | None]:
+    """Columns that Spark and Hive write as folders: `user_id=ada/part-0.parquet`."""
+    pairs = (part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)
+    return {
+        unquote(column): None if value == _HIVE_NULL else unquote(value) for column, value in pairs
+    }
 
 
 @contextmanager
@@ -171,30 +205,69 @@ def _csv_reader(
         ) from error
 
 
+def _masked(data: bytes) -> int:
+    """Checksum of TFRecord."""
+    import google_crc32c
+
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+class _Inflated(io.RawIOBase):
+    """A ZLIB stream, read forwards."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._inflate, self._left = file, zlib.decompressobj(), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data and not self._inflate.eof:
+            packed = self._left or self._file.read(1 << 16)
+            if not packed:
+                raise EOFError
+            data = self._inflate.decompress(packed, len(buffer))
+            self._left = self._inflate.unconsumed_tail
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """A TFRecord file without its compression, whatever its name says."""
+    with open_regular(path) as file:
+        head = file.read(12)
+        file.seek(0)
+        # The length of a first record may start with the bytes of GZIP: its checksum decides.
+        plain = len(head) == 12 and _masked(head[:8]) == int.from_bytes(head[8:], "little")
+        if not plain and head[:2] == b"\x1f\x8b":
+            yield gzip.GzipFile(fileobj=file)
+        elif not plain and head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0:
+            yield io.BufferedReader(_Inflated(file))
+        else:
+            yield file
+
+
 def iter_tfrecord(part: Part) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file (gzip by its ending), checksums verified.
+    """Yields the records of a TFRecord file, checksums verified; GZIP and ZLIB by its first bytes.
 
     Raises:
       InputError: the file is cut or damaged.
     """
-    import google_crc32c
-
-    def masked(data: bytes) -> int:
-        crc = google_crc32c.value(data)
-        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
     with _as_file(part) as path:
         try:
-            with gzip.open(path) if part.name.endswith(".gz") else path.open("rb") as file:
+            with _unpacked(path) as file:
                 while head := file.read(12):
                     length = int.from_bytes(head[:8], "little")
-                    if len(head) < 12 or masked(head[:8]) != int.from_bytes(head[8:], "little"):
+                    if len(head) < 12 or _masked(head[:8]) != int.from_bytes(head[8:], "little"):
                         raise EOFError
                     if length > _LARGEST_RECORD:  # before as much memory is asked for
                         raise EOFError
                     record = file.read(length)
                     crc = file.read(4)
-                    if len(record) < length or masked(record) != int.from_bytes(crc, "little"):
+                    if len(record) < length or _masked(record) != int.from_bytes(crc, "little"):
                         raise EOFError
                     yield record
         except (FileNotFoundError, PermissionError):
@@ -216,7 +289,8 @@ def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None
         if name in features:
             kind = features[name].WhichOneof("kind")
             listed = list(getattr(features[name], kind).value[:1]) if kind else []
-            values[name] = listed[0] if listed else None
+            first = listed[0] if listed else None
+            values[name] = SinglePrecision(first) if isinstance(first, float) else first
     return values
 
 
@@ -233,7 +307,24 @@ def _read_inside(root: Path, name: str, *, own_folder: bool) -> bytes | None:
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return _whole(read_at_most(file, MAX_BYTES))
+
+
+def _whole(data: bytes | None) -> bytes:
+    if data is None:
+        raise BadImageError("file_too_large")
+    return data
+
+
+def plain_name(name: str, root: str) -> str:
+    """A name in a table relative to the root, without `./`, doubled slashes, or the root itself."""
+    for prefix in (f"{root}/", f"file://{root}/"):
+        name = name.removeprefix(prefix)
+    if name.startswith("/"):  # absolute, and not below the root
+        return ""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 class ImageFiles:
@@ -247,35 +338,50 @@ class ImageFiles:
 
     def __init__(self, uri: str, *, of_users: bool = False):
         self._store, self._of_users = open_store(uri), of_users
+        self.missing = ""
+        """The first name for which there was no file. Private."""
 
     def read(self, name: str) -> bytes:
         """Returns the bytes of `name`, or of it with an ending for images.
 
         Raises:
-          BadImageError: no such file; of users' folders, also a film or another file beside photos,
-            which is not opened.
+          BadImageError: no such file, or larger than `MAX_BYTES`; of users' folders, also a film or
+            another file beside photos, which is not opened.
           StorageError: the store cannot be read.
         """
-        parts = name.split("/")
-        if not name or any(piece in ("", "..") or piece.startswith(".") for piece in parts):
-            raise BadImageError("image_missing")
-        if self._of_users and name.lower().endswith(_SIDE_FILES):
+        if self._of_users and is_side_file(name):
             raise BadImageError("side_file")
-        names = [name]
-        if len(parts) == 1 and len(name) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/
-            names.append(f"{name[0]}/{name[1]}/{name[2]}/{name}")
-        for candidate in names:
+        for candidate in self._spellings(name):
             for ending in _ENDINGS:
                 data = self._try(candidate + ending)
                 if data is not None:
                     return data
+        if name and not self.missing:
+            self.missing = name
         raise BadImageError("image_missing")
+
+    def _spellings(self, name: str) -> Iterator[str]:
+        """Names below the root for a name in a table, the spelling of the table first.
+
+        None leads out of the root, and none is hidden.
+        """
+        known = set[str]()
+        for path in (name, name.replace("\\", "/")):
+            for form in (path, *(unicodedata.normalize(kind, path) for kind in ("NFC", "NFD"))):
+                found = plain_name(form, self._store.uri)
+                parts = found.split("/")
+                if found in known or any(not part or part.startswith(".") for part in parts):
+                    continue
+                known.add(found)
+                yield found
+                if len(parts) == 1 and len(found) > 3:  # GLDv2 keeps abcdef.jpg in a/b/c/
+                    yield f"{found[0]}/{found[1]}/{found[2]}/{found}"
 
     def _try(self, name: str) -> bytes | None:
         root = self._store.local_root
         try:
             if root is None:
-                return self._store.read(name) if nameable(name) else None
+                return _whole(self._store.read_up_to(name, MAX_BYTES)) if nameable(name) else None
             return _read_inside(root, name, own_folder=self._of_users)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, RuntimeError):
             return None  # RuntimeError: a loop of links, until Python 3.13

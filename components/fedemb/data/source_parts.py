@@ -9,19 +9,25 @@ driver looks into the first only, workers into all.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from fedemb.config import SourceConfig
 from fedemb.config.data import ENDINGS
-from fedemb.data.source_files import Part, check_columns, csv_columns, open_parquet
+from fedemb.data.source_files import (
+    Part,
+    check_columns,
+    csv_columns,
+    is_side_file,
+    open_parquet,
+    path_values,
+)
 from fedemb.errors import InputError
 from fedemb.storage import Store, open_store
+from fedemb.storage.patterns import locate
 
 FOLDERS_PER_PART = 64
 
@@ -82,6 +88,19 @@ def _batches(folders: Iterable[str]) -> Iterator[tuple[str, ...]]:
         yield batch
 
 
+def loose_files(source: SourceConfig) -> int:
+    """Number of photos in the folder of the users that are in no folder of a user."""
+    if source.file_format != "image_folder":
+        return 0
+    store = open_store(source.uri)
+    if store.local_root is None:
+        names = (entry.name for entry in store.entries() if "/" not in entry.name)
+    else:
+        files = (entry for entry in os.scandir(store.local_root) if entry.is_file())
+        names = (entry.name for entry in files if not entry.name.startswith("."))
+    return sum(not is_side_file(name) for name in names)
+
+
 def _folders(store: Store) -> Iterator[str]:
     """Names of the folders at the top of a store, in any order, a page at a time."""
     if store.local_root is None:
@@ -96,21 +115,17 @@ def _folders(store: Store) -> Iterator[str]:
 
 
 def find_files(uri: str, kind: str) -> list[Part]:
-    """The files at an address, sorted by name: a file, a folder or a glob."""
-    if "://" not in uri:
-        uri = str(Path(uri).expanduser().absolute())
-    parent, _, last = uri.rstrip("/").rpartition("/")
-    fixed = parent
-    while any(character in fixed for character in "*?["):
-        fixed, _, piece = fixed.rpartition("/")
-        last = f"{piece}/{last}"
-    store = open_store(fixed)
-    if any(character in last for character in "*?["):
-        names = [name for name in store.list() if fnmatch.fnmatchcase(name, last)]
-    elif store.exists(last):
-        return [Part(store.uri, last, said=last)]
-    else:
-        names = [name for name in store.list(f"{last}/") if ENDINGS[kind].search(name)]
+    """The files at an address, sorted by name: a file, a folder or a glob.
+
+    What exists is taken as it is spelled, see `fedemb.storage.patterns`.
+    """
+    place = locate(uri)
+    store = open_store(place.root)
+    if not place.pattern and place.rest and store.exists(place.rest):
+        return [Part(store.uri, place.rest, said=place.rest)]
+    names = [entry.name for entry in place.entries()]
+    if not place.pattern:
+        names = [name for name in names if ENDINGS[kind].search(name)]
     if not names:
         raise InputError(
             f"there is no {kind} file at {uri}; check data.source.uri (or pretraining.source.uri)"
@@ -151,11 +166,17 @@ def check_parquet(part: Part, schema: Any, source: SourceConfig, wanted: Sequenc
     import pyarrow as pa
 
     image = source.columns.image
-    check_columns(part.said, schema.names, [image, *wanted])
-    kind = schema.field(image).type
+    of_path = [name for name in path_values(part.name) if name not in schema.names]
+    check_columns(part.said, [*schema.names, *of_path], [image, *wanted])
+    kind = schema.field(image).type if image in schema.names else pa.string()
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    # A shard without rows may have columns of no type.
+    is_a = pa.types
+    known = (is_a.is_binary, is_a.is_large_binary, is_a.is_binary_view, is_a.is_null)
+    if not any(is_known(kind) for is_known in known):
         raise InputError(
             f"column {image!r} of {part.said} holds {kind}, expected encoded image bytes; name the "
             "right one in data.source.columns.image"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedemb.config import SourceConfig
+from fedemb.data.identity import CURRENT, SinglePrecision
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.data.records import canonical_text
 from fedemb.data.source_files import (
     ImageFiles,
     Part,
@@ -26,6 +26,8 @@ from fedemb.data.source_files import (
     iter_tfrecord,
     open_csv,
     open_parquet,
+    path_values,
+    plain_name,
 )
 from fedemb.data.source_parts import (
     check_parquet,
@@ -79,17 +81,27 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
         "image_folder": _read_folders,
     }
     for batch in readers[kind](source, part, wanted):
-        kept = apply_where(source, batch)
+        kept = apply_where(source, named_labels(source, batch))
         if len(kept):
             yield kept
+
+
+def named_labels(source: SourceConfig, batch: Batch) -> Batch:
+    """Returns the rows with the names of their classes where `label_names` has them."""
+    names, column = source.label_names, source.columns.label
+    if not names or column not in batch.columns:
+        return batch
+    known = {str(number): name for number, name in enumerate(names)}
+    labels = [known.get(CURRENT.text(value) or "") for value in batch.columns[column]]
+    return Batch(batch.images, {**batch.columns, column: labels})
 
 
 def apply_where(source: SourceConfig, batch: Batch) -> Batch:
     """Returns the rows whose columns have one of the values that `where` names."""
     keep = np.ones(len(batch), bool)
     for column, values in source.where.items():
-        allowed = {canonical_text(value) for value in values}
-        keep &= [canonical_text(value) in allowed for value in batch.columns[column]]
+        allowed = {CURRENT.text(value) for value in values}
+        keep &= [CURRENT.text(value) in allowed for value in batch.columns[column]]
     if keep.all():
         return batch
     rows = np.flatnonzero(keep).tolist()
@@ -105,17 +117,25 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
     image = source.columns.image
     with open_parquet(part) as file:
         check_parquet(part, file.schema_arrow, source, columns)
+        named = file.schema_arrow.names
+        of_path = {k: v for k, v in path_values(part.name).items() if k not in named}
+        read = list({image, *columns} - of_path.keys())
         groups = range(file.metadata.num_row_groups) if part.row_group is None else [part.row_group]
         for group in groups:
             about = file.metadata.row_group(group)
             each = max(1, about.total_byte_size // max(1, about.num_rows))
             rows = int(min(BATCH_ROWS, max(4, BATCH_BYTES // each)))
             try:
-                for batch in file.iter_batches(rows, [group], list({image, *columns})):
+                for batch in file.iter_batches(rows, [group], read):
                     images = batch.column(image)
                     if pa.types.is_struct(images.type):
                         images = images.field("bytes")
-                    others = {name: _values(batch.column(name)) for name in columns}
+                    others = {
+                        name: [of_path[name]] * len(images)
+                        if name in of_path
+                        else _values(batch.column(name))
+                        for name in columns
+                    }
                     yield Batch(images.to_pylist(), others)
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{part.said} is damaged in the middle; copy it again") from error
@@ -123,10 +143,15 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 def _values(column: Any) -> list[Any]:
     """A column's values; None for one that Python cannot hold, as text that is not UTF-8."""
+    import pyarrow as pa
+
     try:
-        return column.to_pylist()
+        values = column.to_pylist()
     except (ValueError, OverflowError):
         return [_value(item) for item in column]
+    if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
+        return [None if value is None else SinglePrecision(value) for value in values]
+    return values
 
 
 def _value(item: Any) -> Any:
@@ -141,13 +166,15 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
     image_id = source.columns.image_id
     names = list(dict.fromkeys([image_id, *columns]))
-    odd = itertools.count()
+    odd, root = itertools.count(), open_store(csv_image_root(source)).uri
     with open_csv(part, names, lambda: next(odd)) as reader:
         try:
             for block in reader:
                 for start in range(0, len(block), BATCH_ROWS):
                     rows = block.slice(start, BATCH_ROWS)
-                    images = [_file_name(value) for value in rows.column(image_id).to_pylist()]
+                    images = [
+                        _file_name(value, root) for value in rows.column(image_id).to_pylist()
+                    ]
                     others = {name: rows.column(name).to_pylist() for name in columns}
                     yield Batch(images, others)
         except (OSError, pa.ArrowException) as error:
@@ -160,12 +187,13 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
         yield Batch([""] * size, {name: passing.get(name, [None]) * size for name in columns})
 
 
-def _file_name(value: bytes | None) -> str:
-    """The name of an image file, as it is on disk; empty if the value is missing."""
+def _file_name(value: bytes | None, root: str) -> str:
+    """The name of an image file below the root, the same for all ways to write it; else empty."""
     try:
-        return (value or b"").decode().strip()
+        name = (value or b"").decode().strip()
     except UnicodeDecodeError:
         return ""
+    return plain_name(name, root) or name
 
 
 def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[Batch]:
@@ -239,7 +267,7 @@ def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.nd
 
     def decode(row: tuple[Any, Any]) -> tuple[np.ndarray, str] | None:
         try:
-            name = canonical_text(row[1])
+            name = CURRENT.text(row[1])
             data = files.read(row[0]) if files else row[0]
             return (reader.read(data), name) if name else None
         except BadImageError:

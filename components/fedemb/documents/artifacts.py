@@ -5,28 +5,25 @@
 `Noised | Public` and a type checker, as well as `require_publishable`, refuses a `Raw`.
 """
 
+# ruff: noqa: PLC0414 - what writes files moved to fedemb.files, and is imported from here too
+
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused, StorageError
-
-_WRONG_PATH = frozenset(
-    (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
-)
-"""Errors of a path that no retry mends."""
-_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
-"""What `link` says where there are none; a lack of permission is EACCES."""
+from fedemb.errors import ArtifactError, Refused
+from fedemb.files import create_bytes as create_bytes
+from fedemb.files import make_folder as make_folder
+from fedemb.files import remove_leftovers as remove_leftovers
+from fedemb.files import require_folder as require_folder
+from fedemb.files import write_bytes as write_bytes
+from fedemb.files import write_error as write_error
 
 
 @dataclass(frozen=True)
@@ -139,127 +136,6 @@ def tree_digests(root: Path) -> dict[str, str]:
 def tree_digest(root: Path) -> str:
     """One digest of all files below `root` and their names."""
     return json_digest(tree_digests(root))
-
-
-def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
-    """The error to raise when a file cannot be written: wrong path, or something to mend.
-
-    Args:
-      what: "could not write model.json", say.
-      path: of the file.
-      error: what the system said.
-    """
-    why = f"{what}: {error.strerror or error}"
-    if error.errno in _WRONG_PATH:
-        return InputError(f"{why}; {path} cannot be a file of ours, name another path")
-    return StorageError(f"{why}; free space or fix permissions of {path.parent}, then run again")
-
-
-def make_folder(path: Path) -> None:
-    """Makes a folder and those above it; others may look and not write, whatever the umask says."""
-    for folder in [*reversed(path.parents), path]:
-        if not folder.exists():
-            folder.mkdir(mode=0o755, exist_ok=True)
-    if not path.is_dir():
-        raise FileExistsError(errno.EEXIST, "a file stands where a folder is needed")
-
-
-def _temporary(path: Path) -> Path:
-    try:
-        make_folder(path.parent)
-    except FileExistsError as error:  # not the name that is to be created
-        raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    return Path(name)
-
-
-def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
-
-    Raises:
-      InputError: the path cannot be one of a file.
-      StorageError: the disk is full or the folder may not be written; nothing is left behind.
-    """
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            # A rename would replace /dev/null for everybody.
-            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
-        temporary = _temporary(path)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(mode)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise write_error(f"could not write {path.name}", path, error) from error
-
-
-def require_folder(path: Path, what: str) -> None:
-    """Refuses a path that can never be a folder, because it or one above it is a file.
-
-    Args:
-      path: what was named.
-      what: what it is to be, such as "the key store".
-
-    Raises:
-      InputError: it cannot be.
-    """
-    for place in (path, *path.parents):
-        with suppress(OSError):  # what may not be looked into is told when it is written to
-            if place.exists():
-                if place.is_dir():
-                    return
-                raise InputError(
-                    f"{place} is a file, and {what} {path} is to be a folder; name another"
-                )
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what a killed writer left in a folder of which there is one writer: temporaries."""
-    for path in folder.glob(".*"):
-        path.unlink()
-
-
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            raise InputError(
-                f"could not create {path.name}: the file system of {path.parent} has no hard "
-                "links, by which a name is given once; name a folder on another one"
-            ) from error
-        raise
-
-
-def create_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Creates a file with its whole content, or fails if the name exists (link of a temporary).
-
-    Raises:
-      FileExistsError: somebody created the name first.
-      InputError: the path cannot be one of a file.
-      StorageError: the disk is full or the folder may not be written.
-    """
-    try:
-        temporary = _temporary(path)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(mode)
-            _link(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise write_error(f"could not create {path.name}", path, error) from error
 
 
 def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:

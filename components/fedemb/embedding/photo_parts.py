@@ -8,10 +8,11 @@ releases must not be compared.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
@@ -20,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from fedemb.addresses import split_address
 from fedemb.config import SourceConfig
+from fedemb.config.data import format_of
 from fedemb.data.columns import guess_image_column
 from fedemb.data.photos import BadImageError, PhotoReader
-from fedemb.data.source_files import KNOWN_ENDINGS, ImageFiles, Part, open_parquet
+from fedemb.data.source_files import ImageFiles, Part, is_side_file, open_parquet
 from fedemb.data.source_parts import find_files
 from fedemb.data.sources import read_part
 from fedemb.errors import InputError, Refused
@@ -33,6 +36,10 @@ SPACE = b"embedding_space_id"
 _CLASSES = b"classes"
 _PHOTOS = b"photos_sha256"
 """Of a part: names and bytes of its photos."""
+_KEPT = re.compile(
+    r"\.?([0-9]{6}-[0-9]{6}\.parquet|done\.json)(\.[0-9a-z_]{8})?|model-es-[0-9a-f]+(/.*|\.tree)"
+)
+"""Names of what `fedemb embed` keeps beside its output, unfinished files included."""
 PART = 2048
 """Photos of one part at most: what a stop may cost."""
 PART_BYTES = 1 << 28
@@ -65,19 +72,26 @@ class PhotoSource:
 
     def units(self) -> Iterator[Unit]:
         """Lists what there is to read, without reading it."""
-        kind = SourceConfig(uri=self.uri).file_format
+        split_address(self.uri)
+        kind = format_of(self.uri)
         if kind in ("csv", "tfrecord"):
             raise InputError(
                 f"{self.uri} is a {kind} file, and photos come from a folder or from Parquet; name "
                 "the folder they lie in"
             )
         if kind != "parquet":
-            names = [n for n in open_store(self.uri).list() if n.lower().endswith(KNOWN_ENDINGS)]
+            names = [name for name in open_store(self.uri).list() if not is_side_file(name)]
             yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
             return
         pieces = (piece for file in find_files(self.uri, kind) for piece in _row_groups(file))
         for number, (rows, first) in enumerate(pieces):
             yield Unit(number, rows=rows, first=first)
+
+    def side_files(self) -> int:
+        """Files of a folder that are not photos by their names, and have no row."""
+        if format_of(self.uri) == "parquet":
+            return 0
+        return sum(map(is_side_file, open_store(self.uri).list()))
 
     def parts(self, unit: Unit) -> Iterator[tuple[str, list[Photo]]]:
         """Reads a unit; each part has a name of its own, in the order of the source."""
@@ -90,8 +104,8 @@ class PhotoSource:
         for name in names:
             try:
                 yield name, files.read(name)
-            except BadImageError:
-                yield name, None
+            except BadImageError as error:
+                yield name, error
 
     def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
         column = self.id_column
@@ -168,6 +182,8 @@ class Pixels:
         reasons: list[str | None] = []
         for _, data in photos:
             try:
+                if isinstance(data, BadImageError):
+                    raise data
                 images.append(reader.read(data))
                 reasons.append(None)
             except BadImageError as error:
@@ -267,13 +283,25 @@ class KeptParts:
         return {SPACE: self.space_id.encode(), **classes}
 
     def remove(self) -> None:
-        """Removes what was kept."""
+        """Removes what `fedemb embed` kept; files that somebody else put there stay."""
         kept = open_store(self.uri)
-        if kept.local_root is not None:
-            shutil.rmtree(kept.local_root)
-            return
-        for name in kept.list():
-            kept.delete(name)
+        folder = kept.local_root
+        names = kept.list() if folder is None else _names_in(folder)
+        for name in names:
+            if _KEPT.fullmatch(name):
+                (kept.delete(name) if folder is None else (folder / name).unlink(missing_ok=True))
+        if folder is not None:
+            for tree in [
+                *folder.glob("model-es-*"),
+                *folder.glob(".model-es-*"),
+            ]:  # for Beam workers
+                shutil.rmtree(tree)
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if not path.is_dir()]
 
 
 def require_space(schema: Any, space_id: str, path: str | Path) -> None:

@@ -12,6 +12,9 @@ from fedemb.embedding.embed_photos import read_embeddings
 from fedemb.embedding.released import ReleasedModel
 from fedemb.errors import ConfigError, InputError
 
+_SAME = 0.9995
+"""Similarity that is printed as 1.000 or nearly so."""
+
 
 class PhotoIndex:
     """Embeddings of one space, to be asked for the nearest by cosine (exact, FAISS)."""
@@ -28,8 +31,13 @@ class PhotoIndex:
             import faiss
         except ModuleNotFoundError as error:
             raise ConfigError("search needs FAISS; install fedemb[serve], or faiss-cpu") from error
-        self.names, vectors = read_embeddings(embeddings, model.space_id)
+        self.names, vectors = read_embeddings(
+            embeddings, model.space_id, model.config.model.embedding_dim
+        )
         self._model = model
+        middle = vectors.mean(axis=0)
+        self.least_similarity = float((vectors @ middle).min() / max(np.linalg.norm(middle), 1e-9))
+        """Of a stored photo to the mean of all."""
         self._index = faiss.IndexFlatIP(model.config.model.embedding_dim)
         self._index.add(np.ascontiguousarray(vectors))
 
@@ -42,6 +50,26 @@ class PhotoIndex:
         vector = self._model.embed(self._model.reader.read(photo)[None])
         found, places = self._index.search(vector, min(count, len(self.names)))
         return [(self.names[p], float(s)) for s, p in zip(found[0], places[0], strict=True)]
+
+
+def collapsed(index: PhotoIndex, least: float) -> str:
+    """Says that similarities mean nothing here; empty: the model tells the photos apart.
+
+    Args:
+      index: the stored photos.
+      least: similarity from which two photos count as alike.
+    """
+    if least >= _SAME:
+        return (
+            "the model does not distinguish photos: pairs that do not belong together reach a "
+            f"similarity of {least:.4f}, so none is marked as alike"
+        )
+    if len(index.names) > 1 and index.least_similarity >= _SAME:
+        return (
+            f"the model does not distinguish these {len(index.names):,} photos: all their "
+            "embeddings are the same, so none is marked as alike"
+        )
+    return ""
 
 
 def require_embeddings(model: ReleasedModel) -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import logging
+from asyncio import Semaphore, timeout
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,71 @@ from fedemb.errors import ConfigError
 
 MOST_BYTES = 64 * 2**20
 """Of one request."""
+MOST_TOGETHER = 3 * MOST_BYTES
+"""Of all requests that are read or answered at the same time."""
+MOST_SECONDS = 120.0
+"""For a client to send its request."""
+PREDICTIONS = 2
+"""Requests that the model answers at the same time; the others wait."""
 MOST_PHOTOS = 256
 """Of one request."""
+
+
+_BUSY = 503
+_log = logging.getLogger(__name__)
+
+
+class TooMuch(Exception):
+    """More bytes than a request, or all of them, may have; `status` is that of HTTP."""
+
+    def __init__(self, problem: str, status: int):
+        super().__init__(problem)
+        self.status = status
+
+
+class Bodies:
+    """The bodies of the requests in flight, whose bytes are bounded together."""
+
+    def __init__(self, most: int = MOST_TOGETHER):
+        self._most, self._held = most, 0
+
+    @asynccontextmanager
+    async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytearray]:
+        """Reads a body, and counts its bytes until the block ends.
+
+        Raises:
+          TooMuch: the body alone (413), or with all others (503), is too large.
+          TimeoutError: the client is too slow.
+        """
+        body, dropped = bytearray(), 0
+        problem: TooMuch | None = None
+        try:
+            async with timeout(MOST_SECONDS):
+                async for chunk in stream:  # a length that is claimed proves nothing
+                    if problem is not None:  # a client hears the answer once its request is sent
+                        dropped += len(chunk)
+                        if dropped > MOST_BYTES:
+                            break
+                        continue
+                    problem = self._refused(len(body) + len(chunk), len(chunk))
+                    if problem is None:
+                        self._held += len(chunk)
+                        body += chunk
+                    else:
+                        self._held -= len(body)
+                        body.clear()
+            if problem is not None:
+                raise problem
+            yield body
+        finally:
+            self._held -= len(body)
+
+    def _refused(self, length: int, more: int) -> TooMuch | None:
+        if length > MOST_BYTES:
+            return TooMuch(f"the request has more than {MOST_BYTES} bytes", 413)
+        if self._held + more > self._most:
+            return TooMuch("too many requests at once; try again later", _BUSY)
+        return None
 
 
 class BadRequest(Exception):
@@ -63,7 +129,7 @@ def _file(instance: Any, number: int) -> bytes:
         raise BadRequest(f'instance {number} is not {{"b64": "..."}} with base64 in it') from error
 
 
-def instances_of(body: bytes) -> list[Any]:
+def instances_of(body: bytes | bytearray) -> list[Any]:
     """The instances of a request.
 
     Raises:
@@ -88,6 +154,7 @@ def make_app(model: ReleasedModel, name: str) -> Any:
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse
     from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect
 
     app = FastAPI(title="fedemb", docs_url=None, redoc_url=None, openapi_url=None)
     address = f"/v1/models/{name}"
@@ -97,17 +164,23 @@ def make_app(model: ReleasedModel, name: str) -> Any:
     async def ready() -> dict[str, Any]:
         return {"name": name, "ready": True, "embedding_space_id": model.space_id}
 
+    bodies, turn = Bodies(), Semaphore(PREDICTIONS)
+
     async def answer(request: Request) -> JSONResponse:
-        body = bytearray()
-        async for chunk in request.stream():  # a length that is claimed proves nothing
-            body += chunk
-            if len(body) > MOST_BYTES:
-                problem = f"the request has more than {MOST_BYTES} bytes"
-                return JSONResponse({"error": problem}, status_code=413)
         try:
-            found = await run_in_threadpool(lambda: predict(model, instances_of(bytes(body))))
+            async with bodies.read(request.stream()) as body, turn:
+                found = await run_in_threadpool(lambda: predict(model, instances_of(body)))
         except BadRequest as error:
             return JSONResponse({"error": str(error)}, status_code=400)
+        except TooMuch as error:
+            retry = {"Retry-After": "1"} if error.status == _BUSY else None
+            return JSONResponse({"error": str(error)}, status_code=error.status, headers=retry)
+        except TimeoutError:
+            problem = f"the request took more than {MOST_SECONDS:.0f} s to arrive"
+            return JSONResponse({"error": problem}, status_code=408)
+        except ClientDisconnect:
+            _log.warning("a client disconnected before its request was whole")
+            return JSONResponse({"error": "disconnected"}, status_code=400)  # no client reads it
         return JSONResponse({"predictions": found, "embedding_space_id": model.space_id})
 
     app.add_route(f"{address}:predict", answer, methods=["POST"])

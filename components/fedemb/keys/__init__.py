@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from fedemb.addresses import split_address
 from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
 from fedemb.keys.base import KEY_BYTES as KEY_BYTES
@@ -29,18 +30,19 @@ def open_key_store(uri: str) -> KeyStore:
       InputError: a file is where its folder is to be.
       StorageError: it cannot be reached.
     """
-    parts = urlsplit(uri)
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme not in ("", "gsm", "file"):
+        raise ConfigError(
+            f"key store {scheme}://... is neither a folder nor gsm://project; buckets keep "
+            "copies of destroyed keys, so name a folder or Secret Manager"
+        )
+    parts = split_address(uri)
     if parts.scheme == "gsm":
         from fedemb.keys.secret_manager import SecretManagerKeyStore
 
         return SecretManagerKeyStore(parts.netloc, parts.path.strip("/") or "fedemb")
     if parts.scheme == "file":
         return _local(Path(unquote(parts.path)))
-    if parts.scheme and "://" in uri:
-        raise ConfigError(
-            f"key store {parts.scheme}://... is neither a folder nor gsm://project; buckets keep "
-            "copies of destroyed keys, so name a folder or Secret Manager"
-        )
     return _local(Path(uri))
 
 

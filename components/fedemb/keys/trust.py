@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedemb.documents.artifacts import canonical_json, json_digest, parse_json, write_json
 from fedemb.documents.document import Document, Written
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
+from fedemb.files import read_regular
 
 ROLES = (
     *("policy", "ledger"),
@@ -115,10 +116,11 @@ class TrustStore:
     def load(cls, path: Path) -> TrustStore:
         """Reads a trust file."""
         try:
-            data = path.read_bytes()
-        except OSError as error:
+            data = read_regular(path)
+        except (OSError, ValueError) as error:
             raise ArtifactError(
-                f"trust store {path} cannot be read: {error.strerror}; name the file its owner gave"
+                f"trust store {path} cannot be read: {getattr(error, 'strerror', error)}; name the "
+                "file its owner gave"
             ) from error
         return cls.parse(data, path.name)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, cast
 
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
 from fedemb.config.policy import Unit
+from fedemb.data.identity import CURRENT, rule_named
 from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
 from fedemb.privacy.accounting.events import event_to_json
@@ -92,8 +93,9 @@ class PolicyTerms:
     approvals: int = 0
     """How many people must approve a release."""
     series: PlannedSeries | None = None
-    identifiers: str = "nfkc-strip/1;hmac-sha256/1;cohort-bucket/1"
-    """Version of id canonicalisation, user hash and block rule: another one is another policy.
+    identifiers: str = f"{CURRENT.version};hmac-sha256/1;cohort-bucket/1"
+    """Versions of the rule of ids, of the user hash and of the block rule. A policy keeps its first
+    rule of ids, see `fedemb.data.identity`; another of the others is another policy.
     Where images are units and are told apart by their names, `identifiers_of` says so."""
     witness_sha: str = ""
     """Digest of the address of the witness, see `witness_sha`; empty: none was named."""
@@ -147,6 +149,7 @@ class PolicyTerms:
     def differences(self, asked: Self) -> list[str]:
         """What somebody asks for otherwise, by the names of the configuration."""
         ours, theirs = _flat(self), _flat(asked)
+        theirs["identifiers"] = _by_rule_of(self.identifiers, asked.identifiers)
         free = {"trust_sha"} if self.witness_sha else {"trust_sha", "witness_sha"}
         return [
             f"{_SETTINGS.get(name, f'policy.{name}')} is {theirs[name]!r} where the policy has "
@@ -183,6 +186,16 @@ def _typed(cls: type, body: object) -> dict[str, Any]:
 def _flat(terms: PolicyTerms) -> dict[str, Any]:
     body = terms.to_json()
     return {**body.pop("users"), **body}
+
+
+def _by_rule_of(ours: str, theirs: str) -> str:
+    """The identifiers of a configuration, with the rule of ids of the policy.
+
+    A configuration does not name that rule, so an earlier known rule is not a difference.
+    """
+    if theirs.partition(";")[0] != CURRENT.version:
+        return theirs
+    return f"{rule_named(ours).version};{theirs.partition(';')[2]}"
 
 
 def series_of(config: RunConfig, plan: MechanismPlan) -> PlannedSeries | None:

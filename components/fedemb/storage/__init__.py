@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from fedemb.addresses import split_address
 from fedemb.errors import InputError, StorageError
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
@@ -100,14 +101,9 @@ def _parse(uri: str) -> tuple[str, str, str]:
         if not uri:
             raise InputError("the address of a store is empty; give a path, gs:// or s3://")
         return "file", "", str(Path(uri).expanduser().absolute())
-    parts = urlsplit(uri, allow_fragments=False)
+    parts = split_address(uri)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return "file", "", unquote(parts.path)
-    if "@" in parts.netloc or ":" in parts.netloc:  # not shown: it goes to logs and reports
-        raise InputError(
-            f"an address {parts.scheme}://... holds a user, a password or a port; give "
-            f"{parts.scheme}://bucket/prefix and the credentials to the environment"
-        )
     if parts.scheme in ("gs", "s3") and parts.netloc and not parts.query:
         return parts.scheme, parts.netloc, parts.path.strip("/")
     if parts.scheme in ("gs", "s3") and not parts.netloc:

@@ -103,6 +103,18 @@ class Store(ABC):
           StorageError: the store cannot be read.
         """
 
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """Returns a whole object of at most `limit` bytes; None if it is larger.
+
+        No more than `limit` + 1 bytes are held in memory.
+
+        Raises:
+          FileNotFoundError: there is no such object.
+          StorageError: the store cannot be read.
+        """
+        data = self.read(name)
+        return None if len(data) > limit else data
+
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """Writes or replaces a whole object; readers see the old or the new one.

@@ -34,6 +34,10 @@ CHUNK = 8 << 20
 """Bytes per request of a resumable upload; above this size uploads are resumable."""
 
 
+_NO_RANGE = 416
+"""HTTP status of a range that an object does not have."""
+
+
 class GcsStore(Store):
     """Objects of one bucket below a prefix."""
 
@@ -47,6 +51,19 @@ class GcsStore(Store):
         """Returns a whole object; see `Store.read`."""
         with self._sentences("read"):
             return self._blob(name).download_as_bytes(retry=self._retry, timeout=TIMEOUT)
+
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """Returns an object that is not too large; see `Store.read_up_to`."""
+        with self._sentences("read"):
+            try:
+                data: bytes = self._blob(name).download_as_bytes(
+                    start=0, end=limit, retry=self._retry, timeout=TIMEOUT
+                )
+            except Exception as error:
+                if _code(error) != _NO_RANGE:
+                    raise
+                return b""  # an empty object has no range
+        return None if len(data) > limit else data
 
     def write(self, name: str, data: bytes) -> None:
         """Replaces an object; see `Store.write`."""

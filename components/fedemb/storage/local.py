@@ -10,8 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedemb.documents.artifacts import create_bytes, file_digest, make_folder, write_bytes
+from fedemb.documents.artifacts import file_digest
 from fedemb.errors import InputError, StorageError
+from fedemb.files import (
+    create_bytes,
+    make_folder,
+    new_file,
+    open_regular,
+    read_at_most,
+    write_bytes,
+)
 from fedemb.storage.base import Entry, Store, check_name, visible
 
 
@@ -29,16 +37,21 @@ class LocalStore(Store):
         with self._sentences("read"):
             return self._path(name).read_bytes()
 
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """Returns a file that is not too large; see `Store.read_up_to`."""
+        with self._sentences("read"), open_regular(self._path(name)) as file:
+            return read_at_most(file, limit)
+
     def write(self, name: str, data: bytes) -> None:
         """Replaces a file by rename; see `Store.write`."""
         with self._sentences("written"):
-            write_bytes(self._path(name), data)
+            write_bytes(self._output(name), data)
             _sync_folder(self._path(name).parent)
 
     def create(self, name: str, data: bytes) -> None:
         """Links a finished file to a name that must be free; see `Store.create`."""
         with self._sentences("written"):
-            create_bytes(self._path(name), data)
+            create_bytes(self._output(name), data)
             _sync_folder(self._path(name).parent)
 
     def exists(self, name: str) -> bool:
@@ -99,7 +112,7 @@ class LocalStore(Store):
         return prefix
 
     def _rename_in(self, local: Path, prefix: str) -> dict[str, str]:
-        target = self._path(prefix)
+        target = self._output(prefix)
         with self._sentences("written"):
             make_folder(target.parent)
             with tempfile.TemporaryDirectory(
@@ -124,19 +137,12 @@ class LocalStore(Store):
         """A local tree is whole by its rename."""
 
     def _upload(self, local: Path, name: str, digest: str) -> None:
-        with self._sentences("written"):
-            target = self._path(name)
-            make_folder(target.parent)
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as sink, local.open("rb") as source:
-                    shutil.copyfileobj(source, sink, 1 << 20)
-                    sink.flush()
-                    os.fsync(sink.fileno())
-                Path(temporary).chmod(0o644)
-                Path(temporary).replace(target)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+        with (
+            self._sentences("written"),
+            local.open("rb") as source,
+            new_file(self._output(name)) as sink,
+        ):
+            shutil.copyfileobj(source, sink, 1 << 20)
 
     def _download(self, name: str, local: Path) -> None:
         with self._sentences("read"):
@@ -144,6 +150,16 @@ class LocalStore(Store):
 
     def _path(self, name: str) -> Path:
         return self._root / check_name(name)
+
+    def _output(self, name: str) -> Path:
+        """Where an object is written to; no folder on the way may be a link out of the store."""
+        path = self._path(name)
+        if not path.parent.resolve().is_relative_to(self._root.resolve()):
+            raise InputError(
+                f"the store {self.uri} has a symbolic link that leads out of it where a folder is "
+                "needed; remove the link"
+            )
+        return path
 
     @contextmanager
     def _sentences(self, what: str) -> Iterator[None]:

@@ -40,6 +40,17 @@ class S3Store(Store):
         with self._sentences("read"):
             return self._fs.cat_file(self._path(name))
 
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """Returns an object that is not too large; see `Store.read_up_to`."""
+        with self._sentences("read"):
+            try:
+                data: bytes = self._fs.cat_file(self._path(name), start=0, end=limit + 1)
+            except Exception as error:
+                if _code(error) != "InvalidRange":
+                    raise
+                return b""  # an empty object has no range
+        return None if len(data) > limit else data
+
     def write(self, name: str, data: bytes) -> None:
         """Replaces an object; see `Store.write`."""
         with self._sentences("written"):

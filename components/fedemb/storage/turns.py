@@ -64,6 +64,10 @@ class TurnStore(Store):
         """As the store's."""
         return self._store.read(name)
 
+    def read_up_to(self, name: str, limit: int) -> bytes | None:
+        """As the store's."""
+        return self._store.read_up_to(name, limit)
+
     def write(self, name: str, data: bytes) -> None:
         """As the store's, in turn."""
         self._turn.check()

@@ -37,7 +37,7 @@ def test_too_many_bad_records_are_a_problem_here_and_not_in_the_pipeline(tmp_pat
     assert found.bad_fraction == 5 / 96
     assert "max_bad_fraction" in found.problems[0]
     page = Path(found.page).read_text()
-    assert "bytes that are no PNG, JPEG" in page
+    assert "bytes that are not a whole PNG, JPEG" in page
     assert "the same image again" in page
     allowed = make_config(source, data__max_bad_fraction=0.1)
     assert check(allowed, str(tmp_path / "private")).problems == ()

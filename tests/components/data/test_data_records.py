@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedemb.data.records import (
     UserRecord,
-    canonical_text,
-    canonical_user_id,
     decode_user,
     encode_example,
     encode_user,
@@ -42,45 +37,6 @@ def test_user_record_is_read_back_and_has_one_encoding(record: UserRecord) -> No
 def test_what_is_no_user_record_is_one_sentence(data: bytes) -> None:
     with pytest.raises(ArtifactError, match="user record"):
         decode_user(data)
-
-
-@given(st.text())
-def test_canonical_text_is_settled_and_the_same_for_all_spellings(text: str) -> None:
-    canonical = canonical_text(text)
-    if canonical is None:
-        return
-    assert canonical_text(canonical) == canonical
-    canonical.encode()
-    for form in ("NFC", "NFD", "NFKC", "NFKD"):
-        spelled = f" \t{unicodedata.normalize(form, canonical)}\u200b\n"
-        assert canonical_text(spelled) == canonical
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (7, "7"),
-        (7.0, "7"),
-        (7.5, "7.5"),
-        (np.int64(7), "7"),
-        (np.float32(7), "7"),
-        (b" 7 ", "7"),
-        ("007", "007"),
-        (True, "True"),
-        ("\ufb01sh", "fish"),
-        ("Ada", "Ada"),
-        ("ada", "ada"),
-        (None, None),
-        (float("nan"), None),
-        (float("inf"), None),
-        (b"\xff\xfe", None),
-        ("\u200b \ufeff", None),
-        ([], None),
-        ({}, None),
-    ],
-)
-def test_user_id_has_one_spelling(value: object, expected: str | None) -> None:
-    assert canonical_user_id(value) == expected
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -23,12 +24,19 @@ from fedemb.embedding.export import FORMS
 from fedemb.embedding.export import export as export_model
 from fedemb.embedding.photo_parts import SPACE, KeptParts, PhotoSource
 from fedemb.embedding.released import ReleasedModel
-from fedemb.embedding.search import PhotoIndex, require_embeddings, threshold
+from fedemb.embedding.search import PhotoIndex, collapsed, require_embeddings, threshold
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
 from fedemb.pipelines.cli.use import embed, search
 
 BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
-ENDINGS = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "heic": "heic"}
+ENDINGS = {
+    "jpeg": "jpg",
+    "png": "png",
+    "webp": "webp",
+    "gif": "gif",
+    "heic": "heic",
+    "avif": "avif",
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,8 @@ def folder(tmp_path):
     root = tmp_path / "photos"
     (root / "deep" / "er").mkdir(parents=True)
     for photo in hostile_photos():
-        ending = ENDINGS[photo.name.split()[0]]
+        kind = photo.name.split()[0]
+        ending = {"jpeg": "jpg"}.get(kind, kind)
         (root / "deep" / f"{photo.name.replace(' ', '_')}.{ending}").write_bytes(photo.data)
     (root / "none.jpg").write_bytes(b"no photo")
     (root / "deep" / "er" / "empty.png").write_bytes(b"")
@@ -52,13 +61,14 @@ def folder(tmp_path):
 
 def test_every_photo_is_a_row_and_what_is_none_has_a_reason(model, folder, tmp_path):
     output = tmp_path / "embeddings.parquet"
-    done, bad = embed_photos(str(folder), model, output)
+    done, bad, left_out = embed_photos(str(folder), model, output)
+    assert left_out == 1
     table = pq.read_table(output)
     assert (done, bad) == (len(list(hostile_photos())) + 2, 2)
     reasons = {row["name"]: row["reason"] for row in table.to_pylist() if row["reason"]}
     assert reasons == {"none.jpg": "not_decodable", "deep/er/empty.png": "image_empty"}
     assert table.schema.metadata[SPACE].decode() == model.space_id
-    names, values = read_embeddings(output, model.space_id)
+    names, values = read_embeddings(output, model.space_id, 8)
     place = names.index("deep/jpeg_exif_6.jpg")
     (photo,) = (photo for photo in hostile_photos() if photo.name == "jpeg exif 6")
     wanted = model.embed(model.reader.read(photo.data)[None])[0]
@@ -94,6 +104,53 @@ def test_stopped_and_run_again_it_goes_on_and_gives_the_same(model, folder, tmp_
     assert pq.read_table(stopped).equals(pq.read_table(whole))
 
 
+@pytest.mark.parametrize("special", ["e.parquet", "e.parquet.parts"])
+def test_output_that_is_a_pipe_or_a_link_is_refused_and_left(model, folder, tmp_path, special):
+    (tmp_path / "elsewhere").mkdir()
+    if special == "e.parquet":
+        os.mkfifo(tmp_path / special)
+    else:
+        (tmp_path / special).symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / special).lstat()
+    with pytest.raises(InputError, match="could not write"):
+        embed_photos(str(folder), model, tmp_path / "e.parquet")
+    assert (tmp_path / special).lstat().st_ino == before.st_ino
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_files_of_others_beside_the_kept_parts_stay(model, folder, tmp_path):
+    parts = tmp_path / "e.parquet.parts"
+    parts.mkdir()
+    (parts / "thesis.docx").write_bytes(b"theirs")
+    (parts / ".000000-000009.parquet.0a1b2c3d").write_bytes(b"of a killed run")
+    embed_photos(str(folder), model, tmp_path / "e.parquet")
+    assert [path.name for path in parts.iterdir()] == ["thesis.docx"]
+
+
+def test_photo_of_any_ending_is_a_row_and_every_other_file_has_a_reason_or_is_counted(
+    model, tmp_path
+):
+    root = tmp_path / "photos"
+    root.mkdir()
+    jpeg, heic, avif = (
+        next(photo.data for photo in hostile_photos() if photo.name == name)
+        for name in ("jpeg wide", "heic", "avif")
+    )
+    for name in ("a.jfif", "b.jpe", "c.MPO", "d.pjpeg", "e", "f.backup", "g.IMG_0001"):
+        (root / name).write_bytes(jpeg)
+    (root / "h.heif").write_bytes(heic)
+    (root / "i.avif").write_bytes(avif)
+    (root / "raw.dng").write_bytes(b"II*\0 raw")
+    for name in ("j.mov", "k.JSON", "Thumbs.db"):
+        (root / name).write_bytes(b"beside")
+    done = embed_photos(str(root), model, tmp_path / "e.parquet")
+    assert done == (10, 1, 3)
+    rows = pq.read_table(tmp_path / "e.parquet").to_pylist()
+    assert {row["name"]: row["reason"] for row in rows if row["reason"]} == {
+        "raw.dng": "not_decodable"
+    }
+
+
 def test_part_ends_by_its_bytes_too(model, folder, tmp_path, monkeypatch):
     """Two thousand photos of a phone are ten gigabytes."""
     whole, small = tmp_path / "whole.parquet", tmp_path / "small.parquet"
@@ -111,7 +168,7 @@ def test_photo_whose_name_is_no_unicode_is_a_row(model, tmp_path):
     (tmp_path / "in").mkdir()
     photo = next(iter(hostile_photos()))
     (tmp_path / "in" / "caf\udce9.jpg").write_bytes(photo.data)
-    assert embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet") == (1, 0)
+    assert embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet") == (1, 0, 0)
     assert pq.read_table(tmp_path / "e.parquet")["name"].to_pylist() == ["caf?.jpg"]
 
 
@@ -120,7 +177,7 @@ def test_search_among_no_photo_that_could_be_read_is_a_sentence(model, tmp_path)
     (tmp_path / "in" / "a.jpg").write_bytes(b"none")
     embed_photos(str(tmp_path / "in"), model, tmp_path / "e.parquet")
     with pytest.raises(InputError, match="holds no embedding"):
-        read_embeddings(tmp_path / "e.parquet", model.space_id)
+        read_embeddings(tmp_path / "e.parquet", model.space_id, 8)
 
 
 @pytest.mark.parametrize("name", ["deep/jpeg_exif_1.jpg", "none.jpg", "aaa.jpg"])
@@ -158,7 +215,7 @@ def test_beam_gives_the_same_file_and_goes_on_after_a_stop(model, folder, tmp_pa
     assert not spread.exists()
     monkeypatch.setattr(KeptParts, "write", lambda *a: kept.append(a[1].name) or honest(*a))
     photos = len(list(hostile_photos())) + 2
-    assert embed_photos(str(folder), model, spread, beam_options=options) == (photos, 2)
+    assert embed_photos(str(folder), model, spread, beam_options=options) == (photos, 2, 1)
     assert len(kept) == len(set(kept)) == -(-photos // 7), "no part was embedded twice"
     assert pq.read_table(spread).equals(pq.read_table(whole))
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".parts")] == []
@@ -193,7 +250,11 @@ def test_parquet_rows_are_named_by_a_column_or_by_their_place(model, tmp_path):
     pq.write_table(pa.table({"photo": [*data, None], "sku": list("abcd")}), tmp_path / "p.parquet")
     for column, wanted in (("sku", list("abcd")), (None, [f"p.parquet#{n}" for n in range(4)])):
         output = tmp_path / f"{column}.parquet"
-        assert embed_photos(str(tmp_path / "p.parquet"), model, output, id_column=column) == (4, 1)
+        assert embed_photos(str(tmp_path / "p.parquet"), model, output, id_column=column) == (
+            4,
+            1,
+            0,
+        )
         assert pq.read_table(output)["name"].to_pylist() == wanted
 
 
@@ -256,7 +317,7 @@ def test_a_classifier_writes_probabilities_under_the_names_of_its_classes(
 ):
     monkeypatch.setattr(classifier, "check_parity", lambda: None)  # no step wrote its parity file
     whole, classes = tmp_path / "whole.parquet", classifier.config.model.classes
-    photos, bad = embed_photos(str(folder), classifier, whole)
+    photos, bad, _ = embed_photos(str(folder), classifier, whole)
     table = pq.read_table(whole)
     assert table.column_names == ["name", "probabilities", "reason", "class"]
     assert json.loads(table.schema.metadata[b"classes"]) == list(classes)
@@ -322,3 +383,77 @@ def test_grey_bundle_reads_grey(model):
     sink = io.BytesIO()
     grey.save(sink, "PNG")
     assert set(model.reader.read(sink.getvalue()).ravel()) == {77}
+
+
+def stored(path, model, rows, kind=None, **columns):
+    """A file of embeddings as somebody else wrote it, of this model's space."""
+    table = {
+        "name": [f"{n}.jpg" for n in range(len(rows))],
+        "embedding": pa.array(rows, kind or pa.list_(pa.float32())),
+        **columns,
+    }
+    schema = {SPACE: model.space_id.encode()}
+    pq.write_table(pa.table(table).replace_schema_metadata(schema), path)
+    return path
+
+
+def unit(place):
+    return [1.0 if n == place else 0.0 for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([unit(0)[:7], [*unit(1), 0.0]], "photo 0 has another number of values than 8"),
+        ([unit(0), [*unit(1), *unit(2)]], "photo 1 has another number of values than 8"),
+        ([unit(0), [float("nan")] * 8], "photo 1 has a value that is not finite"),
+        ([unit(0), [float("inf"), *unit(1)[1:]]], "photo 1 has a value that is not finite"),
+        ([unit(0), [None, *unit(0)[1:]]], "photo 1 has a value that is not finite"),
+        ([unit(0), [2.0, *unit(1)[1:]]], "photo 1 is not of unit length"),
+        ([unit(0), [0.0] * 8], "photo 1 is not of unit length"),
+    ],
+)
+def test_damaged_embeddings_are_refused_and_no_vector_moves(model, tmp_path, rows, problem):
+    path = stored(tmp_path / "theirs.parquet", model, rows)
+    with pytest.raises(InputError, match=problem) as refused:
+        PhotoIndex(path, model)
+    assert "theirs.parquet" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"name": [1]}, "the column 'name' of type int64"),
+        ({"embedding": [7.0]}, "the column 'embedding' of type double"),
+        ({"embedding": [["a"] * 8]}, "expected a list of floats"),
+        ({"name": pa.array([None], pa.string())}, "photo 0 has no name"),
+    ],
+)
+def test_file_of_other_columns_is_refused(model, tmp_path, columns, problem):
+    path = stored(tmp_path / "theirs.parquet", model, [unit(0)], **columns)
+    with pytest.raises(InputError, match=problem):
+        PhotoIndex(path, model)
+
+
+def test_embeddings_of_every_list_type_are_read(model, tmp_path):
+    for kind in (pa.list_(pa.float32(), 8), pa.large_list(pa.float32()), pa.list_(pa.float64())):
+        fixed = pa.types.is_fixed_size_list(kind)  # Arrow reads none back that is null
+        rows = [unit(3), unit(2) if fixed else None, unit(1)]
+        path = stored(tmp_path / "theirs.parquet", model, rows, kind)
+        names, values = read_embeddings(path, model.space_id, 8)
+        assert names == ["0.jpg", *["1.jpg"] * fixed, "2.jpg"]
+        assert values.tolist() == [row for row in rows if row]
+
+
+def test_stored_embeddings_in_a_pipe_are_not_waited_for(model, tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(InputError, match="holds no embeddings"):
+        PhotoIndex(tmp_path / "pipe.parquet", model)
+
+
+def test_model_that_does_not_distinguish_photos_is_named(model, tmp_path):
+    same = PhotoIndex(stored(tmp_path / "a.parquet", model, [unit(0)] * 3), model)
+    apart = PhotoIndex(stored(tmp_path / "b.parquet", model, [unit(0), unit(1)]), model)
+    assert "does not distinguish these 3 photos" in collapsed(same, 0.9)
+    assert "does not distinguish photos" in collapsed(apart, 0.99999)
+    assert not collapsed(apart, 0.9)

@@ -1,5 +1,6 @@
 """A released model over HTTP, from a process of its own: the same numbers as in this one."""
 
+import asyncio
 import base64
 import json
 import os
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -16,26 +18,41 @@ import pytest
 import yaml
 
 from fedemb.data.hostile_photos import hostile_photos
+from fedemb.embedding import serve
 from fedemb.embedding.released import ReleasedModel
+from fedemb.embedding.serve import Bodies, TooMuch
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from tests.conftest import REPOSITORY
 
 BUNDLE = REPOSITORY / "tests" / "golden" / "v1" / "bundle"
 TRUST = ("--trust", str(BUNDLE.parent / "ledger" / "trust.json"))
+RUNNING = {}
+"""Processes of servers by their addresses."""
 IMAGE = f"registry.example/fedemb-serve@sha256:{'0' * 64}"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server_log(tmp_path_factory):
+    return tmp_path_factory.mktemp("serve") / "log"
+
+
+@pytest.fixture(scope="module")
+def server_process(server):
+    return RUNNING[server]
+
+
+@pytest.fixture(scope="module")
+def server(server_log):
     """Address of the model, answered by `fedemb serve`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "fedemb", "serve", str(BUNDLE), *TRUST, "--port", str(port)]
-    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
+    log = server_log.open("w")
     process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
     url = f"http://127.0.0.1:{port}/v1/models/glyphs"
+    RUNNING[url] = process
     try:
         for _ in range(600):
             assert process.poll() is None, Path(log.name).read_text()
@@ -148,3 +165,77 @@ def test_manifest_names_an_image_by_digest():
     words = ["serve", str(BUNDLE), *TRUST, *address]
     with pytest.raises(InputError, match="no digest"):
         app(args=words, standalone_mode=False)
+
+
+async def chunks(*sizes, error=None):
+    for size in sizes:
+        yield bytes(size)
+    if error is not None:
+        raise error
+
+
+def test_bodies_of_all_requests_together_are_bounded():
+    async def scenario():
+        bodies = Bodies(most=100)
+        async with bodies.read(chunks(40, 30)) as first:
+            with pytest.raises(TooMuch) as refused:
+                async with bodies.read(chunks(20, 20)):
+                    pytest.fail("it is more than all may have")
+            assert refused.value.status == 503
+            async with bodies.read(chunks(30)) as second:
+                assert (len(first), len(second)) == (70, 30)
+        with pytest.raises(OSError, match="gone"):
+            async with bodies.read(chunks(90, error=OSError("gone"))):
+                pytest.fail("the client left")
+        async with bodies.read(chunks(100)) as third:
+            assert len(third) == 100
+
+    asyncio.run(scenario())
+
+
+def test_client_that_sends_slowly_holds_no_memory_for_ever(monkeypatch):
+    monkeypatch.setattr(serve, "MOST_SECONDS", 0.05)
+
+    async def slow():
+        yield b"a"
+        await asyncio.sleep(60)
+
+    async def scenario():
+        bodies = Bodies(most=1)
+        with pytest.raises(TimeoutError):
+            async with bodies.read(slow()):
+                pytest.fail("the body never ends")
+        async with bodies.read(chunks(1)):
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_client_that_disconnects_costs_one_line(server, server_log):
+    before = server_log.read_text().count("\n")
+    host, port = server.removeprefix("http://").partition("/")[0].split(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /v1/models/glyphs:predict HTTP/1.1\r\nHost: a\r\n"
+                b"Content-Length: 1000000\r\n\r\n{"
+            )
+    for _ in range(100):
+        text = server_log.read_text()
+        if text.count("disconnected") == 3:
+            break
+        time.sleep(0.1)
+    assert "Traceback" not in text
+    assert text.count("\n") - before == 3
+    assert post(server, instances(b"no photo"))[0] == 200
+
+
+def test_memory_of_a_server_under_many_large_requests_fits_its_manifest(server, server_process):
+    body = b'{"instances": [{"b64": "' + b"A" * (60 << 20) + b'"}]}'
+    with ThreadPoolExecutor(16) as pool:
+        codes = [status for status, _ in pool.map(lambda _: post(server, body), range(16))]
+    assert set(codes) <= {200, 503}
+    assert 200 in codes
+    peak = Path(f"/proc/{server_process.pid}/status").read_text()
+    (line,) = [line for line in peak.splitlines() if line.startswith("VmHWM")]
+    assert int(line.split()[1]) < 2 << 20  # KiB, of the 2 GiB of the manifest

@@ -5,11 +5,12 @@ import functools
 import multiprocessing
 import shutil
 import threading
+from dataclasses import replace
 
 import ledger_kit as kit_
 import pytest
 
-from fedemb.errors import FedEmbError, Refused
+from fedemb.errors import FedEmbError, LedgerError, Refused
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.terms import terms_of
 from fedemb.storage import open_store
@@ -177,6 +178,18 @@ def test_who_a_user_is_stays_for_life(kit, change, named):
     with pytest.raises(Refused, match=rf"{named}.*for life.*another policy_id"):
         kit.open().check_terms(kit_.terms(users=users))
     kit.open().check_terms(kit_.terms())
+
+
+def test_policy_keeps_the_rule_of_ids_it_began_with():
+    asked = terms_of(config(), None)
+    earlier = asked.identifiers.replace("nfkc-number/2", "nfkc-strip/1")
+    assert earlier != asked.identifiers
+    assert not replace(asked, identifiers=earlier).differences(asked)
+    hashed = asked.identifiers.replace("hmac-sha256/1", "hmac-sha256/2")
+    assert replace(asked, identifiers=hashed).differences(asked)
+    unknown = asked.identifiers.replace("nfkc-number/2", "nfkc-future/9")
+    with pytest.raises(LedgerError, match="nfkc-future/9"):
+        replace(asked, identifiers=unknown).differences(asked)
 
 
 def test_how_images_without_users_are_told_apart_stays_for_life():

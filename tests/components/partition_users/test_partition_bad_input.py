@@ -109,7 +109,8 @@ def test_user_ids_of_mixed_types_are_one_user() -> None:
     came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
     hasher = Hasher(KEY)
     assert came == {hasher.user_key("7"): 5, hasher.user_key("True"): 1}
-    assert prepared.counts["user_id_missing"] == 4
+    assert prepared.counts["user_id_missing"] == 3
+    assert prepared.counts["user_id_not_text"] == 1
 
 
 def test_user_ids_of_mixed_types_in_several_files_are_one_user(
@@ -131,7 +132,8 @@ def test_user_ids_of_mixed_types_in_several_files_are_one_user(
     )
     sizes = {key: len(record.images) for key, record in result.records().items()}
     assert sizes == {user_key("7"): 5, user_key("8"): 1}
-    assert result.counts["user_id_missing"] == 2
+    assert result.counts["user_id_missing"] == 1
+    assert result.counts["user_id_not_text"] == 1
 
 
 def test_names_that_are_no_unicode_are_dropped_and_the_run_goes_on(

@@ -100,7 +100,7 @@ def test_released_model_reads_every_photo_as_training_did(released):
             "image.resize(inner, Image.Resampling.BILINEAR)",
             "image.resize(inner, Image.Resampling.NEAREST)",
         ),
-        ('FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF")', 'FORMATS = ("PNG", "JPEG")'),
+        ('FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF", "AVIF")', 'FORMATS = ("PNG", "JPEG")'),
     ],
 )
 def test_release_refuses_a_shipped_reader_that_reads_otherwise(
@@ -275,3 +275,12 @@ def test_licence_of_the_card_is_one_the_hub_knows_or_a_named_other(licence, expe
     found = licence_fields(licence)
     assert {key: found[key] for key in expected} == expected
     assert ("license_link" in found) == (found["license"] == "other")
+
+
+def test_text_of_others_in_the_card_has_no_markup_of_its_own():
+    from fedemb.steps.release_model.model_card import as_text
+
+    words = "mine\n## Privacy\r\nepsilon 0 <script>[x](https://evil) `a` \x1b[2J**b**"
+    expected = r"mine \#\# Privacy epsilon 0 &lt;script&gt;\[x\](https://evil) \`a\` \[2J\*\*b\*\*"
+    assert as_text(words) == expected
+    assert as_text("CC BY 4.0, by Ada Löwe & co") == "CC BY 4.0, by Ada Löwe &amp; co"

@@ -93,6 +93,39 @@ MUTANTS = (
         f"{PARTED}::test_user_of_several_cohorts_goes_nowhere",
     ),
     one(
+        8,
+        "id_written_as_a_decimal_is_another_user",
+        (
+            "components/fedemb/data/identity.py",
+            "    if whole := _WHOLE.fullmatch(text):\n",
+            "    if whole := _WHOLE.fullmatch(text) and None:\n",
+        ),
+        "tests/components/partition_users/test_partition_ids.py::"
+        "test_whole_and_decimal_ids_of_two_csv_files_are_one_user",
+    ),
+    one(
+        8,
+        "id_that_lost_digits_is_taken",
+        (
+            "components/fedemb/data/identity.py",
+            "        if not abs(value) < limit:",
+            "        if not abs(value) < math.inf:",
+        ),
+        "tests/components/partition_users/test_partition_ids.py::"
+        "test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run",
+    ),
+    one(
+        8,
+        "policy_changes_the_rule_it_began_with",
+        (
+            "components/fedemb/data/hashing.py",
+            "        return Hasher(key, self.names)",
+            "        return Hasher(key)",
+        ),
+        "tests/components/partition_users/test_partition_resumed.py::"
+        "test_partition_goes_by_the_rule_of_ids_that_the_policy_began_with",
+    ),
+    one(
         9,
         "users_of_full_groups_spill_into_the_next",
         (

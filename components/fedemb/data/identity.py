@@ -1,0 +1,161 @@
+r"""Which values name the same user, class or cohort, in every format and shard.
+
+Rule `nfkc-number/2`:
+
+- Text is UTF-8. Invisible characters are removed, white space is trimmed and collapsed, and Unicode
+  forms are unified (NFKC). Case, leading zeros and a plus sign stay: `Ada` is not `ada`, `007` is
+  not `7`.
+- A whole number has one name whatever its type: `7`, `7.0`, `b"7"`, `"7"` and `"7.0"` are `7`. A
+  column with one missing id is written as decimals by many tools.
+- A decimal number that lost digits names nobody: beyond 2**53 (2**24 in single precision) several
+  ids are the same number. Such numbers are floats and texts like `9007199254740994.0`, `1.5e+16`
+  and `1.23457E+11`. The remedy is to write ids as text.
+- Null, NaN, empty text, and bytes that are not UTF-8 (a raw UUID) name nobody.
+
+Joining too much is the safe error: two people with one name are protected together.
+
+A policy keeps the rule it began with, as another rule would make other users of the same people.
+`nfkc-strip/1`, the rule of earlier policies, keeps `"7.0"` apart from `"7"` and takes every float.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Literal
+
+from fedemb.errors import LedgerError
+
+_INVISIBLE = ("Cc", "Cf", "Cs")
+"""Unicode categories that no reader sees: control, format (zero width), lone surrogates."""
+_EXACT, _EXACT_SINGLE = 2**53, 2**24
+"""Whole numbers from which on a float of double or single precision may stand for several."""
+_WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
+_EXPONENT = re.compile(r"-?[0-9](\.[0-9]+)?[eE]\+[0-9]{2,}")
+"""A large number as NumPy, pandas and spreadsheets print it. `12e45` may be part of a digest."""
+
+MISSING, INEXACT, NOT_TEXT = "user_id_missing", "user_id_inexact", "user_id_not_text"
+"""Why a value is not a user id; see the rule."""
+
+
+class SinglePrecision(float):
+    """A value of a column of single or half precision."""
+
+
+@dataclass(frozen=True)
+class NameRule:
+    """One version of the rule."""
+
+    version: Literal["nfkc-strip/1", "nfkc-number/2"] = "nfkc-number/2"
+
+    def text(self, value: Any) -> str | None:
+        """The one spelling of a value; None if it names nothing."""
+        value = _plain(value)
+        if self.version == "nfkc-strip/1":
+            return canonical_text(value)
+        return None if value is None else _number_text(value)
+
+    def problem(self, value: Any) -> str:
+        """Why a value for which `text` is None is not a user id."""
+        value = _plain(value)
+        if self.version == "nfkc-strip/1":
+            return MISSING
+        if isinstance(value, bytes) and not _is_utf8(value):
+            return NOT_TEXT
+        number = isinstance(value, float) and not math.isnan(value)
+        return INEXACT if number or canonical_text(value) else MISSING
+
+    def folds(self, value: Any) -> bool:
+        """Whether a value is a whole number that is written as a decimal."""
+        value = _plain(value)
+        if isinstance(value, float | Decimal):
+            return True
+        text = canonical_text(value) if isinstance(value, str | bytes) else None
+        return text is not None and _WHOLE.fullmatch(text) is not None
+
+
+CURRENT = NameRule()
+"""Of new policies, public data and filters."""
+
+
+def rule_named(identifiers: str) -> NameRule:
+    """The rule that the terms of a policy name first in `identifiers`.
+
+    Raises:
+      LedgerError: this version of the package does not know it.
+    """
+    version = identifiers.partition(";")[0]
+    for known in (NameRule("nfkc-strip/1"), CURRENT):
+        if known.version == version:
+            return known
+    raise LedgerError(
+        f"the policy tells users apart by the rule {version!r}, which this version of fedemb does "
+        "not have; use the version that the policy was begun with, or a later one"
+    )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be looked up; None for lists and objects, which name nothing."""
+    if isinstance(value, dict | list | tuple | bytearray):
+        return None
+    if hasattr(value, "item"):
+        single = getattr(getattr(value, "dtype", None), "itemsize", 8) < 8
+        value = value.item()
+        return SinglePrecision(value) if single and isinstance(value, float) else value
+    return value
+
+
+@lru_cache(1 << 16, typed=True)
+def _number_text(value: Any) -> str | None:
+    if isinstance(value, float):
+        limit = _EXACT_SINGLE if isinstance(value, SinglePrecision) else _EXACT
+        if not abs(value) < limit:  # infinite and NaN too
+            return None
+    if isinstance(value, Decimal) and value.is_finite() and value == int(value):
+        return str(int(value))
+    text = canonical_text(value)
+    if text is None or _EXPONENT.fullmatch(text):
+        return None
+    if whole := _WHOLE.fullmatch(text):
+        number = int(whole[2])
+        return None if number >= _EXACT else str(-number if whole[1] else number)
+    return text
+
+
+def canonical_text(value: Any) -> str | None:
+    r"""The spelling of a value by `nfkc-strip/1`, which names of files and old policies keep.
+
+    >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
+    ('Ada Löwe', '7', None)
+    """
+    value = _plain(value)
+    return None if value is None else _stripped(value)
+
+
+@lru_cache(1 << 16, typed=True)
+def _stripped(value: Any) -> str | None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() else repr(float(value))
+    if isinstance(value, bytes):
+        if not _is_utf8(value):
+            return None
+        value = value.decode()
+    text = str(value)
+    if not (text.isascii() and text.isalnum()):
+        text = "".join(c for c in text if c.isspace() or unicodedata.category(c) not in _INVISIBLE)
+        text = " ".join(unicodedata.normalize("NFKC", text).split())
+    return text or None

@@ -1,0 +1,269 @@
+"""Reads files that somebody else wrote, and writes output files. All file output goes through here.
+
+An output is a regular file or a new name. A device, a pipe, a socket or a symbolic link at its name
+is an error: a rename would replace /dev/null for everybody, and a link may lead anywhere. The umask
+of the process applies; without one, other accounts may read an output and not write it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from fedemb.errors import FedEmbError, InputError, StorageError
+
+_WRONG_PATH = frozenset(
+    (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
+)
+"""Errors of a path that no retry mends."""
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
+"""Errors of a file system without hard links; a lack of permission is EACCES."""
+_READABLE = 0o644
+"""Mode of an output before the umask."""
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK = 1 << 20
+MOST_TEXT = 16 << 20
+"""Bytes of a configuration, schedule, profile, trust file or key."""
+
+
+def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
+    """The error to raise when a file cannot be written: wrong path, or something to mend.
+
+    Args:
+      what: "could not write model.json", say.
+      path: of the file.
+      error: what the system said.
+    """
+    why = f"{what}: {error.strerror or error}"
+    if error.errno in _WRONG_PATH:
+        return InputError(f"{why}; {path} cannot be a file of ours, name another path")
+    return StorageError(f"{why}; free space or fix permissions of {path.parent}, then run again")
+
+
+def require_output(path: Path) -> None:
+    """Refuses a path that cannot be an output: it is neither a regular file nor a new name.
+
+    A folder passes: the rename to its name fails without a change.
+
+    Raises:
+      InputError: a device, a pipe, a socket or a symbolic link.
+    """
+    try:
+        _require_regular_or_new(path)
+    except OSError as error:
+        raise write_error(f"could not write {path.name}", path, error) from error
+
+
+def _require_regular_or_new(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.EINVAL, "it is a symbolic link, and outputs do not follow links")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it; other accounts may never write in it."""
+    for folder in [*reversed(path.parents), path]:
+        if not folder.exists():
+            folder.mkdir(mode=0o755, exist_ok=True)
+    if not path.is_dir():
+        raise FileExistsError(errno.EEXIST, "a file stands where a folder is needed")
+
+
+@contextmanager
+def _new_temporary(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new hidden file beside `path`, created with `mode` less the umask; removed on exit."""
+    try:
+        make_folder(path.parent)
+    except FileExistsError as error:  # not the name that is to be created
+        raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
+    _require_regular_or_new(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, _NEW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield temporary, file
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finish(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def new_file(path: Path, mode: int = _READABLE) -> Iterator[BinaryIO]:
+    """Yields a file to write to; it appears at `path` whole when the block ends without an error.
+
+    Raises:
+      InputError: the path cannot be one of a file, see `require_output`.
+      StorageError: the disk is full or the folder is not writable; nothing is left behind.
+    """
+    try:
+        with _new_temporary(path, mode) as (temporary, file):
+            yield file
+            _finish(file)
+            temporary.replace(path)
+    except OSError as error:
+        raise write_error(f"could not write {path.name}", path, error) from error
+
+
+def write_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
+    """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
+
+    Raises:
+      InputError: the path cannot be one of a file, see `require_output`.
+      StorageError: the disk is full or the folder is not writable; nothing is left behind.
+    """
+    with new_file(path, mode) as file:
+        file.write(data)
+
+
+def create_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
+    """Creates a file with its whole content, or fails if the name exists (link of a temporary).
+
+    Raises:
+      FileExistsError: somebody created the name first.
+      InputError: the path cannot be one of a file.
+      StorageError: the disk is full or the folder is not writable.
+    """
+    if path.is_symlink():
+        raise FileExistsError(errno.EEXIST, "the name exists", str(path))
+    try:
+        with _new_temporary(path, mode) as (temporary, file):
+            file.write(data)
+            _finish(file)
+            _link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise write_error(f"could not create {path.name}", path, error) from error
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise InputError(
+                f"could not create {path.name}: the file system of {path.parent} has no hard "
+                "links, by which a name is given once; name a folder on another one"
+            ) from error
+        raise
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Opens a log for appending; only the owner may read it.
+
+    Raises:
+      InputError: the path cannot be one of a file, see `require_output`.
+      StorageError: no permission to write.
+    """
+    try:
+        _require_regular_or_new(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(path, flags, 0o600), "ab")
+    except OSError as error:
+        raise write_error(f"could not write {path.name}", path, error) from error
+
+
+def require_folder(path: Path, what: str) -> None:
+    """Refuses a path that can never be a folder, because it or one above it is a file.
+
+    Args:
+      path: what was named.
+      what: what it is to be, such as "the key store".
+
+    Raises:
+      InputError: it cannot be.
+    """
+    for place in (path, *path.parents):
+        with suppress(OSError):  # a folder without permission is reported at the first write
+            if place.exists():
+                if place.is_dir():
+                    return
+                raise InputError(
+                    f"{place} is a file, and {what} {path} is to be a folder; name another"
+                )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed writer left in a folder of which there is one writer: temporaries."""
+    for path in folder.glob(".*"):
+        path.unlink()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file for reading, without waiting for a writer of a pipe.
+
+    Raises:
+      OSError: as `open`; EINVAL for a device, a pipe or a socket.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a file")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_at_most(file: BinaryIO, limit: int) -> bytes | None:
+    """Returns the bytes of an open file; None if there are more than `limit`, which are not read.
+
+    The size that the file system states is checked first, so that a sparse file costs nothing.
+    """
+    if os.fstat(file.fileno()).st_size > limit:
+        return None
+    data = bytearray()
+    while chunk := file.read(min(_CHUNK, limit + 1 - len(data))):
+        data += chunk
+        if len(data) > limit:
+            return None
+    return bytes(data)
+
+
+def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
+    """Reads a regular file that somebody else wrote, such as a configuration, up to a size.
+
+    Raises:
+      OSError: as `open_regular`; EFBIG if it has more than `limit` bytes.
+    """
+    with open_regular(path) as file:
+        data = read_at_most(file, limit)
+    if data is None:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes")
+    return data
+
+
+def read_foreign(path: Path, limit: int, what: str) -> bytes:
+    """Reads a regular file that somebody else wrote, up to a size.
+
+    Args:
+      path: the file; a symbolic link to a regular file is followed.
+      limit: bytes at most.
+      what: noun phrase for errors, such as "the trust file".
+
+    Raises:
+      InputError: missing, not a regular file, larger than `limit`, or not readable.
+    """
+    try:
+        return read_regular(path, limit)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} {path} cannot be read: {why}; name another file") from error

@@ -1,0 +1,91 @@
+"""A file of any size among the photos is a bad record: it is bounded before it is read."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from partition_run import make_config, picture
+from PIL import Image
+
+from fedemb.data import photos, source_files
+from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
+from fedemb.data.source_files import ImageFiles
+from fedemb.embedding.photo_parts import PhotoSource, Pixels
+from fedemb.steps.partition_users.check import check
+from fedemb.storage import open_store
+
+HUGE = 30 << 30
+
+
+def sparse(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\xff\xd8\xff")
+    os.truncate(path, HUGE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for user in range(4):
+        for number in range(3):
+            path = tmp_path / "in" / f"user {user}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(10 * user + number))
+    sparse(tmp_path / "in" / "user 1" / "film.png")
+    return tmp_path / "in"
+
+
+def test_check_data_counts_a_huge_file(folder, tmp_path):
+    found = check(make_config(str(folder)), str(tmp_path / "private"))
+    (bad,) = found.bad
+    assert "more than" in bad[0]
+    assert bad[1] == 1
+    assert found.used == 12
+
+
+def test_embed_gives_a_huge_file_a_row_with_its_reason(folder):
+    source = PhotoSource(str(folder))
+    parts = [part for unit in source.units() for _, part in source.parts(unit)]
+    (read,) = (Pixels.read("part", part, PhotoReader(8, 1)) for part in parts)
+    reasons = dict(zip(read.names, read.reasons, strict=True))
+    assert reasons.pop("user 1/film.png") == "file_too_large"
+    assert set(reasons.values()) == {None}
+
+
+def test_huge_file_takes_no_memory(folder):
+    code = (
+        "import resource\n"
+        "from fedemb.data.source_files import ImageFiles\n"
+        "from fedemb.data.photos import BadImageError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        f"files = ImageFiles({str(folder)!r})\n"
+        "try: files.read('user 1/film.png')\n"
+        "except BadImageError as error: print(error.reason)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "file_too_large\n"
+
+
+def test_bytes_in_a_table_have_the_same_bound(monkeypatch):
+    sink = io.BytesIO()
+    Image.new("L", (8, 8)).save(sink, "PNG")
+    assert PhotoReader(8, 1).read(sink.getvalue()).shape == (8, 8, 1)
+    monkeypatch.setattr(photos, "MAX_BYTES", 10)
+    with pytest.raises(BadImageError, match="file_too_large"):
+        PhotoReader(8, 1).read(sink.getvalue())
+
+
+@pytest.mark.parametrize(("size", "whole"), [(0, True), (5, True), (6, False)])
+def test_store_reads_up_to_a_limit(tmp_path, size, whole):
+    store = open_store(tmp_path)
+    store.write("a", bytes(size))
+    assert store.read_up_to("a", 5) == (bytes(size) if whole else None)
+
+
+def test_file_that_grows_while_it_is_read_is_bounded_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_files, "MAX_BYTES", 10)
+    (tmp_path / "a.png").write_bytes(bytes(11))
+    with pytest.raises(BadImageError, match="file_too_large"):
+        ImageFiles(str(tmp_path)).read("a.png")
+    assert MAX_BYTES < 1 << 30

@@ -1,0 +1,142 @@
+"""Ids as exports of other tools write them: one person is one user over all shards and formats."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from partition_run import KEY, Partitioner, make_config, picture, user_key
+
+from fedemb.data.hashing import Hasher
+from fedemb.data.identity import CURRENT, NameRule, rule_named
+from fedemb.data.records import example_class
+from fedemb.data.sources import Batch
+from fedemb.steps.partition_users.check import check
+from fedemb.steps.partition_users.prepare import Preparer
+from fedemb.steps.partition_users.tfrecords import _as_bytes
+
+EARLIER = NameRule("nfkc-strip/1")
+ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}
+
+
+def csv_shards(folder: Path, users: int) -> str:
+    """January has whole ids; in February one id was missing, so pandas wrote decimals."""
+    (folder / "img").mkdir(parents=True)
+    shards = {"jan": "{}", "feb": "{}.0"}
+    for number, (name, form) in enumerate(shards.items()):
+        lines = ["image_id,user_id,label"]
+        for user in range(1, users + 1):
+            photo = f"img/{name}-{user}.png"
+            (folder / photo).write_bytes(picture(2 * user + number))
+            lines.append(f"{photo},{form.format(user)},a")
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return str(folder / "*.csv")
+
+
+def sizes(result: Any) -> dict[Any, int]:
+    return {key: len(record.images) for key, record in result.records().items()}
+
+
+def test_whole_and_decimal_ids_of_two_csv_files_are_one_user(
+    partition: Partitioner, tmp_path: Path
+) -> None:
+    uri = csv_shards(tmp_path / "in", 6)
+    result = partition(uri, data__source__format="csv", **ALL_TRAIN)
+    assert sizes(result) == {user_key(str(user)): 2 for user in range(1, 7)}
+    found = check(make_config(uri, data__source__format="csv"), str(tmp_path / "private"))
+    assert [
+        text for text in found.warnings if "6 records have a user id written as a decimal" in text
+    ]
+
+
+def tfrecord(path: Path, ids: list[Any]) -> str:
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    with path.open("wb") as file:
+        for number, value in enumerate(ids):
+            example = example_class()()
+            example.features.feature["image"].bytes_list.value.append(picture(number))
+            example.features.feature["label"].bytes_list.value.append(b"a")
+            user = example.features.feature["user_id"]
+            if isinstance(value, bytes):
+                user.bytes_list.value.append(value)
+            elif isinstance(value, float):
+                user.float_list.value.append(value)
+            else:
+                user.int64_list.value.append(value)
+            record = example.SerializeToString()
+            length = struct.pack("<Q", len(record))
+            file.write(length + masked(length) + record + masked(record))
+    return str(path)
+
+
+def parquet(path: Path, ids: pa.Array) -> str:
+    images = [picture(number) for number in range(len(ids))]
+    pq.write_table(pa.table({"image": images, "user_id": ids, "label": ["a"] * len(ids)}), path)
+    return str(path)
+
+
+def test_types_of_all_formats_give_the_same_user(partition: Partitioner, tmp_path: Path) -> None:
+    raw = tfrecord(tmp_path / "a.tfrecord", [7, 7.0, b"7", b"7.0"])
+    assert sizes(partition(raw, **ALL_TRAIN)) == {user_key("7"): 4}
+    kinds = (pa.int64(), pa.float64(), pa.float32(), pa.decimal128(21, 2), pa.string())
+    for number, kind in enumerate(kinds):
+        uri = parquet(tmp_path / f"{number}.parquet", pa.array([7, 7]).cast(kind))
+        assert sizes(partition(uri, **ALL_TRAIN)) == {user_key("7"): 2}, kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        (pa.float64(), [1234567890123456700.0, 1234567890123456701.0]),
+        (pa.float32(), [16777216.0, 16777217.0]),
+        (pa.string(), ["1.23457E+11", "1.2345678901234568e+18"]),
+    ],
+)
+def test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run(
+    partition: Partitioner, tmp_path: Path, kind: pa.DataType, ids: list[Any]
+) -> None:
+    uri = parquet(tmp_path / "a.parquet", pa.array([*ids, None], kind))
+    result = partition(uri, **ALL_TRAIN)
+    assert not result.records()
+    assert result.counts["user_id_inexact"] == 2
+    assert result.counts["user_id_missing"] == 1
+    found = check(make_config(uri), str(tmp_path / "private"))
+    assert any("2**53 = 9007199254740992" in text for text in found.problems)
+
+
+def test_raw_uuids_are_named_as_the_cause(partition: Partitioner, tmp_path: Path) -> None:
+    uri = parquet(tmp_path / "a.parquet", pa.array([b"\xff" * 16, b"\xfe" * 16], pa.binary(16)))
+    assert partition(uri, **ALL_TRAIN).counts["user_id_not_text"] == 2
+
+
+def test_policy_begun_under_the_earlier_rule_keeps_its_users() -> None:
+    ids = ["7", "7.0", 7.0, float(2**60)]
+    batch = Batch([picture(n) for n in range(4)], {"user_id": ids, "label": ["a"] * 4})
+    hasher = Hasher(KEY, EARLIER)
+    prepared = Preparer(make_config("x.parquet"), hasher, None, set().__contains__).prepare(batch)
+    came = {key: part[4] + part[5] for key, part in prepared.parts.items()}
+    expected = {"7": 2, "7.0": 1, str(2**60): 1}
+    assert came == {hasher.user_key(name): count for name, count in expected.items()}
+
+
+@pytest.mark.parametrize("rule", [EARLIER, CURRENT], ids=lambda rule: rule.version)
+@pytest.mark.parametrize("value", [7, 7.0, 7.5, float(2**60), -3, b"7.0", b"\xff", None])
+def test_worker_hands_on_what_the_rule_reads_in_the_value(rule: NameRule, value: Any) -> None:
+    handed = _as_bytes(value, rule)
+    assert rule.text(handed) == rule.text(value)
+    if rule.text(value) is None:
+        assert rule.problem(handed) == rule.problem(value)
+
+
+def test_terms_name_the_rule_of_new_policies() -> None:
+    from fedemb.ledger.terms import PolicyTerms
+
+    assert rule_named(PolicyTerms.identifiers) == CURRENT

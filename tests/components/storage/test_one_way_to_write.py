@@ -1,0 +1,216 @@
+"""Every output goes through fedemb.files: the list of writers, and what the shared way refuses."""
+
+import ast
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fedemb.config import BuiltinData
+from fedemb.data.glyphs import write_builtin
+from fedemb.errors import InputError
+from fedemb.files import create_bytes, new_file, open_log, write_bytes
+from fedemb.pipelines.cli import main as cli
+from fedemb.storage import open_store
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = [ROOT / "components", ROOT / "pipelines"]
+MEMORY, SCRATCH = "into memory", "into a temporary folder of its own"
+ELSEWHERE = {
+    "components/audit_privacy/audit.py write_table": MEMORY,
+    "components/fedemb/data/glyphs.py ParquetWriter": "into a file of fedemb.files",
+    "components/fedemb/data/glyphs.py write_table": "into a file of fedemb.files",
+    "components/fedemb/data/group_index.py new_file": MEMORY,
+    "components/fedemb/data/group_index.py write_table": MEMORY,
+    "components/fedemb/data/hostile_photos.py save": MEMORY,
+    "components/fedemb/embedding/export.py save": SCRATCH,
+    "components/fedemb/embedding/export.py write_bytes": SCRATCH,
+    "components/fedemb/embedding/feature_cache.py savez": MEMORY,
+    "components/fedemb/embedding/loading.py save": SCRATCH,
+    "components/fedemb/embedding/loading.py ZipFile": MEMORY,
+    "components/fedemb/embedding/photo_parts.py ParquetWriter": SCRATCH,
+    "components/fedemb/embedding/photo_parts.py write_table": "into memory, or see ParquetWriter",
+    "components/fedemb/embedding/packed_state.py savez": MEMORY,
+    "components/fedemb/events.py fdopen": "standard output",
+    "components/fedemb/events.py open": "the null device",
+    "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
+    "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
+    "components/fedemb/training/diagnostics.py open": "TensorBoard appends; a new name by the time",
+    "components/fedemb/keys/local.py open": "destroys a key in place",
+    "components/fedemb/training/trainer.py save": "checkpoints, through a store",
+    "components/train_dp_fedemb/centralized.py save": "checkpoints, through a store",
+    "components/fedemb/training/hosts.py write_bytes": SCRATCH,
+    "components/partition_users/public_set.py save": MEMORY,
+    "components/partition_users/public_set.py write_bytes": SCRATCH,
+    "components/partition_users/shards.py write_table": MEMORY,
+    "components/plan_privacy/component.py write_text": "KFP names the path and uploads the file",
+    "components/release_model/serving.py save": SCRATCH,
+    "pipelines/cli/ledger.py save": "TrustStore.save goes through fedemb.files",
+    "pipelines/cli/quiet.py open": "the null device",
+    "pipelines/run/directory.py open": "an empty lock file of mode 0600",
+    "pipelines/run/local.py open": "the null device",
+    "pipelines/schedules/package.py write_text": SCRATCH,
+}
+"""Calls that write in another way, and why they may."""
+_WRITERS = {
+    *("write_text", "write_table", "ParquetWriter", "mkstemp", "NamedTemporaryFile", "touch"),
+    *("copyfile", "copy", "copy2", "move", "copytree", "symlink_to", "hardlink_to", "rename"),
+    *("save", "savez", "savez_compressed", "tofile", "FileHandler", "urlretrieve"),
+    *("new_file", "write_feather", "to_parquet", "to_csv", "dump_all", "extractall"),
+}
+
+
+def _name(call):
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _opens_for_writing(call):
+    """Whether a mode or flags among the arguments allow a write; one that is unknown counts."""
+    if ast.unparse(call.func) == "os.open":
+        return "O_RDONLY" not in ast.unparse(call)
+    given = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
+    modes = [one.value for one in given if isinstance(one, ast.Constant)]
+    return any(
+        isinstance(one, str) and set(one) <= set("rwaxbt+U") and set(one) & set("wax+")
+        for one in modes
+    )
+
+
+def _writes(call):
+    name, method = _name(call), isinstance(call.func, ast.Attribute)
+    if name in ("write_bytes", "new_file"):
+        return method  # of Path and of Arrow; the functions of these names are ours
+    if name in ("open", "fdopen", "ZipFile"):
+        return _opens_for_writing(call)
+    if name == "copy":
+        return ast.unparse(call.func).startswith("shutil")
+    if name == "replace":  # str.replace takes two arguments
+        other = ast.unparse(call.func).startswith(("re.", "dataclasses."))
+        return len(call.args) == 1 and not call.keywords and not other
+    return name in _WRITERS
+
+
+def _writers(source, where):
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {f"{where} {_name(call)}" for call in calls if _writes(call)}
+
+
+def test_every_file_is_written_by_the_shared_way_or_named_here():
+    found = set()
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if "/steps/" not in where and where != "components/fedemb/files.py":
+                found |= _writers(path.read_text(), where)
+    assert found == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open('a', 'w')",
+        "path.open('ab')",
+        "path.write_text('a')",
+        "path.write_bytes(b'')",
+        "os.open(path, os.O_WRONLY)",
+        "shutil.copyfile(a, b)",
+        "temporary.replace(path)",
+        "pq.write_table(table, path)",
+        "np.save(path, array)",
+    ],
+)
+def test_search_for_writers_finds_a_new_one(line):
+    assert _writers(line, "x.py")
+
+
+def _outputs(tmp_path):
+    """Writers of all kinds, each given a path."""
+
+    def upload(path):
+        whole = tmp_path / "whole"
+        whole.write_bytes(b"a")
+        open_store(path.parent).upload(whole, path.name)
+
+    def block(path):
+        with new_file(path) as file:
+            file.write(b"a")
+
+    return {
+        "write_bytes": lambda path: write_bytes(path, b"a"),
+        "new_file": block,
+        "open_log": lambda path: open_log(path).close(),
+        "store.write": lambda path: open_store(path.parent).write(path.name, b"a"),
+        "store.upload": upload,
+        "make-data": lambda path: write_builtin(
+            BuiltinData(users=100, public_classes=2), 8, path, tmp_path / "public.parquet"
+        ),
+    }
+
+
+KINDS = sorted(_outputs(Path()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("special", ["pipe", "link to a pipe", "link to a file", "dangling link"])
+def test_writer_leaves_what_is_no_regular_file(tmp_path, kind, special):
+    target, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    if special == "pipe":
+        os.mkfifo(target)
+    else:
+        target.symlink_to(elsewhere)
+        if special == "link to a pipe":
+            os.mkfifo(elsewhere)
+        elif special == "link to a file":
+            elsewhere.write_bytes(b"theirs")
+    before = target.lstat()
+    with pytest.raises(InputError, match="out"):
+        _outputs(tmp_path)[kind](target)
+    assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
+    if special == "link to a file":
+        assert elsewhere.read_bytes() == b"theirs"
+    if special == "dangling link":
+        assert not elsewhere.exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_name_that_must_be_new_is_taken_by_a_link_too(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        create_bytes(tmp_path / "out", b"a")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_store_writes_through_no_link_that_leads_out_of_it(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "store" / "run").symlink_to(tmp_path / "elsewhere")
+    store = open_store(tmp_path / "store")
+    for write in (store.write, store.create):
+        with pytest.raises(InputError, match="symbolic link"):
+            write("run/model", b"a")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("umask", "group_and_others"), [(0o077, 0), (0o022, 0o044)])
+def test_umask_counts_for_every_writer(tmp_path, kind, umask, group_and_others):
+    before = os.umask(umask)
+    try:
+        _outputs(tmp_path)[kind](tmp_path / "new" / "out" if kind != "open_log" else tmp_path / "o")
+    finally:
+        os.umask(before)
+    (made,) = [path for path in (tmp_path / "new" / "out", tmp_path / "o") if path.exists()]
+    expected = 0 if kind == "open_log" else group_and_others
+    assert stat.S_IMODE(made.stat().st_mode) & 0o077 == expected
+
+
+def test_umask_counts_for_commands(tmp_path):
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(SystemExit):
+            cli.main(["plan", "-c", "quickstart", "--output", str(tmp_path / "plan.json")])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == 0o600

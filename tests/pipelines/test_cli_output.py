@@ -1,0 +1,125 @@
+"""Text of others is shown on the terminal and never obeyed."""
+
+import ast
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedemb.errors import InputError, Refused
+from fedemb.pipelines.cli.main import errors_as_sentences
+from fedemb.pipelines.output import escaped, say, say_block, say_json
+
+ROOT = Path(__file__).parents[2]
+PRINTS_ITSELF = {
+    "components/fedemb/documents/model_files.py stdout.write": "answer of a child, read by us",
+    "components/fedemb/documents/model_files.py sys.exit": "an exit code",
+    "components/fedemb/planted_bug_suite.py sys.exit": "an exit code",
+    "components/fedemb/step.py sys.exit": "an exit code",
+    "components/fedemb/planted_bug_suite.py stderr.write": "for developers, of our own tests",
+    "pipelines/output.py typer.echo": "the shared way",
+    "pipelines/cli/approve.py typer.confirm": "our own question",
+    "pipelines/cli/approve.py typer.prompt": "escaped",
+    "pipelines/cli/data.py Console": "a bar with our own words and numbers",
+    "pipelines/cli/forget.py getpass": "our own question",
+    "pipelines/cli/init.py typer.prompt": "escaped",
+    "pipelines/cli/schedule.py typer.confirm": "our own question",
+    "pipelines/run/command.py Console": "a table whose texts are escaped",
+    "pipelines/run/local.py sys.exit": "the child's error, which the parent prints escaped",
+}
+"""Calls that print in another way, and why they may."""
+_PRINTERS = ("print", "Console", "getpass", "pprint", "input")
+_ATTRIBUTES = ("echo", "secho", "prompt", "confirm", "print_exc", "print_exception")
+
+
+def _prints(call):
+    """Name of a call that prints; empty: it does not."""
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    if last == "write" and ("stdout" in name or "stderr" in name):
+        return f"{name.split('.')[-2]}.write"
+    if last == "exit" and call.args and not isinstance(call.args[0], ast.Name | ast.Attribute):
+        return "" if isinstance(call.args[0], ast.Constant) else name
+    if last in _ATTRIBUTES and not name.startswith("self"):
+        return name
+    return name if name in _PRINTERS else ""
+
+
+def _printers(source, where):
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {f"{where} {name}" for call in calls if (name := _prints(call))}
+
+
+def test_everything_is_printed_by_the_shared_way_or_named_here():
+    found = set()
+    for package in (ROOT / "components", ROOT / "pipelines"):
+        for path in package.rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if "/steps/" not in where:
+                found |= _printers(path.read_text(), where)
+    assert found == set(PRINTS_ITSELF)
+
+
+@pytest.mark.parametrize(
+    "line", ["print(1)", "typer.echo(name)", "sys.stdout.write(name)", "sys.exit(f'{name}')"]
+)
+def test_search_for_prints_finds_a_new_one(line):
+    assert _printers(line, "x.py")
+
+
+@given(st.text())
+def test_escaped_text_is_one_visible_line(text):
+    shown = escaped(text)
+    assert not {unicodedata.category(c) for c in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert len(shown.splitlines()) <= 1
+    shown.encode()
+
+
+@pytest.mark.parametrize("name", ["photo 1.jpg", "Zoë", "写真.png", "Größe-ñ", "smile 🙂"])
+def test_names_of_people_stay_as_they_are(name):
+    assert escaped(name) == name
+
+
+def test_name_adds_no_line_and_hides_none(capsys):
+    say("alike: \x1b[2J\rverified\nverified: model 1", "next", "")
+    assert capsys.readouterr().out == "alike: \\x1b[2J\\rverified\\nverified: model 1\nnext\n\n"
+
+
+def test_block_keeps_its_lines_and_json_its_value(capsys):
+    say_block("a: 1\nb: \x1b\n")
+    say_json({"name": "\x1b\n"}, indent=None)
+    assert capsys.readouterr().out == 'a: 1\nb: \\x1b\n{"name": "\\u001b\\n"}\n'
+
+
+def test_error_with_a_name_of_others_is_one_line_and_its_details_follow(capsys):
+    with pytest.raises(SystemExit) as stopped, errors_as_sentences():
+        raise Refused("not verified: a\r\x1b[8m", "  - extra \nverified", "  - b")
+    assert stopped.value.code == 3
+    shown = capsys.readouterr().err
+    assert shown == "Refused: not verified: a\\r\\x1b[8m\n  - extra \\nverified\n  - b\n"
+
+
+def test_text_of_a_bug_is_escaped_too(capsys):
+    with pytest.raises(SystemExit) as stopped, errors_as_sentences():
+        raise RuntimeError("\x1b[2J")
+    assert stopped.value.code == 1
+    shown = capsys.readouterr().err
+    assert "bug in fedemb" in shown
+    assert "RuntimeError" in shown
+    assert "\x1b" not in shown
+
+
+def test_error_is_whole_after_it_crossed_a_process():
+    import pickle
+
+    assert str(pickle.loads(pickle.dumps(InputError("a", "b")))) == "a\nb"
+
+
+def test_output_that_cannot_show_a_letter_escapes_it(monkeypatch, tmp_path):
+    with (tmp_path / "out").open("w", encoding="ascii") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        say("Zoë")
+    assert (tmp_path / "out").read_text() == "Zo\\xeb\n"

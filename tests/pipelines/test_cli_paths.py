@@ -1,0 +1,120 @@
+"""Paths and files that no command can use: one sentence, exit code 2, no traceback, no waiting."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.files import MOST_TEXT, read_foreign, read_regular
+from fedemb.keys.trust import TrustStore
+from fedemb.pipelines.cli import main as cli
+from fedemb.pipelines.compile.cluster import load_profile
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.schedules.load import load_schedule
+
+ROOT = Path(__file__).parents[2]
+BUNDLE = str(ROOT / "tests/golden/v1/bundle")
+TRUST = ("--trust", str(ROOT / "tests/golden/v1/ledger/trust.json"))
+NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
+LONG = "a" * 5000
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(word) for word in words])
+    return stopped.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", LONG, *TRUST),
+        ("verify", BUNDLE, "--trust", LONG),
+        ("verify", BUNDLE, *TRUST, "--ledger", LONG),
+        ("plan", "-c", LONG),
+        ("plan", "-c", f"{LONG}.yaml"),
+        ("search", LONG, "--in", "x.parquet", "-m", BUNDLE, *TRUST),
+        ("search", "x.jpg", "--in", LONG, "-m", BUNDLE, *TRUST),
+        ("embed", LONG, "-m", BUNDLE, *TRUST),
+        ("embed", ".", "-m", LONG, *TRUST),
+        ("embed", ".", "-m", BUNDLE, *TRUST, "-o", LONG),
+        ("export", LONG, "--to", "onnx", "-o", "x"),
+        ("lineage", LONG),
+        ("report", LONG),
+        ("runs", LONG),
+        ("results", LONG),
+        ("run", "--resume", LONG),
+        ("init", "--data", LONG, "-o", "m.yaml", "--public", "none", *NEW),
+        ("init", "--data", ".", "-o", LONG, "--public", "none", *NEW),
+        ("check-data", "--data", LONG),
+        ("ledger", "show", "--ledger", LONG),
+        ("compile", "--output", "o.yaml", "--profile", f"{LONG}.yaml"),
+        ("forget", "-c", "quickstart", "--policy", LONG, "--ids", "ids.txt"),
+        ("make-data", LONG),
+    ],
+    ids=lambda words: " ".join(word if len(word) < 60 else "LONG" for word in words[:4]),
+)
+def test_path_that_is_too_long_is_one_sentence(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, error = run(capsys, *words)
+    assert code in (2, 3, 4)
+    assert "Traceback" not in error
+
+
+def special(tmp_path, kind):
+    path = tmp_path / "special.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 30 << 30)
+    return path
+
+
+READERS = {
+    "configuration": load_config,
+    "schedule": load_schedule,
+    "profile": load_profile,
+    "trust file": TrustStore.load,
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "30 GB"])
+@pytest.mark.parametrize("reader", sorted(READERS))
+def test_text_in_what_is_no_file_of_its_size_is_refused_at_once(tmp_path, reader, kind):
+    with pytest.raises((ConfigError, ArtifactError, InputError)):
+        READERS[reader](special(tmp_path, kind))
+
+
+def test_text_is_read_up_to_its_limit(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(MOST_TEXT))
+    assert len(read_regular(path)) == MOST_TEXT
+    with path.open("ab") as file:
+        file.write(b"a")
+    with pytest.raises(InputError, match=r"the text .* more than"):
+        read_foreign(path, MOST_TEXT, "the text")
+
+
+@pytest.mark.parametrize("damage", ["junk", "empty", "zip", "cut"])
+def test_public_model_that_is_malformed_is_one_sentence(tmp_path, capsys, damage, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = (Path(BUNDLE) / "backbone.keras").read_bytes()
+    broken = {"junk": b"junk", "empty": b"", "zip": b"PK\x05\x06" + bytes(18), "cut": whole[:-200]}
+    Path("bad.keras").write_bytes(broken[damage])
+    cli_data = ("make-data", "in", "--users", "100", "--public-classes", "2")
+    with pytest.raises(SystemExit):
+        cli.main(list(cli_data))
+    capsys.readouterr()
+    code, error = run(
+        capsys,
+        *("init", "--data", "in/private.parquet", "-o", "m.yaml"),
+        *NEW,
+        *("--public", "bad.keras", "--pixels=-1..1"),
+    )
+    assert code == 2
+    assert "Traceback" not in error
+    assert "bad.keras" in error

@@ -1,0 +1,307 @@
+"""Files as other tools write them: what `fedemb init` makes of each."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedemb.data.photos import BadImageError
+from fedemb.data.records import encode_example
+from fedemb.data.source_files import ImageFiles, Part, iter_tfrecord
+from fedemb.errors import ConfigError, FedEmbError, InputError
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.steps.partition_users.check import check
+from fedemb.storage.patterns import locate
+
+CLASSES = ("cat", "dog", "owl")
+USERS, EACH = 20, 3
+TASK = ("--task", "classification", "--classes")
+
+
+def photo(user: int, number: int) -> bytes:
+    pixels = np.random.default_rng(131 * user + number).integers(0, 255, (48, 48, 3), np.uint8)
+    sink = io.BytesIO()
+    Image.fromarray(pixels).save(sink, "JPEG")
+    return sink.getvalue()
+
+
+def rows() -> Iterator[tuple[str, str, bytes]]:
+    for user in range(USERS):
+        for number in range(EACH):
+            yield f"user-{user:02d}", CLASSES[number], photo(user, number)
+
+
+def init(data: Path | str, folder: Path, *more: str) -> str:
+    (folder / "made.yaml").unlink(missing_ok=True)
+    words = ["init", "--data", str(data), "-o", str(folder / "made.yaml"), "--users-lower-bound"]
+    words += ["15", "--public", "none", "--epsilon", "8", *(more or ("--by-user",))]
+    result = CliRunner().invoke(app, words)
+    if isinstance(result.exception, FedEmbError):
+        raise result.exception
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+def users_of(data: Path | str, folder: Path, *more: str) -> int:
+    (line,) = [line for line in init(data, folder, *more).splitlines() if "can be used," in line]
+    return int(line.partition("; ")[2].partition(" user")[0])
+
+
+def as_parquet(path: Path, **columns: pa.Array) -> Path:
+    users, labels, images = zip(*rows(), strict=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {"image": list(images), "user_id": list(users), "label": list(labels), **columns}
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def tfrecord(records: list[bytes]) -> bytes:
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    lengths = [struct.pack("<Q", len(record)) for record in records]
+    pairs = zip(lengths, records, strict=True)
+    return b"".join(length + masked(length) + each + masked(each) for length, each in pairs)
+
+
+def examples() -> list[bytes]:
+    return [
+        encode_example({"image": [data], "user_id": [user.encode()], "label": [label.encode()]})
+        for user, label, data in rows()
+    ]
+
+
+# ---- TFRecord ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "glob"),
+    [
+        ("ds-train.tfrecord-{:05d}-of-00002", "ds-train.tfrecord-*"),
+        ("data_tfrecord-{:05d}-of-00002.gz", "data_tfrecord-*.gz"),
+        ("data_tfrecord-{:05d}-of-00002", "data_tfrecord-?????-of-00002"),
+        ("part-{}.tfrecords", "*.tfrecords"),
+        ("data_tfrecord-{:05d}-of-00002.gz", ""),
+        ("ds-train.tfrecord-{:05d}-of-00002", ""),
+    ],
+)
+def test_shards_are_known_by_the_names_of_tfx_and_tfds(tmp_path, form, glob):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pack = gzip.compress if form.endswith(".gz") else bytes
+    for shard in range(2):
+        (folder / form.format(shard)).write_bytes(pack(tfrecord(examples()[shard::2])))
+    if not glob:
+        (folder / "dataset_info.json").write_text("{}")
+    assert users_of(folder / glob if glob else folder, tmp_path) == USERS
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
+def test_compression_is_known_by_the_first_bytes(tmp_path, pack, name):
+    (tmp_path / name).write_bytes(pack(tfrecord(examples()[:3])))
+    assert list(iter_tfrecord(Part(str(tmp_path), name))) == examples()[:3]
+
+
+def test_plain_record_whose_length_looks_like_gzip_is_plain(tmp_path):
+    record = bytes(0x8B1F)
+    (tmp_path / "a.tfrecord").write_bytes(tfrecord([record]))
+    assert (tmp_path / "a.tfrecord").read_bytes()[:2] == b"\x1f\x8b"
+    assert list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord"))) == [record]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_cut_shard_is_a_sentence_however_it_is_packed(tmp_path, pack, cut):
+    (tmp_path / "a.tfrecord").write_bytes(pack(tfrecord(examples()[:3]))[:-cut])
+    with pytest.raises(InputError, match="not a whole TFRecord"):
+        list(iter_tfrecord(Part(str(tmp_path), "a.tfrecord")))
+
+
+def test_format_is_named_where_names_do_not_tell(tmp_path):
+    (tmp_path / "export.bin").write_bytes(tfrecord(examples()))
+    assert users_of(tmp_path / "export.bin", tmp_path, "--by-user", "--format", "tfrecord") == USERS
+    with pytest.raises(ConfigError, match="--format is tar"):
+        init(tmp_path / "export.bin", tmp_path, "--by-user", "--format", "tar")
+
+
+# ---- Parquet -------------------------------------------------------------------------------------
+
+
+def test_shard_without_rows_and_types_is_read(tmp_path):
+    as_parquet(tmp_path / "d.parquet" / "part-1.parquet")
+    empty = pa.table({name: pa.nulls(0) for name in ("image", "user_id", "label")})
+    pq.write_table(empty, tmp_path / "d.parquet" / "part-0.parquet")
+    assert users_of(tmp_path / "d.parquet", tmp_path) == USERS
+
+
+def test_folder_of_parquet_shards_needs_no_name(tmp_path):
+    as_parquet(tmp_path / "shards" / "0.parquet")
+    assert users_of(tmp_path / "shards", tmp_path) == USERS
+    assert load_config(tmp_path / "made.yaml").data.source.format == "parquet"
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "view", "large", "struct"])
+def test_image_column_of_every_type_of_bytes_is_read(tmp_path, kind):
+    images = [data for _, _, data in rows()]
+    column = {
+        "dictionary": lambda: pa.array(images).dictionary_encode(),
+        "view": lambda: pa.array(images, pa.binary_view()),
+        "large": lambda: pa.array(images, pa.large_binary()),
+        "struct": lambda: pa.array([{"bytes": data, "path": None} for data in images]),
+    }[kind]()
+    assert users_of(as_parquet(tmp_path / "a.parquet", image=column), tmp_path) == USERS
+
+
+def test_user_id_in_the_path_as_spark_writes_it_is_read(tmp_path):
+    for user, label, data in rows():
+        path = tmp_path / "t.parquet" / f"user_id={user.replace('-', '%2D')}" / "0.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"image": [data], "label": [label]}), path)
+    assert users_of(tmp_path / "t.parquet", tmp_path) == USERS
+
+
+def hugging_face(path: Path) -> Path:
+    labels = [CLASSES.index(label) for _, label, _ in rows()]
+    table = pq.read_table(as_parquet(path, label=pa.array(labels)))
+    features = {"label": {"names": list(CLASSES), "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+    return path
+
+
+def test_names_of_classes_come_from_the_metadata_of_hugging_face(tmp_path):
+    init(hugging_face(tmp_path / "hf.parquet"), tmp_path, *TASK, "cat,dog,owl")
+    config = load_config(tmp_path / "made.yaml")
+    assert config.data.source.label_names == CLASSES
+    found = check(config, str(tmp_path / "private"))
+    assert found.used == USERS * EACH
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([CLASSES.index(label) for _, label, _ in rows()], "which are 0,1,2"),
+        ([label.upper() for _, label, _ in rows()], "--classes CAT,DOG,OWL"),
+    ],
+)
+def test_list_of_classes_that_no_photo_has_is_refused_with_the_labels(tmp_path, labels, says):
+    path = as_parquet(tmp_path / "a.parquet", label=pa.array(labels))
+    with pytest.raises(ConfigError, match="none of the classes cat, dog, owl") as refused:
+        init(path, tmp_path, *TASK, "cat,dog,owl")
+    assert says in str(refused.value)
+
+
+# ---- paths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("glob", ["p.parquet", "*.parquet", ""])
+def test_path_with_brackets_that_exists_is_no_pattern(tmp_path, glob):
+    folder = tmp_path / "photos [2024] (a*b?)"
+    as_parquet(folder / "p.parquet")
+    assert users_of(folder / glob, tmp_path) == USERS
+
+
+def test_part_that_does_not_exist_is_a_pattern_and_its_folder_is_not_left(tmp_path):
+    place = locate(f"{tmp_path}/nowhere/*.parquet")
+    assert (place.root, place.rest, place.pattern) == (f"{tmp_path}/nowhere", "*.parquet", True)
+    assert not list(place.entries())
+
+
+def as_csv(folder: Path, spelled) -> Path:
+    (folder / "Bilder é").mkdir()
+    lines = ["file_name,user_id"]
+    for number, (user, _, data) in enumerate(rows()):
+        (folder / "Bilder é" / f"{number}.jpg").write_bytes(data)
+        lines.append(f"{spelled(f'Bilder é/{number}.jpg')},{user}")
+    (folder / "t.csv").write_text("\n".join(lines) + "\n")
+    return folder / "t.csv"
+
+
+@pytest.mark.parametrize("form", ["./", "absolute", "file", "NFD", "backslash", "double", "bare"])
+def test_names_of_a_table_are_found_however_they_are_written(tmp_path, form):
+    import unicodedata
+
+    ways = {
+        "./": lambda name: f"./{name}",
+        "absolute": lambda name: f"{tmp_path}/{name}",
+        "file": lambda name: f"file://{tmp_path}/{name}",
+        "NFD": lambda name: unicodedata.normalize("NFD", name),
+        "backslash": lambda name: name.replace("/", "\\"),
+        "double": lambda name: name.replace("/", "//"),
+        "bare": lambda name: name.removesuffix(".jpg"),
+    }
+    assert users_of(as_csv(tmp_path, ways[form]), tmp_path) == USERS
+
+
+def test_names_that_are_not_there_are_refused_with_an_example(tmp_path):
+    path = as_csv(tmp_path, lambda name: f"C:\\export\\{Path(name).name}")
+    with pytest.raises(InputError, match=r"No file 'C:.*export.*0\.jpg' below") as refused:
+        init(path, tmp_path)
+    assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/hostname", "./../x", "a/../../x", "..\\x", "a\\..\\..\\x", "file:///etc/hostname"],
+)
+def test_no_spelling_leads_out_of_the_root(tmp_path, name):
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "x").write_bytes(b"secret")
+    with pytest.raises(BadImageError, match="image_missing"):
+        ImageFiles(str(tmp_path / "root")).read(name)
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+def as_folders(root: Path) -> Path:
+    for number, (user, _, data) in enumerate(rows()):
+        path = root / user / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def test_recycle_bins_and_thumbnails_are_no_users_and_are_counted(tmp_path):
+    root = as_folders(tmp_path / "in")
+    bins = ("#recycle/user-003", "$RECYCLE.BIN", "@eaDir/x", "lost+found", "user-01/@eaDir")
+    for number, name in enumerate((*bins, "__MACOSX")):
+        (root / name).mkdir(parents=True)
+        (root / name / "a.jpg").write_bytes(photo(500, number))
+    said = init(root, tmp_path)
+    assert f"{USERS} users can be used" in said
+    assert "6 cannot be used: film, sidecar, thumbnail, recycle bin" in said
+
+
+def test_photos_of_several_users_and_of_none_are_said(tmp_path):
+    root = as_folders(tmp_path / "in")
+    (root / "user-01" / "copy.jpg").write_bytes(photo(0, 0))
+    (root / "loose.jpg").write_bytes(photo(600, 0))
+    (root / "notes.txt").write_text("beside")
+    init(root, tmp_path)
+    found = check(load_config(tmp_path / "made.yaml"), str(tmp_path / "private"))
+    assert any(text.startswith("1 photo of several users") for text in found.warnings)
+    assert any(text.startswith("1 file beside the folders of users") for text in found.warnings)
+
+
+def test_written_configuration_has_no_count_of_the_photos(tmp_path):
+    init(as_folders(tmp_path / "in"), tmp_path)
+    tree = yaml.safe_load((tmp_path / "made.yaml").read_text())
+    assert tree["data"]["source"].keys() <= {"uri", "format", "columns", "label_scope"}
