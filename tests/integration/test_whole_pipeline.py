@@ -95,12 +95,12 @@ def test_figures_of_training_users_do_not_pass_for_those_of_held_out_ones(releas
         config["storage"]["private_root"] = str(other)
         (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     done = finish(command)
-    assert done.returncode == 2, done.stdout + done.stderr
-    said = {
-        "option": "leave storage.private_root as it is",
-        "edited configuration": "evaluation/ of run first is not the folder the run is bound to",
-    }
-    assert said[way] in done.stdout + done.stderr
+    code, words = {
+        "option": (2, "leave storage.private_root as it is"),
+        "edited configuration": (3, "of run first is not the folder the run is bound to"),
+    }[way]
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr
     assert len(list(ledger.rglob("*.json"))) == records
     assert not list(tmp_path.rglob("two"))
 
