@@ -493,7 +493,12 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="File that is added to.")
     parser.add_argument("--group", choices=GROUPS, help="Only the mutants of one group.")
     parser.add_argument("--most", type=int, default=None, help="Mutants of each group at most.")
+    parser.add_argument("--survivors", action="store_true", help="Print what no test noticed.")
     asked = parser.parse_args()
+    if asked.survivors:
+        alive = [line for line in tried(asked.results) if line["status"] == "survived"]
+        sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in alive))
+        return
     if asked.files or asked.mutants is None:
         sys.stdout.write("\n".join(files()) + "\n")
         return

@@ -39,9 +39,10 @@ MUTANTS = (
         21,
         "people_are_not_compared_with_the_ledger",
         (
-            "components/fedemb/data/verified_folder.py",
-            "        if commit_to_people(commitment.key, *of_people) != commitment.value:\n",
-            "        if not commit_to_people(commitment.key, *of_people):\n",
+            modules.VERIFIED_FOLDER,
+            "__init__",
+            "commit_to_people(commitment.key, *of_people) != commitment.value",
+            "not commit_to_people(commitment.key, *of_people)",
         ),
         f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
         "[evaluate-training_users]",
@@ -50,9 +51,10 @@ MUTANTS = (
         21,
         "people_are_compared_with_the_manifest_beside_them",
         (
-            "components/fedemb/private_inputs.py",
-            '    value = bind and bind.body["commitments"].get(people)\n',
-            "    value = commitment_to(context, people, number)\n",
+            modules.PRIVATE_INPUTS,
+            "_commitment",
+            "bind and bind.body['commitments'].get(people)",
+            "commitment_to(context, people, number)",
         ),
         f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
         "[evaluate-other_people]",
@@ -61,10 +63,13 @@ MUTANTS = (
         21,
         "people_are_compared_after_the_look_is_counted",
         (
-            "components/evaluate_embeddings/evaluate.py",
-            '        folder = stack.enter_context(open_private(context, "evaluation"))\n',
-            "        look = context.ledger.look(run_id, model.weights_sha, signer)\n"
-            '        folder = stack.enter_context(open_private(context, "evaluation"))\n',
+            modules.EVALUATE,
+            "run",
+            "folder = stack.enter_context(open_private(context, 'evaluation'))",
+            (
+                "look = context.ledger.look(run_id, model.weights_sha, signer)\n"
+                "folder = stack.enter_context(open_private(context, 'evaluation'))"
+            ),
         ),
         f"{INPUTS}::test_replaced_evaluation_people_are_neither_read_nor_counted"
         "[evaluate-one_byte]",
@@ -96,9 +101,10 @@ MUTANTS = (
         8,
         "id_written_as_a_decimal_is_another_user",
         (
-            "components/fedemb/data/identity.py",
-            "    if whole := _WHOLE.fullmatch(text):\n",
-            "    if whole := _WHOLE.fullmatch(text) and None:\n",
+            modules.IDENTITY,
+            "_number_text",
+            "_WHOLE.fullmatch(text)",
+            "_WHOLE.fullmatch(text) and None",
         ),
         "tests/components/partition_users/test_partition_ids.py::"
         "test_whole_and_decimal_ids_of_two_csv_files_are_one_user",
@@ -106,22 +112,14 @@ MUTANTS = (
     one(
         8,
         "id_that_lost_digits_is_taken",
-        (
-            "components/fedemb/data/identity.py",
-            "        if not abs(value) < limit:",
-            "        if not abs(value) < math.inf:",
-        ),
+        (modules.IDENTITY, "_number_text", "limit", "math.inf"),
         "tests/components/partition_users/test_partition_ids.py::"
         "test_decimal_ids_that_lost_digits_are_left_out_and_refused_before_a_run",
     ),
     one(
         8,
         "policy_changes_the_rule_it_began_with",
-        (
-            "components/fedemb/data/hashing.py",
-            "        return Hasher(key, self.names)",
-            "        return Hasher(key)",
-        ),
+        (modules.HASHING, "hasher", "Hasher(key, self.names)", "Hasher(key)"),
         "tests/components/partition_users/test_partition_resumed.py::"
         "test_partition_goes_by_the_rule_of_ids_that_the_policy_began_with",
     ),
