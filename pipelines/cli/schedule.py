@@ -153,7 +153,7 @@ def submit(
     kubeflow = None if dry_run else _kubeflow(host, namespace, profile)
     loaded = load_config(config, set_ or [])
     check_package(package, config=loaded)
-    typer.echo(f"package: sha256 {checked_digest(package, profile or ())}")
+    say(f"package: sha256 {checked_digest(package, profile or ())}")
     beam_options = tuple(beam_option or ())
     run_arguments(loaded, beam_options)
     plan = document(loaded)

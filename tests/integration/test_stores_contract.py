@@ -8,6 +8,7 @@ import pytest
 
 from fedemb.errors import ArtifactError, StorageError
 from fedemb.storage import join, local_tree, open_store, put_tree
+from fedemb.storage.patterns import locate
 
 
 def test_written_object_is_read_back_whole(store_uri):
@@ -213,3 +214,24 @@ def test_entries_name_size_and_version_of_what_is_there(store_uri):
         versions = [entry.version for entry in store.entries("in/")]
         assert versions[0] != found[0].version
         assert versions[1] == found[1].version
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 3000])
+def test_object_is_read_up_to_a_limit_and_no_further(store_uri, size):
+    store = open_store(store_uri)
+    store.write("a/photo", bytes(size))
+    assert store.read_up_to("a/photo", 10) == (bytes(size) if size <= 10 else None)
+    with pytest.raises(FileNotFoundError):
+        store.read_up_to("a/other", 10)
+
+
+def test_folder_with_brackets_is_no_pattern_where_it_exists(store_uri):
+    store = open_store(store_uri)
+    for name in ("photos [2024]/a.parquet", "photos 2/b.parquet", "other/c.parquet"):
+        store.write(name, b"a")
+    for rest in ("photos [2024]/a.parquet", "photos [2024]/*.parquet", "photos [2024]"):
+        (entry,) = locate(f"{store_uri}/{rest}").entries()
+        assert entry.name.endswith("a.parquet")
+    (entry,) = locate(f"{store_uri}/photos [123]/*.parquet").entries()
+    assert entry.name == "photos 2/b.parquet"
+    assert not list(locate(f"{store_uri}/photos [789]/*.parquet").entries())
