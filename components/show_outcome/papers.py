@@ -1,4 +1,4 @@
-"""The documents of a run as they lie in its public root, of several copies the ones that count."""
+"""The documents of a run in its public root; of several copies, the ones that count."""
 
 from __future__ import annotations
 

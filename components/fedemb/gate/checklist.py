@@ -1,4 +1,4 @@
-"""What each rule of the gate looked at and what it asks for, in a few words for the checklist.
+"""The value that each rule of the gate checks, and its threshold, as texts for the checklist.
 
 Nothing is decided here: `decide` decides by the reasons of the rules, and shows these texts beside
 what it found. A value that cannot be computed is left empty.
@@ -19,8 +19,8 @@ Seen = tuple[str, str]
 """Value and threshold."""
 
 
-def looked_at(case: Case, rule: str) -> Seen:
-    """The value a rule looked at, and its threshold; both empty for a rule without an entry."""
+def value_and_threshold(case: Case, rule: str) -> Seen:
+    """The value a rule checks, and its threshold; both empty for a rule without an entry."""
     show = _ROWS.get(rule)
     if show is None:
         return "", ""
@@ -148,11 +148,11 @@ _ROWS: dict[str, tuple[str | Callable[[Case], str], Callable[[Case], str]]] = {
     "tuning_invalid": (_trials, _tuning),
     "audit_invalid": ("of this model, passed, nothing refuted", _audit),
     "noise_floor_unknown": (
-        "at least as far from the public start as the planned noise moves it",
+        "at least as far from the public backbone as the planned noise moves it",
         lambda case: (
             "computed from the model and its start"
             if case.same_environment
-            else "not in a bundle: the public start is not part of it"
+            else "not in a bundle, which does not hold the public backbone"
         ),
     ),
     "model_invalid": (

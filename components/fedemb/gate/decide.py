@@ -22,7 +22,7 @@ from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate import utility_rules as utility
 from fedemb.gate.case import RERUN, Case, Check, Reason, Verdict
-from fedemb.gate.checklist import looked_at, one_line
+from fedemb.gate.checklist import one_line, value_and_threshold
 from fedemb.ledger import Ledger
 from fedemb.ledger.records import Record
 
@@ -110,7 +110,7 @@ def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> Ch
     codes = tuple(dict.fromkeys(reason.code for reason in reasons))
     denied = any(code not in waived for code in codes)
     outcome = "denied" if denied else "waived" if codes else "passed"
-    return Check(rule, outcome, *looked_at(case, rule), codes)
+    return Check(rule, outcome, *value_and_threshold(case, rule), codes)
 
 
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:

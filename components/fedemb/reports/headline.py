@@ -143,7 +143,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Headline:
-    """The state of a run, in words and figures."""
+    """The state of a run: title and figures."""
 
     state: State
     title: str
