@@ -6,7 +6,7 @@ from fedemb.documents.audit import AuditReport, SelfTest, finding
 from fedemb.documents.fields import Interval
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.reports import report as pages
-from fedemb.reports.audit_words import LIMITATIONS, audit_sentence
+from fedemb.reports.audit_words import LIMITATIONS, audit_answer, audit_sentence
 
 _CASES = {
     "no_leak": ("no leak planted", "AUROC 0.5, few alarms"),
@@ -41,6 +41,10 @@ _CANARIES = {
 """What canaries measured: its name, and how."""
 
 
+_TONES = {"Yes": "good", "No": "bad", "Not shown": "plain"}
+"""Answer of the audit -> colour of the page."""
+
+
 def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
     """Renders `audit_report.html`; the same report and plan give the same bytes."""
     failed, seen = report.self_test.failed, _seen(report.self_test)
@@ -69,9 +73,11 @@ def audit_page(report: AuditReport, plan: MechanismPlan) -> str:
         if witness
         else []
     )
+    answer = audit_answer(report, plan)
     return pages.render(
         "audit_report.html",
-        tone="bad" if leak or failed else "plain",
+        tone="bad" if leak else _TONES[answer.partition(":")[0]],
+        answer=answer,
         report=report,
         sentence=audit_sentence(report),
         limitations=LIMITATIONS,

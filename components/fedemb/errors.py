@@ -1,8 +1,9 @@
 """Every error a user can meet, and the exit code it ends the process with.
 
 The codes are a contract with schedulers: 0 released (or simulation done), 2 bad input, 3 refused,
-4 worth retrying, 5 interrupted and resumable, 1 anything else, which is a bug. A message says what,
-got, wanted and what to do next, in one sentence, and never holds a user id or an image name.
+4 worth retrying, 5 interrupted and resumable, 6 waiting for approvals, 1 anything else, which is a
+bug. A message says what, got, wanted and what to do next, in one sentence, and never holds a user
+id or an image name.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ class UnsupportedAccounting(Refused):
 
 class GateDenied(Refused):
     """The gate found reasons against the release."""
+
+
+class AwaitingApproval(GateDenied):
+    """The release lacks only approvals; once they are given, the gate allows it."""
+
+    exit_code = 6
 
 
 class Diverged(Refused):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,10 +22,11 @@ from typing import Any, Literal
 from fedemb.config.parameters import OF_STEPS
 from fedemb.documents.artifacts import Artifact
 from fedemb.documents.run_artifacts import DESCRIPTIONS
-from fedemb.errors import FedEmbError
+from fedemb.errors import FedEmbError, Superseded
 from fedemb.events import log_event, log_places, step_log
 from fedemb.outcome import keep_outcome
 from fedemb.step_context import StepContext
+from fedemb.storage.turns import Turn, turns_taken
 
 Image = Literal["light", "cpu", "trainer"]
 
@@ -255,6 +256,14 @@ def step_process(name: str, values: Mapping[str, Any]) -> Iterator[StepContext]:
         yield StepContext.of_component(values)
 
 
+def _superseded(error: Exception, turns: Sequence[Turn]) -> bool:
+    """Whether a later start of the step continues, so that this one has no outcome."""
+    try:
+        return isinstance(error, Superseded) or any(turn.over() for turn in turns)
+    except FedEmbError:  # the store is gone: it fails for that reason
+        return False
+
+
 @contextmanager
 def watched(
     name: str, *, private: bool, keep: Callable[[Mapping[str, Any]], None] = lambda _fields: None
@@ -264,9 +273,9 @@ def watched(
     Args:
       name: of what runs.
       private: whether private data is in the process.
-      keep: takes what is known of a failure.
+      keep: takes what is known of a failure, unless a later start of the step continues.
     """
-    with step_log(private=private):
+    with step_log(private=private), turns_taken() as turns:
         started = time.monotonic()
         log_event("step_started", step=name, pid=os.getpid())
         try:
@@ -279,7 +288,9 @@ def watched(
                 message = f"{fields['error']} in {name}, which is a bug; please report the log"
                 fields |= {"exit_code": 1, "message": message}
             log_event("step_failed", **fields)
-            keep(fields)
+            if not _superseded(error, turns):
+                token = turns[-1].number if turns else None
+                keep({**fields, "fencing_token": token})
             if not isinstance(error, FedEmbError):
                 if not private:
                     raise

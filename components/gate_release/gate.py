@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
@@ -16,12 +18,19 @@ from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.document import read
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
-from fedemb.documents.verdict import VerdictDocument
-from fedemb.errors import GateDenied, StorageError
+from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
+from fedemb.errors import (
+    AwaitingApproval,
+    GateDenied,
+    LedgerError,
+    SignatureInvalid,
+    StorageError,
+)
 from fedemb.gate.case import Reason, Verdict
-from fedemb.gate.decide import decide
+from fedemb.gate.decide import applied_waivers, decide, given_approvals
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
+from fedemb.ledger import Ledger
 from fedemb.lineage import send, write_run
 from fedemb.step import leading_to
 from fedemb.step_context import StepContext
@@ -40,26 +49,26 @@ def run(context: StepContext) -> dict[str, Any]:
       and that is no failure.
 
     Raises:
-      GateDenied: there are reasons against the release.
+      AwaitingApproval: only approvals are missing.
+      GateDenied: there are other reasons against the release.
       StorageError: a store cannot be reached; run again.
     """
     config, artifacts = context.config, context.artifacts
-    model_sha: str | None = None
-    report_sha: str | None = None
-    run_id: str | None = None
+    judged: Judged | None = None
     evidence: Evidence | None = None
     trust: TrustStore | None = None
+    ledger: Ledger | None = None
     try:
         report = read(artifacts.privacy_report, PrivacyReport)
         evidence = read_evidence(config, artifacts)
-        model_sha, report_sha = evidence.model.body.weights_sha, report.sha
-        run_id = report.body.run_id
+        judged = Judged(evidence.model.body.weights_sha, report.sha, report.body)
         if config.purpose == "simulation":
             verdict = Verdict(False, (), simulation=True)
         else:
             trust = context.trust  # of the signature, should the ledger be broken
             trust = context.ledger.chain.trust
             verdict = decide(evidence, report, context.ledger)
+            ledger = context.ledger
     except StorageError:
         raise
     except Exception as error:  # fails closed: what cannot be read denies
@@ -67,38 +76,44 @@ def run(context: StepContext) -> dict[str, Any]:
             "evidence_unreadable", sentence_of(error), "run the step that writes it again"
         )
         verdict = Verdict(False, (reason,), simulation=config.purpose == "simulation")
-    document = _document(config, verdict, model_sha, report_sha, run_id)
+    document = _document(config, verdict, judged, ledger)
     keys = context.keys
     # A denial needs no trust, so it is signed even where the ledger cannot be read.
     signer = Signer.current(keys, "gate", trust) if trust else Signer.load_or_create(keys, "gate")
     signed = write_signed(artifacts.verdict, document, signer)
     write_bytes(artifacts.verdict_page, page(verdict, document).encode())
     denied = not verdict.allow and not verdict.simulation
-    if evidence is not None and report_sha is not None:
+    if evidence is not None and judged is not None:
         write_run(
             artifacts.lineage,
             evidence,
             leading_to("gate_release", config.task),
-            digests={"privacy_report": report_sha, "verdict": signed.sha},
+            digests={"privacy_report": judged.report_sha, "verdict": signed.sha},
             # The rules hold them against the ledger; nobody looked at those of a simulation.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
             denied=denied,
         )
         send(artifacts.lineage.read_bytes)
     if denied:
-        raise GateDenied(explain(verdict.reasons))
+        kind = AwaitingApproval if verdict.waiting else GateDenied
+        raise kind(explain(verdict.reasons))
     _log.info("gate: %s", "allowed" if verdict.allow else "a simulation is never released")
     return signed.json
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What the verdict is about."""
+
+    model_sha: str
+    report_sha: str
+    report: PrivacyReport
+
+
 def _document(
-    config: RunConfig,
-    verdict: Verdict,
-    model_sha: str | None,
-    report_sha: str | None,
-    run_id: str | None,
+    config: RunConfig, verdict: Verdict, judged: Judged | None, ledger: Ledger | None
 ) -> VerdictDocument:
-    name, version = (None, None) if run_id is None else config.released_as(run_id)
+    name, version = (None, None) if judged is None else config.released_as(judged.report.run_id)
     fields: dict[str, Any] = {
         "allow": verdict.allow,
         "simulation": verdict.simulation,
@@ -106,27 +121,60 @@ def _document(
         "waived": list(verdict.waived),
         "audit_level": config.policy.audit_level,
         "config_sha": config_digest(config, *FREE_SECTIONS),
-        "model_sha": model_sha,
-        "report_sha": report_sha,
+        "model_sha": judged and judged.model_sha,
+        "report_sha": judged and judged.report_sha,
         "name": name,
         "version": version,
+        "checks": [{**vars(check), "reasons": list(check.reasons)} for check in verdict.checks],
+        "waivers": [],
+        "approvals": [],
+        "approvals_needed": None,
+        "ledger_sequence": None,
     }
+    if judged is not None and ledger is not None:
+        with suppress(LedgerError, SignatureInvalid):  # a record breaks a rule, which denies
+            fields |= {
+                "waivers": applied_waivers(ledger, verdict.waived, judged.report),
+                "approvals": given_approvals(ledger, judged.model_sha, judged.report_sha),
+                "approvals_needed": ledger.terms.approvals,
+                "ledger_sequence": ledger.head.sequence,
+            }
     return VerdictDocument.of_fields(fields)
 
 
 def page(verdict: Verdict, document: VerdictDocument) -> str:
-    """The verdict in Markdown: what was decided, each reason with its remedy, and of what."""
-    headline = "A simulation, which is never released" if verdict.simulation else "Denied"
-    lines = [f"# {'Allowed' if verdict.allow else headline}", ""]
+    """The verdict in Markdown: the decision, its reasons with remedies, and the checklist."""
+    state = (
+        "Simulation: never released"
+        if verdict.simulation
+        else "Waiting for approval"
+        if verdict.waiting
+        else "Allowed"
+        if verdict.allow
+        else "Denied"
+    )
+    lines = [f"# {state}", ""]
     for reason in verdict.reasons:
         lines += [f"- `{reason.code}`: {_plain(reason.sentence)}; {_plain(reason.remedy)}"]
-    waived = ", ".join(f"`{code}`" for code in verdict.waived)
+    for waiver in document.waivers:
+        lines += [f"- `{waiver.code}` waived by {_plain(waiver.actor)}: {_plain(waiver.reason)}"]
+    for approval in document.approvals:
+        lines += [f"- approved by {_plain(approval.actor)}, ledger record {approval.sequence}"]
+    if document.checks:
+        lines += ["", "| rule | outcome | value | threshold |", "|---|---|---|---|"]
+        for check in document.checks:
+            cells = (_cell(check.value) or "-", _cell(check.threshold) or "-")
+            outcome = "waiting" if check.reasons == [NOT_APPROVED] else check.outcome
+            lines += [f"| `{check.rule}` | {outcome} | {cells[0]} | {cells[1]} |"]
     lines += ["", "| of | |", "|---|---|", f"| model | `{document.model_sha}` |"]
     lines += [f"| privacy report | `{document.report_sha}` |"]
     lines += [f"| release | {_plain(f'{document.name} {document.version}')} |"]
-    lines += [f"| audit asked for | {document.audit_level} |"]
-    lines += [f"| waived | {waived or 'nothing'} |", ""]
+    lines += [f"| audit level | {document.audit_level} |", ""]
     return "\n".join([*lines, "The signed `verdict` counts; this page is for reading.", ""])
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
 
 
 def _plain(text: str) -> str:

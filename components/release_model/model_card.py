@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -29,6 +30,7 @@ from fedemb.reports.privacy_report_words import (
     start_licence,
 )
 from fedemb.reports.utility_words import best_start, floors_sentence, utility_sentence
+from fedemb.steps.release_model.headline import release_headline
 
 HUB_LICENCES = frozenset(
     (
@@ -57,7 +59,11 @@ HUB_LICENCES = frozenset(
 
 
 def model_card(
-    evidence: Evidence, signed: Written[PrivacyReport], ledger: Ledger, name: str, version: str
+    evidence: Evidence,
+    signed: Written[PrivacyReport],
+    ledger: Ledger,
+    waived: Sequence[str],
+    named: tuple[str, str],
 ) -> str:
     """Writes the card of a release.
 
@@ -65,10 +71,12 @@ def model_card(
       evidence: documents of the run.
       signed: privacy report.
       ledger: of its policy; it has the reasons of waivers, and the approvals.
-      name: name of the release.
-      version: version of the release.
+      waived: codes without whose waiver the gate would deny.
+      named: name and version of the release.
     """
-    report = signed.body
+    report, (name, version) = signed.body, named
+    shown = release_headline(evidence, signed, waived, ledger)
+    figures = shown.figures.sentence()
     config, accounting, cumulative = evidence.config, report.accounting, report.cumulative
     waivers = [ledger.chain.records[item.sequence] for item in report.waivers]
     approvals = ledger.state.approvals_of(report.model_sha, signed.sha)
@@ -84,6 +92,8 @@ def model_card(
         "tags": ["differential-privacy", f"{unit}-level", config.task],
         "model-index": [{"name": name, "results": _results(evidence.utility.body, task, unit)}],
         "version": version,
+        "release_state": shown.state,
+        "waived": list(waived),
         "epsilon": accounting.epsilon,
         "delta": accounting.delta,
         "privacy_unit": unit,
@@ -97,6 +107,8 @@ def model_card(
     model = config.model
     lines += [
         f"# {name} {version}",
+        "",
+        f"**{as_text(shown.title)}.** {figures[:1].upper()}{figures[1:]}.",
         "",
         f"{_what(config)} a `{model.backbone}` backbone, for "
         f"images of {model.image_size} x {model.image_size} pixels, {model.channels} channel"
@@ -227,6 +239,6 @@ def _of_outputs(config: RunConfig, report: PrivacyReport) -> str:
         return f"Classes, in the order of the outputs: {', '.join(config.model.classes)}."
     return (
         "Embeddings of different releases do not compare: the space of this one is "
-        f"`{report.utility.embedding_space_id[:16]}`. Embed stored images again after "
+        f"`{report.utility.embedding_space_id}`. Embed stored images again after "
         "an upgrade."
     )

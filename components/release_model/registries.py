@@ -30,7 +30,10 @@ from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
+from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import InputError
+from fedemb.gate.checklist import one_line
+from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.reports.utility_words import best_start
 
@@ -65,6 +68,10 @@ class Release:
         config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
         utility = read(bundle / "utility_report.json", utility_kind(config.task)).body
         report, gain = signed.body, utility.gain
+        verdict = read(bundle / "verdict.json", VerdictDocument).body
+        facts = RunFacts(verdict, report, utility, released=True)
+        shown = headline(facts, waivers=_waivers(bundle, verdict, report))
+        approved = ", ".join(item.actor for item in verdict.approvals)
         figures = {
             "epsilon": report.accounting.epsilon,
             "delta": report.accounting.delta,
@@ -86,15 +93,37 @@ class Release:
             "fedemb.ledger_sequence": str(report.cumulative.ledger_sequence),
             "fedemb.headline_of": utility.headline_words if utility.measured else "not measured",
             "fedemb.gain_over": best_start(utility) if gain else "not measured",
+            "fedemb.state": shown.state,
+            "fedemb.headline": shown.title,
+            "fedemb.waived": ", ".join(verdict.waived) or "none",
+            "fedemb.approved_by": approved or "none",
         }
         return cls(
             name=manifest.name,
             version=manifest.version,
             uri=uri,
-            description=f"This model carries {guarantee_sentence(report.guarantee)}.",
+            description=f"{shown.sentence()}. This model carries "
+            f"{guarantee_sentence(report.guarantee)}.",
             properties=properties,
             metrics={name: value for name, value in figures.items() if value is not None},
         )
+
+
+def _waivers(
+    bundle: Path, verdict: VerdictDocument, report: PrivacyReport
+) -> list[AppliedWaiver] | None:
+    """The waivers of a verdict of version 1, which named their codes only; None: it names them."""
+    if verdict.waivers or not verdict.waived:
+        return None
+    lines = (bundle / "ledger.jsonl").read_bytes().splitlines()
+    found: list[AppliedWaiver] = []
+    for item in report.waivers:
+        if item.code in verdict.waived:
+            record = json.loads(lines[item.sequence])
+            fields = {"code": item.code, "sequence": item.sequence, "actor": record["actor"]}
+            reason = one_line(record["body"]["reason"])
+            found.append(AppliedWaiver.model_validate({**fields, "reason": reason}))
+    return found
 
 
 def register(release: Release, address: str) -> str:

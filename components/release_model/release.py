@@ -30,7 +30,7 @@ from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
-from fedemb.gate.decide import decide
+from fedemb.gate.decide import applied_waivers, decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
 from fedemb.lineage import FILE_NAME, send, steps_of, write_run
@@ -88,7 +88,7 @@ def run(context: StepContext) -> dict[str, Any]:
             for file, artifact in copies.items():
                 parts.place(artifact, tree, file)
             _require_judged(tree, evidence, report, verdict)
-            _complete(tree, evidence, report, ledger, start=start)
+            _complete(tree, evidence, report, ledger, verdict.body.waived, start=start)
             signer = Signer.current(context.keys, "release", ledger.chain.trust)
             parts.write_manifest(tree, name, version, signer)
             parts.write_attestation(tree, f"{name}/{version}", verdict.json, signer)
@@ -164,6 +164,13 @@ def _allowed(
     if not again.allow:
         reasons = "; ".join(f"{reason.sentence}; {reason.remedy}" for reason in again.reasons)
         raise GateDenied(f"asked again before publishing, the gate denies: {reasons}")
+    if verdict.version > 1:  # before, a verdict named no waiver but its code
+        signed = applied_waivers(ledger, again.waived, report.body)
+        if [item.model_dump() for item in verdict.body.waivers] != signed:
+            raise GateDenied(
+                "the waivers that the verdict names are not those of the ledger; run gate_release "
+                "again"
+            )
     return verdict
 
 
@@ -196,7 +203,13 @@ def _require_seal(tree: Path, ledger: Ledger) -> None:
 
 
 def _complete(
-    tree: Path, evidence: Evidence, report: Written[PrivacyReport], ledger: Ledger, *, start: Path
+    tree: Path,
+    evidence: Evidence,
+    report: Written[PrivacyReport],
+    ledger: Ledger,
+    waived: Sequence[str],
+    *,
+    start: Path,
 ) -> None:
     """Adds what is made at release: serving model, card, ledger copy, lineage."""
     from fedemb.steps.release_model.serving import (
@@ -217,8 +230,8 @@ def _complete(
     public = {**config.model_dump(mode="json"), "storage": StorageConfig().model_dump(mode="json")}
     write_bytes(tree / "config.json", canonical_json(public))
     save_preprocessing(backbone, config, tree)
-    name, version = config.released_as(report.body.run_id)
-    card = model_card(evidence, report, ledger, name, version)
+    named = config.released_as(report.body.run_id)
+    card = model_card(evidence, report, ledger, waived, named)
     write_bytes(tree / "README.md", card.encode())
     # To its end: it leads from the pinned keys to those that sign this bundle.
     records = [ledger.chain.store.read(record.name) for record in ledger.chain.records]

@@ -23,10 +23,12 @@ from fedemb.documents.release import BundleManifest
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
-from fedemb.gate.decide import decide
+from fedemb.gate.case import Verdict
+from fedemb.gate.decide import decide, given_approvals
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence
+from fedemb.steps.release_model.headline import release_headline
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Verification:
     problems: tuple[str, ...]
     """A sentence each; empty if the bundle is verified."""
     facts: Mapping[str, str]
-    """Name, version, run, guarantee and what all runs cost, as the bundle states them; empty if it
-    cannot be read."""
+    """Name, version, run, headline, figures, approvers, guarantee and what all runs cost, as the
+    bundle states them; empty if it cannot be read."""
 
 
 def verify_release(
@@ -80,8 +82,9 @@ def _problems(
     facts: dict[str, str] = {}
     try:
         evidence, report = _read_evidence(bundle)
-        facts = _facts(manifest.body, report.body)
-        problems += _decide_again(evidence, report, copy)
+        verdict = _decide_again(evidence, report, copy)
+        problems += _reasons(verdict)
+        facts = _facts(manifest.body, evidence, report, verdict, copy)
         _check_name(manifest, evidence, report)
         parts.check_marker(found, manifest, trust)
         _check_attestation(bundle, manifest.body, report, trust)
@@ -96,13 +99,27 @@ def _problems(
     return problems, facts
 
 
-def _facts(manifest: BundleManifest, report: PrivacyReport) -> dict[str, str]:
+def _facts(
+    manifest: BundleManifest,
+    evidence: Evidence,
+    report: Written[PrivacyReport],
+    verdict: Verdict,
+    ledger: Ledger,
+) -> dict[str, str]:
+    """What the bundle states; waivers and approvals as its copy of the ledger has them."""
+    body = report.body
+    shown = release_headline(evidence, report, verdict.waived, ledger)
+    approvals = given_approvals(ledger, body.model_sha, report.sha)
+    by = ", ".join(str(item["actor"]) for item in approvals)
     return {
         "name": manifest.name,
         "version": manifest.version,
-        "run_id": report.run_id,
-        "guarantee": report_sentence(report),
-        **({"all_runs": words} if (words := all_runs(report)) else {}),
+        "run_id": body.run_id,
+        "headline": shown.title,
+        "figures": shown.figures.sentence(),
+        **({"approved_by": by} if by else {}),
+        "guarantee": report_sentence(body),
+        **({"all_runs": words} if (words := all_runs(body)) else {}),
     }
 
 
@@ -168,10 +185,13 @@ def _check_serving(bundle: Path) -> None:
         raise SignatureInvalid(problem)
 
 
-def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledger) -> list[str]:
+def _decide_again(evidence: Evidence, report: Written[PrivacyReport], copy: Ledger) -> Verdict:
     # The clock rule compares with the report's own time: a bundle does not age.
     now = datetime.fromisoformat(report.body.time) + timedelta(seconds=1)
-    verdict = decide(evidence, report, copy, now=now, same_environment=False)
+    return decide(evidence, report, copy, now=now, same_environment=False)
+
+
+def _reasons(verdict: Verdict) -> list[str]:
     problems = [reason.sentence for reason in verdict.reasons]
     if verdict.simulation:
         problems.append("this is a simulation, which is never released")

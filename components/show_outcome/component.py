@@ -9,11 +9,12 @@ from fedemb.step import step
 @step(
     image="light",
     private=False,
-    outputs={"outcome": Public, "metrics": Public, "verdict": Public},
+    outputs={"outcome": Public, "summary": Public, "metrics": Public, "verdict": Public},
 )
 def show_outcome(
     status: dsl.PipelineTaskFinalStatus,
-    outcome: dsl.Output[dsl.Markdown],
+    outcome: dsl.Output[dsl.HTML],
+    summary: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     verdict: dsl.Output[dsl.Artifact],
 ):

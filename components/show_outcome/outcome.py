@@ -1,4 +1,4 @@
-"""What a run came to, on one page of Kubeflow's, also where a step refused.
+"""The first page of a run in Kubeflow, also where a step failed.
 
 Kubeflow shows no exit code but 1 and no output of a step that failed. This step runs at the end,
 however the run ended, and collects what the others left in the public root. It reads no ledger and
@@ -8,33 +8,29 @@ has no key, so it verifies nothing and nothing follows from it: the gate has dec
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
-
 from fedemb.documents.artifacts import write_bytes
-from fedemb.outcome import newest, outcomes, run_folder
+from fedemb.errors import FedEmbError
+from fedemb.lineage import StepLineage, read_steps
+from fedemb.outcome import outcomes, run_folder
 from fedemb.reports.figures import privacy_figures, utility_figures
+from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.step import declared
 from fedemb.step_context import StepContext
+from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
+from fedemb.steps.show_outcome.papers import RunPapers, read_papers
+from fedemb.storage import join, open_store
 
-DOCUMENTS = ("verdict", "privacy_report", "utility_report", "release")
-EXIT_CODES = {
-    0: "done",
-    1: "a bug or a broken environment: report the log",
-    2: "the configuration or an input is wrong: correct it, start again",
-    3: "refused by a rule of privacy: trying again changes nothing",
-    4: "a store could not be reached: worth trying again under the same run id",
-    5: "interrupted: submit again under the same run id to go on",
-}
+_COMPLETED = {"COMPLETE": True, "SUCCEEDED": True, "FAILED": False, "ERROR": False}
+"""State of the run, in the terms of ML Metadata and of KFP -> whether all steps succeeded."""
 
 
 def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
-    """Writes the page `outcome` and a copy of the `verdict`.
+    """Writes the pages `outcome` and `summary`, and a copy of the `verdict`.
 
     Args:
       context: of the step.
       uri: where `outcome` goes; the run's other outputs lie beside it.
-      state: how Kubeflow says the run ended, such as `SUCCEEDED` or `FAILED`.
+      state: how Kubeflow reports the run ended. It counts only where no document says more.
 
     Returns:
       Figures that runs are compared by; only those that the run has.
@@ -43,65 +39,56 @@ def run(context: StepContext, *, uri: str, state: str) -> dict[str, float]:
       StorageError: the public root cannot be read.
     """
     folder = run_folder(uri, "show-outcome")
-    # After a retry that went well the failure before it still lies there.
-    kept = [] if state == "SUCCEEDED" else outcomes(folder)
-    failed = sorted(kept, key=lambda item: item["step"])
-    found = {name: newest(folder, name) for name in DOCUMENTS}
-    documents = {name: json.loads(data) for name, data in found.items() if data}
-    page = "\n".join(_page(state, folder, failed, documents)) + "\n"
-    write_bytes(context.artifacts.outcome, page.encode())
-    write_bytes(context.artifacts.verdict, found["verdict"] or b"{}")
-    codes = [int(item["exit_code"]) for item in failed]
-    code = max(codes, default=0 if state == "SUCCEEDED" else 1)
-    return {"exit_code": float(code), **figures(documents)}
+    store = open_store(folder)
+    names = store.list()
+    papers = read_papers(store, names)
+    failed = sorted(outcomes(folder, _files), key=lambda item: str(item["step"]))
+    facts = RunFacts(
+        verdict=papers.verdict and papers.verdict.body,
+        report=papers.report and papers.report.body,
+        utility=papers.utility and papers.utility.body,
+        released=bool(papers.release and papers.release.uri),
+        failures=[
+            Failure(str(item["step"]), int(item["exit_code"]), str(item.get("error", "")))
+            for item in failed
+        ],
+        completed=_COMPLETED.get(state),
+    )
+    found = headline(facts)
+    pages = {
+        name: join(folder, path) for path in names if (name := path.rpartition("/")[2]) in PAGES
+    }
+    shown = Shown(folder, found, facts, failed, papers.release, pages, _lineage(folder))
+    write_bytes(context.artifacts.outcome, outcome_page(shown).encode())
+    write_bytes(context.artifacts.summary, summary(shown).encode())
+    write_bytes(context.artifacts.verdict, papers.verdict.data if papers.verdict else b"{}")
+    code = {} if found.exit_code is None else {"exit_code": float(found.exit_code)}
+    return {**code, **_figures(papers)}
 
 
-def figures(documents: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Price, utility and verdict of a run as plain numbers.
-
-    Args:
-      documents: name -> content, as far as the run came.
-    """
+def _figures(papers: RunPapers) -> dict[str, float]:
+    """Price, utility and verdict of a run as plain numbers, as far as the run came."""
     found: dict[str, float] = {}
-    if verdict := documents.get("verdict"):
-        found["allowed"] = float(verdict["allow"])
-    if report := documents.get("privacy_report"):
-        found |= privacy_figures(report)
-    if utility := documents.get("utility_report"):
-        found |= utility_figures(utility)
+    if papers.verdict:
+        found["allowed"] = float(papers.verdict.body.allow)
+    if papers.report:
+        found |= privacy_figures(papers.report.json)
+    if papers.utility:
+        found |= utility_figures(papers.utility.json)
     return found
 
 
-def _page(
-    state: str,
-    folder: str,
-    failed: list[dict[str, Any]],
-    documents: dict[str, dict[str, Any]],
-) -> Iterator[str]:
-    yield f"# {_headline(state, failed, documents)}"
-    for item in failed:
-        yield f"\n**{item['step']}** ended with exit code {item['exit_code']}, {item['error']}:"
-        yield f"\n> {item['message']}\n"
-        yield EXIT_CODES.get(int(item["exit_code"]), "see the log of the step") + "."
-    reasons = documents.get("verdict", {}).get("reasons", [])
-    if reasons:
-        yield "\nRules that deny:\n"
-        yield from (f"- `{reason}`" for reason in reasons)
-    if numbers := figures(documents):
-        yield "\n| figure | value |\n|---|---|"
-        yield from (f"| {name} | {value:.6g} |" for name, value in numbers.items())
-    if uri := documents.get("release", {}).get("uri"):
-        yield f"\nRelease: `{uri}`"
-    yield f"\nAll that may be shown of this run lies at `{folder}`. This page verifies nothing."
+def _files(name: str) -> tuple[str, ...]:
+    """The outputs of a step that are files; none of a step this version does not have."""
+    try:
+        return declared(name).files
+    except ModuleNotFoundError:
+        return ()
 
 
-def _headline(
-    state: str, failed: list[dict[str, Any]], documents: dict[str, dict[str, Any]]
-) -> str:
-    if failed:
-        return "Refused" if any(item["exit_code"] == 3 for item in failed) else "Stopped"
-    if state != "SUCCEEDED":
-        return "Stopped; no step reported an error: look at the pods"
-    if documents.get("verdict", {}).get("simulation"):
-        return "A simulation, which is never released"
-    return "Released" if documents.get("release", {}).get("uri") else "Done"
+def _lineage(folder: str) -> list[StepLineage]:
+    """The steps of the run with what they took and gave; none where no file holds them."""
+    try:
+        return read_steps(folder)
+    except FedEmbError:
+        return []

@@ -13,6 +13,14 @@ import typer
 
 from fedemb.errors import InputError, Refused
 from fedemb.files import read_regular
+from fedemb.pipelines.cli.approval import (
+    Judged,
+    after_signature,
+    judge_run,
+    judge_verdict,
+    require_allowed,
+    terms_shown,
+)
 from fedemb.pipelines.cli.ledger_write import (
     KeysOption,
     LedgerOption,
@@ -27,7 +35,9 @@ from fedemb.pipelines.output import escaped, say
 if TYPE_CHECKING:
     from fedemb.documents.document import Written
     from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.documents.utility import AnyUtility
     from fedemb.keys.signatures import Signer
+    from fedemb.ledger import Ledger
 
 
 def approve(
@@ -37,9 +47,16 @@ def approve(
         str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
     ] = None,
     witness: WitnessOption = None,
+    verdict: Annotated[
+        Path | None,
+        typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Approve the release of a run: a signed ledger record of who, when and which report.
+
+    Shows the figures and what the gate will decide after the signature. A run that the gate
+    refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada
 
     Where the policy has a witness it is asked whether the ledger is the newest (--witness; of a run
     directory the run's own). A report that is made again has another digest, and needs its
@@ -56,7 +73,7 @@ def approve(
     from fedemb.reports.utility_words import floors_sentence
     from fedemb.storage import open_store
 
-    (report, own_ledger, own_witness), signer = _report(run), _signer(key)
+    (report, utility, own_ledger, own_witness), signer = _report(run), _signer(key)
     root, witness = ledger or own_ledger, witness or own_witness
     if root is None:
         raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
@@ -83,6 +100,13 @@ def approve(
         say(f"release: {body.release.name} {body.release.version}")
     if terms := body.release:  # what a report did not say before its version 4, nobody approved
         say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+    judged = _judged(run, verdict, report, opened)
+    for line in terms_shown(report, utility, judged):
+        say(line)
+    require_allowed(judged, body.run_id)
+    before = opened.state.approvals_of(body.model_sha, report.sha)
+    who = {item.signature["key_id"] for item in before} | {signer.key_id}
+    say(after_signature(judged, len(who), opened.terms.approvals))
     if not yes and not typer.confirm("You have read its pages, and approve the release?"):
         raise Refused("not approved; nothing was written")
     record = opened.approve(
@@ -135,20 +159,34 @@ def approvers(
     say(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
 
 
-def _report(run: Path) -> tuple[Written[PrivacyReport], str | None, str | None]:
-    """The privacy report of a run, and its ledger and witness where the run says them."""
+def _judged(
+    run: Path, verdict: Path | None, report: Written[PrivacyReport], opened: Ledger
+) -> Judged | None:
+    """What the gate says of the run; None where only its report is available."""
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    if verdict is not None:
+        return judge_verdict(verdict, report, opened)
+    return None if run.is_file() else judge_run(RunDirectory.open(run), report, opened)
+
+
+def _report(
+    run: Path,
+) -> tuple[Written[PrivacyReport], Written[AnyUtility] | None, str | None, str | None]:
+    """Privacy and utility report of a run, and its ledger and witness where the run names them."""
     from fedemb.documents.document import read
     from fedemb.documents.privacy_report import PrivacyReport
     from fedemb.pipelines.run.directory import RunDirectory
-    from fedemb.pipelines.run.signed import signed_report
+    from fedemb.pipelines.run.signed import signed_report, signed_utility
 
     if run.is_file():
-        return read(run, PrivacyReport), None, None
+        return read(run, PrivacyReport), None, None, None
     directory = RunDirectory.open(run)
     report = signed_report(directory)
     if report is None:
         raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
-    return report, directory.stores()["ledger"], directory.config().storage.witness
+    utility = signed_utility(directory)
+    return report, utility, directory.stores()["ledger"], directory.config().storage.witness
 
 
 def _signer(path: Path) -> Signer:

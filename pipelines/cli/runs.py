@@ -7,24 +7,28 @@ from collections.abc import Iterable
 from fedemb.errors import FedEmbError
 from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.signed import signed_plan, signed_utility
 
 
 def runs_table(runs: Iterable[RunDirectory]) -> list[str]:
     """Returns the lines of a table in text, one row per run; `-` stands for what is not measured.
 
-    A simulation's epsilon is as in `results_table`. The gain, over the best that was
-    measured and needs no private data, is in points, with its 95 % interval.
+    The headline is the one of the run's page. Before the privacy report is made, the epsilon of
+    this run is the planned one; a simulation's is as in `results_table`. The gain, over the best
+    start that needs no private data, is in points, with its 95 % interval.
     """
-    rows = [("run", "verdict", "epsilon", "priced for", "gain over the best start")]
+    rows = [("run", "headline", "epsilon, all runs", "epsilon, this run", "priced for", "gain")]
     for run in runs:
+        found = run_headline(run)
         users, epsilon = _price(run)
-        rows.append((run.run_id, _verdict(run), epsilon, users, _gain(run)))
+        everything, this, _ = found.figures.rows()
+        price = epsilon if epsilon == NOT_SIGNED or this.value == "-" else this.value
+        rows.append((run.run_id, found.title, everything.value, price, users, _gain(run)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-REFUSES = {"reserve_budget": "ledger", "gate_release": "gate"}
 NOT_SIGNED = "not signed, or its ledger is gone"
 """Instead of a figure: one run whose documents or ledger are not what they were hides no other."""
 
@@ -55,20 +59,3 @@ def _gain(run: RunDirectory) -> str:
 def _refused_by(run: RunDirectory) -> str | None:
     state = run.read_state()
     return state.get("failed_step") if state.get("exit_code") == 3 else None
-
-
-def _verdict(run: RunDirectory) -> str:
-    """How the run stands, in a word or two."""
-    state = run.read_state()
-    match state.get("exit_code"):
-        case 0 if run.config().purpose == "simulation":
-            return "simulation"
-        case 0:
-            return "released"
-        case 3:
-            step = _refused_by(run)
-            return f"refused by the {REFUSES[step]}" if step in REFUSES else f"refused in {step}"
-        case _:
-            return (
-                f"stopped in {state['failed_step']}" if state.get("failed_step") else "unfinished"
-            )

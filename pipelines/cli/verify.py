@@ -44,6 +44,9 @@ def verify_release(
         raise _not_verified(found.problems)
     if not json_:
         say("verified: {name} {version}, of run {run_id}".format(**found.facts))
+        say("{headline}; {figures}".format(**found.facts))
+        if "approved_by" in found.facts:
+            say(f"approved by {found.facts['approved_by']}")
         say("guarantee: {guarantee}".format(**found.facts))
         if "all_runs" in found.facts:
             say(f"  {found.facts['all_runs']}")

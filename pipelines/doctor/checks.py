@@ -24,6 +24,8 @@ _VALIDATING = (
 )
 KUBEFLOW = "kubeflow"
 """Namespace of Kubeflow's own parts."""
+KUBEFLOW_ROOT = "private-artifacts"
+"""Folder of a namespace's artifacts in Kubeflow's own store."""
 SKEW = 60.0
 """Seconds by which two clocks may differ: schedules and ledgers are timed by them."""
 APPLY = "apply infra/kustomize again"
@@ -327,9 +329,13 @@ def public_root(doctor: Doctor) -> Iterator[Finding]:
         yield Finding("public-root", state, "kfp-launcher was not found", APPLY)
         return
     root = answer.body.get("data", {}).get("defaultPipelineRoot", "")
-    named = "://" in root and "PROJECT" not in root
+    named = root.startswith(("gs://", "s3://")) and "PROJECT" not in root
+    own = root.startswith("minio://") or f"/{KUBEFLOW_ROOT}/{doctor.namespace}/" in f"{root}/"
     what = f"artifacts go to {root or 'the default store of Kubeflow'}"
-    yield judged("public-root", named, what, "name the public root in the overlay's launcher.yaml")
+    if own:
+        what += ", Kubeflow's own root"
+    remedy = "apply launcher.yaml of the overlay with --force-conflicts"
+    yield judged("public-root", named and not own, what, remedy)
 
 
 def clock(doctor: Doctor) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
-from fedemb.errors import ConfigError, Refused, StorageError
+from fedemb.errors import AwaitingApproval, ConfigError, Refused, StorageError
 from fedemb.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
@@ -203,7 +203,9 @@ def execute(run: RunDirectory, start: str | None = None) -> int:
     if publisher is not None:
         exit_code = _publish(publisher, state, console) or exit_code
     say(f"report: {run.index}")
-    if exit_code not in (0, Refused.exit_code):
+    if exit_code == AwaitingApproval.exit_code:
+        say(f"after the approvals: {run.resumed_by} --from gate_release")
+    elif exit_code not in (0, Refused.exit_code):
         say(f"go on: {run.resumed_by}")
     return exit_code
 

@@ -162,6 +162,22 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
+    def is_running(self) -> bool:
+        """Whether a process runs this run now; False where the file system has no locks."""
+        try:
+            descriptor = os.open(self.root / ".lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
     def config(self) -> RunConfig:
         """The frozen configuration.
 

@@ -6,16 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
-from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.report_pages import PAGES
-from fedemb.pipelines.run.signed import ledger_of, signed_audit, signed_report, signed_utility
+from fedemb.pipelines.run.signed import (
+    ledger_of,
+    signed_audit,
+    signed_report,
+    signed_utility,
+    signed_verdict,
+)
 from fedemb.pipelines.steps import pipeline_of
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.reports.audit_words import audit_sentence
-from fedemb.reports.report import render_run_index, significant
-from fedemb.reports.utility_words import best_start
+from fedemb.privacy.mechanisms.registry import plan_mechanism
+from fedemb.reports.audit_words import audit_answer
+from fedemb.reports.report import render_run_index
 
 NOTES = {
     "utility_report": "un-noised on those held out",
@@ -30,25 +36,24 @@ TITLES = {
     "privacy_report": "Privacy report",
     "utility_report": "Utility report",
     "audit_report": "Audit report",
+    "verdict": "Gate checklist",
 }
 
 
 def render_index(run: RunDirectory) -> str:
-    """Returns the page of a run, finished or not."""
-    state = run.read_state()
+    """Returns the page of a run that has ended, released or not."""
+    state, found = run.read_state(), run_headline(run, running=False)
     lines = dict(line.split(": ", 1) for line in state.get("closing_lines", []))
     config = run.config()
-    utility = signed_utility(run)
-    gain = utility and utility.body.gain
-    over = best_start(utility.body) if utility else ""
-    signed = signed_report(run)
+    signed_utility(run)  # raises where it was changed
+    signed, verdict = signed_report(run), signed_verdict(run)
     report = None if signed is None else signed.body
     pipeline = pipeline_of(config)
     return render_run_index(
         run_id=run.run_id,
         purpose=config.purpose,
-        headline=_headline(report, lines.get("release", "none"), gain, over),
-        gained=gain is None or gain.low > 0,
+        headline=found,
+        verdict=verdict and verdict.body,
         time=report.time if report else None,
         guarantee=lines.get("guarantee", "none"),
         utility=lines.get("utility", "not measured"),
@@ -73,25 +78,6 @@ def render_index(run: RunDirectory) -> str:
     )
 
 
-def _headline(report: PrivacyReport | None, release: str, gain: Interval | None, over: str) -> str:
-    """How the run ended, in one line."""
-    if release.startswith("refused: "):
-        why, _, _ = release.removeprefix("refused: ").partition("; ")  # the remedy stands below
-        return f"Refused: {why}"
-    points = ""
-    if gain is not None:
-        side = "over" if gain.value >= 0 else "below"
-        points = f", {100 * abs(gain.value):.1f} points {side} {over}"
-        if gain.low <= 0 <= gain.high:
-            points += ", which may be chance"
-    if release == "none (simulation)":
-        return f"Simulation: nothing is released{points}"
-    if report is None or release.startswith("none"):
-        return "Not released: the run did not come to its end"
-    epsilon = significant(report.accounting.epsilon)
-    return f"Released: epsilon {epsilon} for one {report.unit.unit}{points}"
-
-
 def _below(run: RunDirectory, release: str) -> str:
     """An address without the folder of the run, where it lies in it."""
     return release.removeprefix(f"{run.root}/")
@@ -103,7 +89,9 @@ def _step(
     seconds = state.get("seconds", {})
     status = "done" if name in seconds else "waiting"
     if state.get("failed_step") == name:
-        status = {3: "refused", 5: "stopped"}.get(state.get("exit_code") or 1, "failed")
+        status = {3: "refused", 5: "stopped", 6: "waiting for approval"}.get(
+            state.get("exit_code") or 1, "failed"
+        )
     page = next((key for key, page in PAGES.items() if run.output(page, name)), None)
     shown = page is not None and (run.reports / f"{page}.html").exists()
     return {
@@ -122,7 +110,8 @@ def _report(name: str, run: RunDirectory) -> dict[str, str]:
     sentences = {
         "privacy_report": "What is guaranteed, what it cost, and what it rests on. Signed.",
         "utility_report": f"How well the model does on {many} that never trained.",
-        "audit_report": audit_sentence(audit.body) if audit else "",
+        "audit_report": audit_answer(audit.body, plan_mechanism(run.config())) if audit else "",
+        "verdict": "Every rule of the gate: value, threshold, and whether it passed. Signed.",
     }
     return {"title": TITLES[name], "href": f"reports/{name}.html", "sentence": sentences[name]}
 

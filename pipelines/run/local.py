@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedemb.config import RunConfig
-from fedemb.errors import FedEmbError
+from fedemb.errors import AwaitingApproval, FedEmbError, Refused
 from fedemb.files import open_log
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
@@ -318,8 +318,10 @@ def _utility(run: RunDirectory) -> str:
 
 
 def _release(run: RunDirectory, outcome: Outcome) -> str:
-    if outcome.exit_code == 3:
+    if outcome.exit_code == Refused.exit_code:
         return f"refused: {outcome.message}"
+    if outcome.exit_code == AwaitingApproval.exit_code:
+        return f"waiting for approval: {outcome.message}"
     if outcome.exit_code != 0:
         return f"none ({outcome.failed_step or 'the pipeline'} stopped: {outcome.message})"
     published = run.document("release")

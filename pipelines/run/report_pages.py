@@ -8,10 +8,16 @@ from typing import Any
 from fedemb.documents.artifacts import write_bytes
 from fedemb.documents.classifier import ClassifierReport
 from fedemb.documents.document import Written
-from fedemb.documents.evidence import read_evidence
+from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.signed import ledger_of, signed_audit, signed_report, signed_utility
+from fedemb.pipelines.run.signed import (
+    ledger_of,
+    signed_audit,
+    signed_report,
+    signed_utility,
+    signed_verdict,
+)
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.report import WAY_BACK
 
@@ -19,12 +25,14 @@ PAGES = {
     "privacy_report": "privacy_page",
     "utility_report": "utility_page",
     "audit_report": "audit_page",
+    "verdict": "verdict_page",
 }
-"""JSON output -> the HTML output that shows it."""
+"""JSON output -> the output that is its page."""
 _SIGNED = {
     "privacy_report": signed_report,
     "utility_report": signed_utility,
     "audit_report": signed_audit,
+    "verdict": signed_verdict,
 }
 _BACK = '<p class="back"><a href="../index.html">All of this run</a></p>'
 
@@ -53,11 +61,27 @@ def collect_reports(run: RunDirectory) -> dict[str, Path]:
     return made
 
 
+def evidence_of(run: RunDirectory) -> Evidence:
+    """The newest documents of a run, unchecked; the gate's rules compare them with each other.
+
+    Raises:
+      ArtifactError: one is missing or broken.
+    """
+    names = ("privacy_plan", "reservation", "users", "model", "pretrained")
+    paths = {item: run.output(item) for item in (*names, "audit_report", "utility_report")}
+    artifacts = RunArtifacts(**{item: path for item, path in paths.items() if path is not None})
+    return read_evidence(run.config(), artifacts)
+
+
 def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
     """None: the newest documents are not those that the privacy report names, so it has no page.
 
     A run that evaluates again has newer ones until it accounts again.
     """
+    if name == "verdict":
+        from fedemb.reports.checklist_page import checklist_page
+
+        return checklist_page(report.body, run.run_id)
     if name == "audit_report":
         from fedemb.steps.audit_privacy.page import audit_page
 
@@ -72,10 +96,7 @@ def _page(run: RunDirectory, name: str, report: Written[Any]) -> str | None:
         return utility_page(report.body)
     from fedemb.steps.account_privacy.account import page_of
 
-    names = ("privacy_plan", "reservation", "users", "model", "pretrained")
-    paths = {item: run.output(item) for item in (*names, "audit_report", "utility_report")}
-    artifacts = RunArtifacts(**{item: path for item, path in paths.items() if path is not None})
-    evidence = read_evidence(run.config(), artifacts)
+    evidence = evidence_of(run)
     found = {
         "plan_document": evidence.plan.sha,
         "reservation_document": evidence.reservation.sha,

@@ -10,7 +10,8 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import Document, Written, read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
-from fedemb.errors import ArtifactError
+from fedemb.documents.verdict import VerdictDocument
+from fedemb.errors import ArtifactError, FedEmbError
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.privacy.planning.plan_document import read_plan
@@ -81,6 +82,26 @@ def signed_audit(run: RunDirectory) -> Written[AuditReport] | None:
 def signed_utility(run: RunDirectory) -> Written[AnyUtility] | None:
     """The newest utility report of a run, signed by its evaluation; else as `signed_report`."""
     return _signed(run, "utility_report", utility_kind(run.config().task))
+
+
+def signed_verdict(run: RunDirectory) -> Written[VerdictDocument] | None:
+    """The newest verdict on the privacy report of a run, signed by its gate.
+
+    None: no verdict, one about an earlier report, or one whose signature cannot be checked. A
+    verdict that is not shown only makes a run look less finished.
+    """
+    path = _written(run, "verdict")
+    try:
+        report = signed_report(run)
+        if path is None or report is None:
+            return None
+        verdict = read(path, VerdictDocument)
+        if verdict.body.report_sha != report.sha:
+            return None
+        _check_signature(run, verdict, report.body.cumulative.ledger_sequence)
+    except FedEmbError:
+        return None
+    return verdict
 
 
 def _signed(run: RunDirectory, output: str, kind: type[D]) -> Written[D] | None:

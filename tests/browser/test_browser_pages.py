@@ -8,6 +8,7 @@ from fedemb.documents.audit import AuditReport
 from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
 from fedemb.reports.audit_words import audit_sentence
+from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.report import render_run_index
 from fedemb.reports.utility_words import utility_sentence
 
@@ -31,8 +32,7 @@ def run_index() -> str:
     return render_run_index(
         run_id="weekly-2026-11-21",
         purpose="release",
-        headline="Refused: nobody checked the backbone; `fedemb ledger waive "
-        "pretraining_overlap_unchecked`, or epsilon=12.1 exceeds the budget 8",
+        headline=headline(RunFacts(failures=[Failure("gate_release", 3, "GateDenied")])),
         guarantee="(epsilon 7.32, delta 1.1e-05) differential privacy for one user with everything "
         "they own, adding or removing one user; PLD accountant, 40 rounds, the final model",
         utility="recall 0.412 [0.398, 0.427] at a false accept rate of 0.001",

@@ -106,7 +106,9 @@ def reapply(plane, overlay):
     """Puts the overlay back as it was."""
 
     def again() -> None:
-        plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(plane.deployed))
+        force = ("apply", "--server-side", "--force-conflicts")
+        plane.kubectl(*force, "-k", str(plane.deployed))
+        plane.kubectl(*force, "-f", f"{plane.deployed}/launcher.yaml")
         wait_until_in_force(plane)
 
     return again

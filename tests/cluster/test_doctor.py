@@ -143,6 +143,24 @@ HARMS = {
 """Check -> what an administrator may do to a cluster by mistake."""
 
 
+@pytest.mark.parametrize("scheme", ["minio", "s3"])
+@pytest.mark.usefixtures("kubeflow")
+def test_a_launcher_that_still_points_to_the_root_of_kubeflow_is_refused(
+    ask_doctor, plane, reapply, scheme
+):
+    root = f"{scheme}://mlpipeline/private-artifacts/fedemb/v2/artifacts"
+    patch = json.dumps({"data": {"defaultPipelineRoot": root}})
+    plane.kubectl("patch", "configmap", "kfp-launcher", "-n", "fedemb", "-p", patch)
+    try:
+        result, states = ask_doctor()
+        assert states["public-root"][0] == "unsafe", result.output
+        assert "Kubeflow's own root" in states["public-root"][1]
+        assert result.exit_code == 3 or "unsafe" in str(result.exception)
+    finally:
+        reapply()
+    assert ask_doctor()[1]["public-root"][0] == "ok"
+
+
 @pytest.mark.parametrize("claim", ["fedemb-keys", "fedemb-keys-gate"])
 @pytest.mark.usefixtures("kubeflow")
 def test_a_lost_volume_of_keys_is_found(ask_doctor, plane, overlay, reapply, claim):

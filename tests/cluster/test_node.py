@@ -177,7 +177,7 @@ def test_a_refused_run_ends_with_its_code_and_the_last_step_shows_why(world):
     }
     ended = world.component("show_outcome", out, {}, status=status)
     assert ended.exit_code == 0, ended.log
-    assert (out / "outcome").read_text().startswith("# Refused\n")
+    assert (out / "summary").read_text().startswith("# Refused: ")
     metadata = json.loads((out / "executor_output.json").read_text())["artifacts"]["metrics"]
     assert metadata["artifacts"][0]["metadata"]["exit_code"] == 3.0
 
@@ -280,7 +280,7 @@ def test_a_classifier_comes_from_photos_to_a_release_in_pods(world):
     ended = run.end("SUCCEEDED")
     assert ended.exit_code == 0, ended.log
     shown = run.folder(declared("show_outcome"))
-    assert (shown / "outcome").read_text().startswith("# Released\n")
+    assert (shown / "summary").read_text().startswith("# Released\n")
     told = json.loads((shown / "executor_output.json").read_text())
     figures = told["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     assert figures["top_1"] - figures["top_1_best_start"] == pytest.approx(figures["gain"])

@@ -217,7 +217,8 @@ def released(fence, tmp_path_factory):
     assert run.ledger().state.attempts["tuesday", 1].status == "released"
     task = root / "public" / "show-outcome" / "0ae1"
     task.mkdir(parents=True)
-    shown = RunArtifacts(outcome=task / "outcome", verdict=task / "verdict")
+    names = ("outcome", "summary", "verdict")
+    shown = RunArtifacts(**{name: task / name for name in names})
     with fence.acting("show_outcome"):
         outcome.run(StepContext(shown), uri=str(shown.outcome), state="SUCCEEDED")
     assert shown.outcome.read_text()

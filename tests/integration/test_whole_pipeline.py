@@ -47,11 +47,15 @@ def test_run_ends_with_guarantee_utility_release_and_report(released):
 def test_first_line_of_the_run_page_says_how_it_ended_and_reports_lead_back(released):
     folder, output = released
     run = folder / "runs" / "first"
-    headline = re.search(r'<p class="headline">(.*?)</p>', (run / "index.html").read_text())[1]
+    page = (run / "index.html").read_text()
+    assert re.search(r'<p class="headline">(.*?)</p>', page)[1] == "Released"
     epsilon = re.match(r"\(([\d.]+), ", closing_line(output, "guarantee"))[1]
-    assert headline.startswith(f"Released: epsilon {float(epsilon):.3g} for one user")
-    assert "the best of the public start, an untrained net and raw pixels" in headline
-    assert (" points over " in headline) != (" points below " in headline)
+    everything, this, gain = re.findall(r'<div class="value">(.*?)</div>', page)[:3]
+    assert this == f"{float(epsilon):.3g}"
+    assert float(everything) >= float(this)
+    assert gain.endswith(" points")
+    assert "; over the best of " in page
+    assert 'href="reports/verdict.html"' in page
     for page in (run / "reports").glob("*.html"):
         assert 'href="../index.html"' in page.read_text()
 

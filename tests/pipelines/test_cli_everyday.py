@@ -181,12 +181,12 @@ def test_runs_lists_verdict_epsilon_and_gain(tmp_path, capsys):
     report = read(measured.utility, UtilityReport).body
     gain = report.public_backbone.difference[report.headline_rate]
     rows = {line.split("  ")[0].strip(): line for line in run(capsys, "runs", tmp_path).split("\n")}
-    assert "released" in rows["good"]
+    assert "Released" in rows["good"]
     assert epsilon in rows["good"]
     assert f"{100 * gain.value:+.1f} [" in rows["good"]
-    assert "refused" in rows["bad"]
-    assert "stopped in partition_users" in rows["broken"]
-    assert "unfinished" in rows["new"]
+    assert "Refused: gate_release" in rows["bad"]
+    assert "Stopped: partition_users" in rows["broken"]
+    assert "Stopped: no step reported an error" in rows["new"]
     with pytest.raises(SystemExit) as stopped:
         main(["runs", str(tmp_path / "nowhere")])
     assert stopped.value.code == 2

@@ -44,7 +44,7 @@ def _trust(run):
 def test_good_bundle_is_called_by_its_name_wherever_it_lies(capsys, run, bundle):
     code, out, _ = call(capsys, "verify", bundle, *_trust(run), "--ledger", run.ledger_uri)
     assert code == 0
-    assert out.startswith("verified: glyphs 1.0, of run monday\nguarantee: (")
+    assert out.startswith("verified: glyphs 1.0, of run monday\nReleased; epsilon of one user ")
     code, out, _ = call(capsys, "verify", bundle, *_trust(run), "--json")
     found = json.loads(out)
     assert (code, found["verified"], found["problems"]) == (0, True, [])

@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from fedemb.documents.artifacts import Public
-from fedemb.documents.fields import Interval
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.events import EVENT_PREFIX
 from fedemb.pipelines.cli.results import price
@@ -15,7 +14,6 @@ from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
 from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.pipelines.run.index import _headline
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, Pace, PlainView, _follow, _guarantee
 from fedemb.step_context import StepContext
@@ -91,21 +89,6 @@ def test_outputs_are_published_by_type():
     kinds = {kind for outputs in DP_FEDEMB.published().values() for kind in outputs.values()}
     assert Public in kinds
     assert {kind.__name__ for kind in kinds} == {"Public", "Noised"}
-
-
-@pytest.mark.parametrize(
-    ("gain", "said"),
-    [
-        ((0.13, 0.11, 0.15), "13.0 points over raw pixels"),
-        ((-0.013, -0.028, 0.003), "1.3 points below raw pixels, which may be chance"),
-    ],
-)
-def test_the_first_line_says_on_which_side_of_the_start_the_model_is(gain, said):
-    value, low, high = gain
-    found = _headline(
-        None, "none (simulation)", Interval(value=value, low=low, high=high), "raw pixels"
-    )
-    assert found == f"Simulation: nothing is released, {said}"
 
 
 def test_a_projection_without_a_finite_epsilon_is_said_so(tmp_path):

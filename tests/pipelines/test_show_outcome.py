@@ -1,17 +1,27 @@
-"""The page of a run that was refused: in the public root lies what Kubeflow would throw away."""
+"""The first page of a run in Kubeflow: from its documents, and from what failed steps kept."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+import fedemb.lineage
 import fedemb.outcome
+import fedemb.steps.show_outcome.outcome
 from fedemb.documents.artifacts import Public
-from fedemb.outcome import keep_outcome, newest, outcomes, run_folder
+from fedemb.documents.document import read
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.errors import Superseded
+from fedemb.keys.signatures import Signer
+from fedemb.ledger import name_approvers, read_reservation
+from fedemb.outcome import keep_outcome, outcomes, run_folder
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.step import declared
+from fedemb.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
+from fedemb.storage.turns import Turn
 from tests import honest_run
 
 GATE = ("verdict", "verdict_page", "lineage")
@@ -33,7 +43,8 @@ def bucket(tmp_path, monkeypatch):
         name = str(uri).removeprefix("gs://public").strip("/")
         return _Bucket(tmp_path / "bucket" / name)
 
-    monkeypatch.setattr(fedemb.outcome, "open_store", opened)
+    for module in (fedemb.outcome, fedemb.lineage, fedemb.steps.show_outcome.outcome):
+        monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"
 
 
@@ -56,11 +67,13 @@ def _run_step(name: str, pod: dict, **values) -> int:
 
 
 def _show(folder: Path, run: str, state: str) -> tuple[str, dict[str, float]]:
-    pod = _pod(folder, "show-outcome", run, "outcome", "metrics", "verdict")
+    pod = _pod(folder, "show-outcome", run, "outcome", "summary", "metrics", "verdict")
     figures: dict[str, float] = {}
     pod["metrics"].log_metric = figures.__setitem__
     assert _run_step("show_outcome", pod, status=SimpleNamespace(state=state)) == 0
-    return (folder / "outcome").read_text(), figures
+    html, short = ((folder / name).read_text() for name in ("outcome", "summary"))
+    assert re.search(r"<h1>(.*?)</h1>", html)[1] == short.partition("\n")[0].removeprefix("# ")
+    return short, figures
 
 
 @pytest.fixture
@@ -100,7 +113,8 @@ def test_denied_run_keeps_verdict_and_lineage_and_shows_every_reason(denied, buc
     report.parent.mkdir(parents=True)
     report.write_bytes(denied.report.read_bytes())
     page, figures = _show(folder, "monday", "FAILED")
-    assert page.startswith("# Refused\n")
+    assert verdict["reasons"] == ["report_differs"]
+    assert page.startswith("# Refused: report differs\n")
     assert "**gate_release** ended with exit code 3" in page
     assert all(f"- `{reason}`" in page for reason in verdict["reasons"])
     assert figures["exit_code"] == 3
@@ -154,16 +168,132 @@ def test_figures_of_a_classifier_have_their_own_name_and_none_that_was_not_measu
 
 def test_run_without_a_word_from_a_step_says_so(bucket, tmp_path):
     page, figures = _show(tmp_path, "tuesday", "FAILED")
-    assert page.startswith("# Stopped; no step reported an error")
+    assert page.startswith("# Stopped: no step reported an error\n")
     assert figures == {"exit_code": 1}
 
 
-def test_failure_before_a_retry_that_went_well_is_not_shown(bucket, tmp_path):
-    pod = _pod(tmp_path, "gate-release", "friday", "verdict")
-    keep_outcome({"verdict": Public}, pod, {"step": "gate_release", "exit_code": 4})
-    page, figures = _show(tmp_path, "friday", "SUCCEEDED")
-    assert page.startswith("# Done\n")
+def _upload(bucket: Path, run: str, task: str, **files: Path) -> Path:
+    """What the launcher does after a step that succeeded."""
+    place = bucket / "runs" / "dp-fedemb" / run / task / "1bf2"
+    place.mkdir(parents=True, exist_ok=True)
+    for name, path in files.items():
+        (place / name).write_bytes(path.read_bytes())
+    return place
+
+
+@pytest.fixture
+def released(bucket, tmp_path):
+    """A run that was released, with its documents in the bucket."""
+    run = honest_run.start(tmp_path / "released").until_gate()
+    run.do_gate()
+    run.do_release()
+    root = run.root
+    pages = {"privacy_page": run.page, "privacy_report": run.report}
+    _upload(bucket, "monday", "account-privacy", **pages)
+    _upload(bucket, "monday", "evaluate-embeddings", utility_report=run.utility)
+    gate = {"verdict": run.verdict, "verdict_page": root / "verdict.md", "lineage": run.lineage}
+    _upload(bucket, "monday", "gate-release", **gate)
+    _upload(bucket, "monday", "release-model", release=root / "release.json")
+    return run
+
+
+@pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED", "FAILED", "SOMETHING_NEW", ""])
+def test_headline_comes_from_the_documents_and_not_from_the_state(released, tmp_path, state):
+    page, figures = _show(tmp_path, "monday", state)
+    assert page.startswith("# Released\n")
+    assert (figures["exit_code"], figures["allowed"]) == (0, 1)
+    html = (tmp_path / "outcome").read_text()
+    for heading in ("Release", "Reports", "Gate checklist", "Lineage"):
+        assert f">{heading}</h2>" in html
+    stated = json.loads(released.report.read_text())
+    epsilon = f"{stated['cumulative']['max_block_epsilon']:.3g}"
+    assert f'class="value">{epsilon}<' in html
+    assert "gs://public/runs/dp-fedemb/monday/account-privacy/1bf2/privacy_page" in html
+    assert "https://storage.cloud.google.com/public/runs/dp-fedemb/monday/account" in page
+
+
+@pytest.mark.parametrize("state", ["COMPLETE", "SUCCEEDED"])
+def test_both_names_of_success_are_understood_where_there_is_no_document(bucket, tmp_path, state):
+    page, figures = _show(tmp_path, "monday", state)
+    assert page.startswith("# Unknown: completed without a verdict\n")
     assert figures == {"exit_code": 0}
+
+
+def test_a_state_nobody_knows_is_unknown_and_has_no_exit_code(bucket, tmp_path):
+    page, figures = _show(tmp_path, "monday", "SOMETHING_NEW")
+    assert page.startswith("# Unknown: ")
+    assert figures == {}
+
+
+def _die_in_turn(*stores: str) -> None:
+    for store in stores:
+        Turn(store, "train_dp_fedemb")
+    raise OSError("the disk is full")
+
+
+def test_superseded_process_leaves_no_outcome(released, bucket, tmp_path):
+    """A pod that was lost and started again: the first process ends after the second."""
+    pod = _pod(tmp_path, "train-dp-fedemb", "monday", "model")
+    with pytest.raises(SystemExit) as ended, step_process("train_dp_fedemb", pod):
+        raise Superseded("started again; no action needed")
+    assert ended.value.code == 3
+    turns = str(tmp_path / "private")
+    with pytest.raises(SystemExit), step_process("train_dp_fedemb", pod):
+        _die_in_turn(turns, turns)  # the second one is another process's
+    assert not list(bucket.rglob("outcome.json"))
+    page, figures = _show(tmp_path, "monday", "FAILED")
+    assert page.startswith("# Released\n")
+    assert figures["exit_code"] == 0
+
+
+def test_holder_of_the_fencing_token_leaves_its_outcome(bucket, tmp_path):
+    pod = _pod(tmp_path, "train-dp-fedemb", "monday", "model")
+    turns = str(tmp_path / "private")
+    with pytest.raises(SystemExit), step_process("train_dp_fedemb", pod):
+        _die_in_turn(turns, str(tmp_path / "elsewhere"))
+    (kept,) = bucket.rglob("outcome.json")
+    assert json.loads(kept.read_text())["fencing_token"] == 1
+
+
+def test_failure_with_the_highest_fencing_token_is_shown(bucket, tmp_path):
+    for place, token, code in (("a", 2, 4), ("b", 1, 3)):
+        uri = f"gs://public/runs/dp-fedemb/monday/train-dp-fedemb/{place}/model"
+        pod = {"model": SimpleNamespace(path=str(tmp_path / "none"), uri=uri, metadata={})}
+        outcome = {"step": "train_dp_fedemb", "exit_code": code, "error": "StorageError"}
+        keep_outcome({"model": Public}, pod, {**outcome, "message": "", "fencing_token": token})
+    page, figures = _show(tmp_path, "monday", "FAILED")
+    assert page.startswith("# Stopped: train_dp_fedemb, a store could not be reached\n")
+    assert figures == {"exit_code": 4}
+
+
+def test_gate_that_waits_for_approval_is_no_refusal_and_its_retry_counts(bucket, tmp_path):
+    """In Kubeflow: the gate waits, a person approves and retries it, and it runs elsewhere."""
+    policy = {**honest_run.config().policy.model_dump(), "approvals": 1}
+    run = honest_run.start(tmp_path / "run", policy=policy).until_gate()
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    _upload(bucket, "monday", "account-privacy", privacy_report=run.report)
+    assert _gate(run, _pod(folder, "gate-release", "monday", *GATE)) == 6
+    page, figures = _show(tmp_path, "monday", "FAILED")
+    assert page.startswith("# Waiting for approval: 0 of 1 given\n")
+    assert figures["exit_code"] == 6
+
+    ada = Signer.of_approver(Ed25519PrivateKey.generate())
+    name_approvers(run.ledger(), {"ada": ada.public_key}, "the board", run.keys)
+    report = read(run.report, PrivacyReport)
+    reservation = read_reservation(run.reservation)
+    digests = {"model_sha": report.body.model_sha, "report_sha": report.sha}
+    run.ledger().approve(reservation, **digests, signer=ada)
+    run.do_gate()
+    run.do_release()
+    gate = {"verdict": run.verdict, "verdict_page": run.root / "verdict.md"}
+    _upload(bucket, "monday", "gate-release", **gate, lineage=run.lineage)
+    _upload(bucket, "monday", "release-model", release=run.root / "release.json")
+    page, figures = _show(tmp_path, "monday", "FAILED")
+    assert page.startswith("# Released\n")
+    assert "- approved by ada" in page
+    assert "ended with exit code" not in page
+    assert figures["exit_code"] == 0
 
 
 def test_raw_output_is_never_kept(bucket, tmp_path):
@@ -178,5 +308,4 @@ def test_folder_of_a_run_is_found_on_a_cluster_and_on_one_machine():
     cluster = "gs://b/runs/dp-fedemb/1f/show-outcome/9c/outcome"
     assert run_folder(cluster, "show-outcome") == "gs://b/runs/dp-fedemb/1f"
     assert run_folder("/runs/p-1/show-outcome/outcome", "show-outcome") == "/runs/p-1"
-    assert list(outcomes("/nowhere/at/all")) == []
-    assert newest("/nowhere/at/all", "verdict") is None
+    assert list(outcomes("/nowhere/at/all", lambda _: ())) == []

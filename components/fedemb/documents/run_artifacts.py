@@ -13,7 +13,7 @@ DESCRIPTIONS = {
     "lineage": "What was made of what, as OpenLineage events.",
     "metrics": "Figures that runs are compared by.",
     "model": "The noised model, its card and its public round log; signed.",
-    "outcome": "How the run ended: verdict, figures and every reason.",
+    "outcome": "How the run ended: verdict, figures, reasons, reports and lineage.",
     "pretrained": "The public start of the backbone; signed.",
     "privacy_page": "The privacy report as a page.",
     "privacy_plan": "What the mechanism will do and cost; signed before anything runs.",
@@ -21,11 +21,12 @@ DESCRIPTIONS = {
     "release": "Where the signed bundle lies, if there is one.",
     "reservation": "The record of the ledger that charged this run.",
     "roc": "Verification on people who never trained, as a curve.",
+    "summary": "How the run ended in short, with links, in Markdown.",
     "users": "Manifest of the partition; the users themselves stay below the private root.",
     "utility_page": "The utility report as a page.",
     "utility_report": "Exact figures on held-out people, who are not covered by the guarantee.",
     "verdict": "Whether the release is allowed, and by which rules not; signed.",
-    "verdict_page": "The verdict with every reason and its remedy, in Markdown.",
+    "verdict_page": "Every rule of the gate with value, threshold and outcome, in Markdown.",
 }
 """What each artifact is."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.verdict import NOT_APPROVED
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -35,6 +37,17 @@ def waiver(code: str) -> str:
 
 
 @dataclass(frozen=True)
+class Check:
+    """The value that one rule checked, and its outcome."""
+
+    rule: str
+    outcome: Literal["passed", "denied", "waived"]
+    value: str
+    threshold: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the gate says; `allow` only without any reason."""
 
@@ -42,6 +55,12 @@ class Verdict:
     reasons: tuple[Reason, ...]
     simulation: bool = False
     waived: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether approvals are all that is missing."""
+        return [reason.code for reason in self.reasons] == [NOT_APPROVED]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ Specification: docs/gate.md#what-it-asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, sentence_of
@@ -20,8 +21,10 @@ from fedemb.errors import StorageError
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate import utility_rules as utility
-from fedemb.gate.case import RERUN, Case, Reason, Verdict
+from fedemb.gate.case import RERUN, Case, Check, Reason, Verdict
+from fedemb.gate.checklist import one_line, value_and_threshold
 from fedemb.ledger import Ledger
+from fedemb.ledger.records import Record
 
 WAIVABLE = (
     "delta_above_customary",
@@ -42,7 +45,6 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("mechanism_invalid", privacy.mechanism),
     ("epsilon_invalid", privacy.epsilon),
     ("tuning_invalid", privacy.tuning),
-    ("approvals_invalid", privacy.approvals),
     ("audit_invalid", artifacts.audit),
     ("noise_floor_unknown", artifacts.away_from_start),
     ("model_invalid", artifacts.model),
@@ -53,8 +55,12 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("worse_than_previous_release", utility.no_worse_than_previous),
     ("clock_invalid", artifacts.clock),
     ("report_differs", artifacts.rebuilt),
+    ("approvals_invalid", privacy.approvals),
 )
-"""Rules in order of importance, each with the code of the reason if it cannot be evaluated."""
+"""Rules in order of importance, each with the code of the reason if it cannot be evaluated.
+
+The approvals come last: people are asked about a run that nothing else keeps back.
+"""
 
 
 def decide(
@@ -83,29 +89,72 @@ def decide(
       evaluated and none has a reason that is not waived.
     """
     case = Case(evidence, report, ledger, now or datetime.now(UTC), same_environment)
-    reasons: list[Reason] = []
+    found: dict[str, list[Reason]] = {}
     for code, rule in RULES:
+        found[code] = []
         try:
-            reasons += rule(case)
+            found[code] += rule(case)
         except StorageError:  # nothing was found wrong: asked again, it may be allowed
             raise
         except Exception as error:  # fails closed: whatever goes wrong inside a rule denies
-            reasons.append(Reason(code, sentence_of(error), RERUN))
+            found[code].append(Reason(code, sentence_of(error), RERUN))
+    reasons = [reason for given in found.values() for reason in given]
     waived = _waived(case, reasons)
     left = tuple(dict.fromkeys(reason for reason in reasons if reason.code not in waived))
     simulation = evidence.config.purpose == "simulation"
-    return Verdict(not left and not simulation, left, simulation, tuple(sorted(waived)))
+    checks = tuple(_check(case, code, given, waived) for code, given in found.items())
+    return Verdict(not left and not simulation, left, simulation, tuple(sorted(waived)), checks)
+
+
+def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> Check:
+    codes = tuple(dict.fromkeys(reason.code for reason in reasons))
+    denied = any(code not in waived for code in codes)
+    outcome = "denied" if denied else "waived" if codes else "passed"
+    return Check(rule, outcome, *value_and_threshold(case, rule), codes)
 
 
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
     """Codes that the policy owner waived for this model, by a signed record the report states."""
     try:
         model = case.evidence.model.body.weights_sha
-        signed = {
-            record.body["code"]
-            for record in case.ledger.state.waivers
-            if record.body["model_sha"] == model and record.sequence <= case.head
-        }
+        signed = waiver_records(case.ledger, model, case.head).keys()
     except Exception:  # fails closed: no waiver
         return set()
     return {reason.code for reason in reasons if reason.code in WAIVABLE} & signed
+
+
+def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Record]:
+    """The waivers of one model up to a record of the ledger: code -> its first record."""
+    found: dict[str, Record] = {}
+    for record in ledger.state.waivers:
+        if record.body["model_sha"] == model_sha and record.sequence <= head:
+            found.setdefault(record.body["code"], record)
+    return found
+
+
+def applied_waivers(
+    ledger: Ledger, waived: Sequence[str], report: PrivacyReport
+) -> list[dict[str, Any]]:
+    """The waivers that a verdict rests on, as fields of `AppliedWaiver`.
+
+    Args:
+      ledger: of the policy.
+      waived: codes that the verdict waived.
+      report: of the run; it names the model and the last ledger record that counts.
+    """
+    signed = waiver_records(ledger, report.model_sha, report.cumulative.ledger_sequence)
+    return [
+        {
+            "code": code,
+            "actor": signed[code].actor,
+            "reason": one_line(str(signed[code].body["reason"])),
+            "sequence": signed[code].sequence,
+        }
+        for code in waived
+    ]
+
+
+def given_approvals(ledger: Ledger, model_sha: str, report_sha: str) -> list[dict[str, Any]]:
+    """The approvals of a model with a report, as fields of `GivenApproval`."""
+    given = ledger.state.approvals_of(model_sha, report_sha)
+    return [{"actor": record.actor, "sequence": record.sequence} for record in given]

@@ -7,6 +7,7 @@ from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.fields import Interval
 from fedemb.documents.mechanism_audit import MechanismAudit
 from fedemb.privacy.accounting.units import count_of
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 LIMITATIONS = (
     "It attacks with one simple score. A stronger attack may find more.",
@@ -52,6 +53,23 @@ def mechanism_sentence(audit: MechanismAudit, unit: Unit) -> str:
             f"and {bounds.f_dp:.3g} (f-DP), on which nothing rests"
         )
     return f"Did the priced mechanism run: {'; '.join(parts)}."
+
+
+def audit_answer(report: AuditReport, plan: MechanismPlan) -> str:
+    """Yes or no: did the priced mechanism run, as far as the audit can tell."""
+    who = f"{report.unit}s"
+    if report.self_test.failed:
+        return "No: the auditor failed its own test, so it shows nothing."
+    calibrated = report.measured and report.measured.calibrated.auroc
+    if calibrated is not None and finding(calibrated) == "leak" and not report.split_by_value:
+        return f"No: training {who} are distinguishable from held-out ones."
+    if report.mechanism is None:
+        return "Not shown: this audit has no evidence that the priced mechanism ran."
+    failed = report.mechanism.failed(plan)
+    if failed:
+        names = ", ".join(code.replace("_", " ") for code in failed)
+        return f"No: the priced mechanism did not run as planned ({names})."
+    return "Yes: the priced mechanism ran, and every check of it passed."
 
 
 def audit_sentence(report: AuditReport) -> str:

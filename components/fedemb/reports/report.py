@@ -181,7 +181,7 @@ def render_run_index(
     *,
     run_id: str,
     purpose: str,
-    headline: str,
+    headline: Any,
     guarantee: str,
     utility: str,
     release: str,
@@ -190,7 +190,7 @@ def render_run_index(
     budget: Mapping[str, Any] | None = None,
     artifacts: Sequence[Mapping[str, Any]] = (),
     facts: Sequence[tuple[str, Any]] = (),
-    gained: bool = True,
+    verdict: Any = None,
     time: str | None = None,
 ) -> str:
     """Renders the index page of one run (`run_index.html`).
@@ -198,10 +198,10 @@ def render_run_index(
     Args:
       run_id: name of the run.
       purpose: `release` or `simulation`.
-      headline: how the run ended, in one line.
+      headline: `reports.headline.Headline`: how the run stands.
       guarantee: the sentence after `guarantee:` of the run's closing lines.
       utility: the sentence after `utility:`.
-      release: what follows `release:`; `refused: ...` and `none (simulation)` colour the page.
+      release: the sentence after `release:`.
       steps: in the order they run, mappings with `name`, `after` (names of the steps before it),
         `status` (`done` | `running` | `failed` | `refused` | `stopped` | `skipped` | `waiting`),
         `seconds` (float or None) and optionally `href` (a report).
@@ -211,20 +211,21 @@ def render_run_index(
         `path` (relative; shown, not linked) and `digest` (hex, or None: a Raw has a keyed
         commitment only).
       facts: further pairs for the table of facts (configuration digest, versions).
-      gained: whether the model is certainly better than its public start; else nothing is green.
+      verdict: `VerdictDocument` of the gate; None: no verdict.
       time: when the run ended, ISO 8601.
 
     Raises:
       ArtifactError: a step comes after one that is not listed before it.
     """
-    refused, released = release.startswith("refused"), not release.startswith("none")
     listed = [{"href": None, **step, "lines": [_state(step)]} for step in steps]
     return render(
         "run_index.html",
-        tone="bad" if refused else "good" if released and gained else "plain",
+        tone=headline.tone,
         run_id=run_id,
         purpose=purpose,
         headline=headline,
+        figures=headline.figures.rows(),
+        verdict=verdict,
         guarantee=guarantee,
         utility=utility,
         release=release,

@@ -12,6 +12,8 @@ a late one from what replaces or deletes, where the worst left is a change that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +21,20 @@ from fedemb.errors import Superseded
 from fedemb.storage import Entry, Store, open_store
 
 TURNS = "turns"
+
+
+_TAKEN: ContextVar[list[Turn] | None] = ContextVar("turns_taken", default=None)
+
+
+@contextmanager
+def turns_taken() -> Iterator[list[Turn]]:
+    """While entered, collects the turns that this process takes, in order."""
+    taken: list[Turn] = []
+    token = _TAKEN.set(taken)
+    try:
+        yield taken
+    finally:
+        _TAKEN.reset(token)
 
 
 class Turn:
@@ -38,7 +54,19 @@ class Turn:
             except FileExistsError:
                 continue
             self._number = number
+            taken = _TAKEN.get()
+            if taken is not None:
+                taken.append(self)
             return
+
+    @property
+    def number(self) -> int:
+        """The fencing token: a later start has a higher one."""
+        return self._number
+
+    def over(self) -> bool:
+        """Whether a later start is known."""
+        return open_store(self._uri).exists(_name(self._number + 1))
 
     def check(self) -> None:
         """Goes on only while no later start is known.
@@ -46,7 +74,7 @@ class Turn:
         Raises:
           Superseded: there is one.
         """
-        if open_store(self._uri).exists(_name(self._number + 1)):
+        if self.over():
             raise Superseded(
                 f"{self._step} was started again while this process still ran, and the later one "
                 "goes on alone; no action needed; see the later pod"

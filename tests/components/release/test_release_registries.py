@@ -180,7 +180,7 @@ def test_webhook_gets_the_release_with_a_key_to_know_it_again(release, receiver,
     assert headers["Idempotency-Key"] == release.properties[BUNDLE]
     assert headers["Authorization"] == "Bearer secret"
     assert body["metrics"]["epsilon"] == release.metrics["epsilon"]
-    assert body["description"].startswith("This model carries (")
+    assert body["description"].startswith("Released; epsilon of one user ")
 
 
 @pytest.mark.parametrize("status", [401, 500])

@@ -9,6 +9,7 @@ import pytest
 from fedemb.errors import ArtifactError
 from fedemb.reports import charts, report
 from fedemb.reports.dag import layout_dag, lineage_dag
+from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.report import Bar, Line
 
 STEPS = [
@@ -30,7 +31,7 @@ def index(**overrides):
     context = {
         "run_id": "run-1",
         "purpose": "release",
-        "headline": "Released: epsilon 7.3 for one user",
+        "headline": headline(RunFacts(released=True)),
         "guarantee": "epsilon 7.3",
         "utility": "recall 0.4",
         "release": "releases/run-1",
@@ -74,7 +75,8 @@ def test_index_is_the_same_every_time():
 
 
 def test_a_refused_run_and_a_simulation_look_like_it():
-    assert 'class="verdict bad"' in index(release="refused: over the cap; wait")
+    refused = headline(RunFacts(failures=[Failure("reserve_budget", 3, "BudgetExceeded")]))
+    assert 'class="verdict bad"' in index(headline=refused)
     assert "can never be released" in index(purpose="simulation", release="none (simulation)")
 
 
@@ -182,8 +184,8 @@ def test_numbers_stay_on_one_line_and_pictures_as_they_are():
 
 def test_index_without_a_certain_gain_is_not_green():
     assert 'class="verdict good"' in index()
-    assert 'class="verdict plain"' in index(gained=False)
-    assert 'class="verdict plain"' in index(release="none (train stopped: as asked)")
+    waiting = headline(RunFacts(failures=[Failure("gate_release", 6, "AwaitingApproval")]))
+    assert 'class="verdict plain"' in index(headline=waiting)
 
 
 def test_ticks_of_a_chart_are_those_it_is_given():

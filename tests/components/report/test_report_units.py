@@ -52,7 +52,7 @@ def said(request, tmp_path_factory):
     page = re.sub(r"<h2[^>]*>Lineage</h2>.*", "", page, flags=re.DOTALL)  # names of steps
     evidence = read_evidence(config, run.artifacts)
     report = read(run.report, PrivacyReport)
-    card = model_card(evidence, report, run.ledger(), "glyphs", "1.0")
+    card = model_card(evidence, report, run.ledger(), (), ("glyphs", "1.0"))
     plan = plan_mechanism(config)
     return request.param, {
         "page": html.unescape(re.sub(r"<[^>]+>", " ", page)),

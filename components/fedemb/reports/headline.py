@@ -1,0 +1,291 @@
+"""How a run stands: the headline that the CLI, pages, model cards, registries and Kubeflow show.
+
+`headline` derives the state from the documents of the run; how its processes ended counts only
+where no document says more. Everything that shows a state takes it from here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from fedemb.config.policy import Unit
+from fedemb.documents.fields import Interval
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.utility import AnyUtility
+from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
+from fedemb.reports.report import significant
+from fedemb.reports.utility_words import best_start
+
+State = Literal[
+    "Released",
+    "Released with a waiver",
+    "Waiting for approval",
+    "Refused",
+    "Stopped",
+    "Running",
+    "Simulation",
+    "Unknown",
+]
+WORDS = 12
+"""Words of a title at most."""
+_STOPPED = {
+    1: "a bug or a broken environment",
+    2: "a wrong configuration or input",
+    4: "a store could not be reached",
+    5: "interrupted",
+}
+_EXIT_CODES: dict[State, int] = {
+    "Released": 0,
+    "Released with a waiver": 0,
+    "Simulation": 0,
+    "Refused": 3,
+    "Waiting for approval": 6,
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a step failed."""
+
+    step: str
+    exit_code: int
+    error: str = ""
+    """Class of the error."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run; documents as far as they exist and could be read."""
+
+    verdict: VerdictDocument | None = None
+    report: PrivacyReport | None = None
+    utility: AnyUtility | None = None
+    released: bool = False
+    """Whether a bundle was published."""
+    simulation: bool = False
+    failures: Sequence[Failure] = ()
+    """Of the steps that did not succeed later."""
+    running: str | None = None
+    """What runs now; None: nothing does."""
+    completed: bool | None = None
+    """Whether all steps succeeded; None: not known."""
+
+
+class Figure(NamedTuple):
+    """One figure with its label."""
+
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Privacy and utility in the order in which a release is decided."""
+
+    epsilon_all: float | None = None
+    """Of the unit charged most, over all runs of the policy; None: no report."""
+    epsilon_run: float | None = None
+    """Of this run; None: no report."""
+    cap: float | None = None
+    delta: float | None = None
+    unit: Unit = "user"
+    gain: Interval | None = None
+    """Over the best start; None: not measured."""
+    over: str = ""
+    """The start that the gain is over."""
+
+    @classmethod
+    def of(cls, report: PrivacyReport | None, utility: AnyUtility | None) -> Figures:
+        """The figures of two documents; infinite epsilons stay infinite."""
+        found = cls()
+        if report is not None:
+            accounting, cumulative = report.accounting, report.cumulative
+            found = replace(
+                found,
+                epsilon_all=_or_infinite(cumulative.max_block_epsilon),
+                epsilon_run=_or_infinite(accounting.epsilon),
+                cap=cumulative.cap,
+                delta=cumulative.delta,
+                unit=report.unit.unit,
+            )
+        if utility is not None and utility.gain is not None:
+            found = replace(found, gain=utility.gain, over=best_start(utility))
+        return found
+
+    def rows(self) -> tuple[Figure, Figure, Figure]:
+        """Epsilon of the person first, of this run second, the gain third."""
+        of_cap = "" if self.cap is None else f"of the cap {significant(self.cap)}"
+        at = "" if self.delta is None else f" at delta {significant(self.delta)}"
+        return (
+            Figure(
+                f"Epsilon of one {self.unit}, all runs", _epsilon(self.epsilon_all), of_cap + at
+            ),
+            Figure("Epsilon of this run", _epsilon(self.epsilon_run), at.strip()),
+            Figure("Gain over the best start", _points(self.gain), self._interval()),
+        )
+
+    def sentence(self) -> str:
+        """The same figures in one line."""
+        gain = _points(self.gain) + (f" {_range(self.gain)}" if self.gain else "")
+        return (
+            f"epsilon of one {self.unit} {_epsilon(self.epsilon_all)} (all runs), "
+            f"{_epsilon(self.epsilon_run)} (this run); gain {gain}"
+        )
+
+    def _interval(self) -> str:
+        return f"95 % interval {_range(self.gain)}; over {self.over}" if self.gain else ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The state of a run: title and figures."""
+
+    state: State
+    title: str
+    """The state with its cause, at most `WORDS` words."""
+    exit_code: int | None
+    """Of the run, see `fedemb.errors`; None: not known."""
+    figures: Figures
+
+    @property
+    def tone(self) -> Literal["good", "bad", "plain"]:
+        """Colour of a page: good only for a release without a waiver and with a certain gain."""
+        if self.state in ("Refused", "Stopped"):
+            return "bad"
+        gain = self.figures.gain
+        gained = gain is None or gain.low > 0
+        return "good" if self.state == "Released" and gained else "plain"
+
+    def sentence(self) -> str:
+        """Title and figures in one line."""
+        return f"{self.title}; {self.figures.sentence()}"
+
+
+def headline(facts: RunFacts, *, waivers: Sequence[AppliedWaiver] | None = None) -> Headline:
+    """Returns how a run stands.
+
+    Args:
+      facts: what is known of it.
+      waivers: those a release rests on; None: as the verdict names them.
+
+    A running run is running. Otherwise the verdict of the gate decides: a denial is not undone by
+    how processes ended, and neither is a release.
+    """
+    state, why, code = (
+        ("Running", facts.running, None)
+        if facts.running is not None
+        else _by_verdict(facts, waivers) or _by_failures(facts.failures) or _by_end(facts)
+    )
+    figures = Figures.of(facts.report, facts.utility)
+    return Headline(state, title_of(state, why), _EXIT_CODES.get(state, code), figures)
+
+
+_Found = tuple[State, str, int | None]
+"""State, its cause, and the exit code where the state does not fix it."""
+
+
+def _by_verdict(facts: RunFacts, waivers: Sequence[AppliedWaiver] | None) -> _Found | None:
+    verdict = facts.verdict
+    if verdict is not None and verdict.simulation:
+        return "Simulation", "never released", None
+    if verdict is not None and not verdict.allow:
+        if verdict.waiting:
+            return "Waiting for approval", _approvals(verdict), None
+        return "Refused", _denied(verdict), None
+    if not facts.released:
+        return None
+    if waivers is None:
+        waivers = () if verdict is None else _waivers(verdict)
+    return ("Released with a waiver", waived(waivers), None) if waivers else ("Released", "", None)
+
+
+def _by_failures(failures: Sequence[Failure]) -> _Found | None:
+    """The failure with the gravest meaning: waiting and refusals before what can be retried."""
+    for state in ("Waiting for approval", "Refused"):
+        for failure in failures:
+            if failure.exit_code == _EXIT_CODES[state]:
+                cause = f"{failure.step}, {_spaced(failure.error)}" if state == "Refused" else ""
+                return state, cause, None
+    if not failures:
+        return None
+    first = failures[0]
+    why = f"{first.step}, {_STOPPED.get(first.exit_code, 'see its log')}"
+    return "Stopped", why, max(failure.exit_code for failure in failures)
+
+
+def _by_end(facts: RunFacts) -> _Found:
+    if facts.completed is False:
+        return "Stopped", "no step reported an error", 1
+    if facts.completed and facts.simulation:
+        return "Simulation", "never released", None
+    if facts.completed:
+        return "Unknown", "completed without a verdict", 0
+    return "Unknown", "no verdict, and the state of the run is not known", None
+
+
+def title_of(state: State, why: str = "") -> str:
+    """A state and its cause in at most `WORDS` words.
+
+    >>> title_of("Refused", "no gain over public")
+    'Refused: no gain over public'
+    """
+    link = " by " if state == "Released with a waiver" else ": "
+    words = f"{state}{link}{why}".split() if why else state.split()
+    return " ".join(words) if len(words) <= WORDS else " ".join(words[:WORDS]) + "…"
+
+
+def waived(waivers: Sequence[AppliedWaiver]) -> str:
+    """Who waived rules and why: `NAME: REASON`, of the first where there are several."""
+    first = waivers[0]
+    who = "the policy owner" if first.actor in ("", "unnamed") else first.actor
+    also = f" (and {len(waivers) - 1} more)" if len(waivers) > 1 else ""
+    return f"{who}{also}: {first.reason or _spaced(first.code)}"
+
+
+def _waivers(verdict: VerdictDocument) -> tuple[AppliedWaiver, ...]:
+    """A verdict of version 1 has only the codes of its waivers."""
+    if verdict.waivers or not verdict.waived:
+        return tuple(verdict.waivers)
+    return tuple(
+        AppliedWaiver(code=code, actor="unnamed", reason=_spaced(code), sequence=0)
+        for code in verdict.waived
+    )
+
+
+def _approvals(verdict: VerdictDocument) -> str:
+    needed = verdict.approvals_needed
+    return "" if needed is None else f"{len(verdict.approvals)} of {needed} given"
+
+
+def _denied(verdict: VerdictDocument) -> str:
+    codes = [code for code in verdict.reasons if code != "not_approved"] or verdict.reasons
+    more = f" and {len(codes) - 1} more" if len(codes) > 1 else ""
+    return (_spaced(codes[0]) if codes else "by the gate") + more
+
+
+def _spaced(name: str) -> str:
+    """`no_gain_over_public` and `BudgetExceeded` as words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower()
+
+
+def _or_infinite(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else epsilon
+
+
+def _epsilon(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "infinite" if math.isinf(value) else significant(value)
+
+
+def _points(gain: Interval | None) -> str:
+    return "not measured" if gain is None else f"{100 * gain.value:+.1f} points"
+
+
+def _range(gain: Interval | None) -> str:
+    return "" if gain is None else f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"

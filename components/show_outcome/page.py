@@ -1,0 +1,110 @@
+"""The pages of `show_outcome`: HTML for the frame that Kubeflow shows, and Markdown with links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedemb.documents.release import ReleaseResult
+from fedemb.lineage import StepLineage
+from fedemb.reports.dag import lineage_dag
+from fedemb.reports.headline import Headline, RunFacts
+from fedemb.reports.report import render
+
+PAGES = {
+    "privacy_page": "Privacy report",
+    "utility_page": "Utility report",
+    "audit_page": "Audit report",
+    "verdict_page": "Gate checklist",
+}
+"""Output of a step -> what it is called."""
+EXIT_CODES = {
+    1: "A bug or a broken environment: report the log.",
+    2: "The configuration or an input is wrong: correct it, then start a new run.",
+    3: "Refused by a rule of privacy: a retry is refused too.",
+    4: "A store could not be reached: retry under the same run id.",
+    5: "Interrupted: submit again under the same run id to resume.",
+    6: "Waiting for approvals: approve with `fedemb approve`, then retry the gate.",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the pages show."""
+
+    folder: str
+    """Public folder of the run."""
+    headline: Headline
+    facts: RunFacts
+    failed: Sequence[Mapping[str, Any]]
+    """What the steps that failed left in `outcome.json`."""
+    release: ReleaseResult | None
+    pages: Mapping[str, str]
+    """Output of a step -> its address."""
+    lineage: Sequence[StepLineage]
+
+
+def outcome_page(shown: Shown) -> str:
+    """The page as HTML: no script and no link that leaves the frame, which Kubeflow forbids."""
+    verdict = shown.facts.verdict
+    return render(
+        "run_outcome.html",
+        tone=shown.headline.tone,
+        run=shown.folder.rstrip("/").rpartition("/")[2],
+        policy=shown.facts.report.cumulative.policy_id if shown.facts.report else None,
+        headline=shown.headline,
+        figures=shown.headline.figures.rows(),
+        failed=[{**item, "remedy": _remedy(item)} for item in shown.failed],
+        verdict=verdict,
+        release=shown.release,
+        reports=[(PAGES[name], name, shown.pages[name]) for name in PAGES if name in shown.pages],
+        lineage=lineage_dag(shown.lineage) if shown.lineage else None,
+        folder=shown.folder,
+    )
+
+
+def summary(shown: Shown) -> str:
+    """The same in short, as Markdown, which may link to the reports."""
+    lines = [f"# {_plain(shown.headline.title)}", ""]
+    lines += ["| figure | value | |", "|---|---|---|"]
+    lines += [
+        f"| {row.label} | {row.value} | {row.note} |" for row in shown.headline.figures.rows()
+    ]
+    for item in shown.failed:
+        lines += ["", f"**{item['step']}** ended with exit code {item['exit_code']}, "]
+        lines[-1] += f"{item.get('error', '')}:"
+        lines += ["", f"> {_plain(str(item.get('message', '')))}", "", _remedy(item)]
+    verdict = shown.facts.verdict
+    if verdict is not None:
+        if verdict.reasons:
+            lines += ["", "Rules that deny:", "", *(f"- `{code}`" for code in verdict.reasons)]
+        lines += [""] if verdict.waivers or verdict.approvals else []
+        lines += [
+            f"- `{item.code}` waived by {_plain(item.actor)}: {_plain(item.reason)}"
+            for item in verdict.waivers
+        ]
+        lines += [f"- approved by {_plain(item.actor)}" for item in verdict.approvals]
+    reports = [(PAGES[name], shown.pages[name]) for name in PAGES if name in shown.pages]
+    if reports:
+        lines += ["", *(f"- {_link(title, address)}" for title, address in reports)]
+    if shown.release is not None and shown.release.uri:
+        lines += ["", f"Release: `{shown.release.uri}`"]
+    return "\n".join([*lines, "", "This page verifies nothing.", ""])
+
+
+def _link(title: str, address: str) -> str:
+    """A link where a browser can open the address: Google Cloud has one for each object."""
+    if address.startswith("gs://"):
+        return f"[{title}](https://storage.cloud.google.com/{address.removeprefix('gs://')})"
+    return f"{title}: `{address}`"
+
+
+def _remedy(item: Mapping[str, Any]) -> str:
+    return EXIT_CODES.get(int(item["exit_code"]), "See the log of the step.")
+
+
+def _plain(text: str) -> str:
+    """A text as Markdown shows it: on one line, with no markup of its own."""
+    line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return line.replace("[", "\\[").replace("|", "\\|")

@@ -1,0 +1,79 @@
+"""The headline of a run on this machine: from its signed documents and its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from fedemb.documents.document import Written
+from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
+from fedemb.errors import FedEmbError
+from fedemb.gate.decide import applied_waivers
+from fedemb.pipelines.run.directory import RunDirectory
+from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility, signed_verdict
+from fedemb.reports.headline import Failure, Headline, RunFacts, headline
+
+T = TypeVar("T")
+
+
+def run_headline(run: RunDirectory, *, running: bool | None = None) -> Headline:
+    """Returns how a run stands. Documents whose signature cannot be checked are left out.
+
+    Args:
+      run: the run directory.
+      running: whether it runs now; None: looks whether a process holds its lock.
+    """
+    state = run.read_state()
+    done, failed = state.get("seconds", {}), state.get("failed_step")
+    code = state.get("exit_code")
+    ended = code is not None and (code == 0 or failed is not None or bool(state.get("message")))
+    # A verdict or release of an earlier start says nothing while the run is on its way again.
+    judged = "gate_release" in done or failed in ("gate_release", "release_model")
+    released = code == 0 and run.config().purpose == "release"
+    verdict = signed_verdict(run) if judged else None
+    report, utility = _readable(lambda: signed_report(run)), _readable(lambda: signed_utility(run))
+    facts = RunFacts(
+        verdict=None if verdict is None else verdict.body,
+        report=None if report is None else report.body,
+        utility=None if utility is None else utility.body,
+        released=released,
+        simulation=run.config().purpose == "simulation",
+        failures=(
+            [Failure(failed, int(code or 1), str(state.get("error") or ""))] if failed else ()
+        ),
+        running=_step(run) if (run.is_running() if running is None else running) else None,
+        completed=code == 0 if ended else False,
+    )
+    waivers = _readable(lambda: _waivers(run, verdict, report)) if released and report else None
+    return headline(facts, waivers=waivers)
+
+
+def _waivers(
+    run: RunDirectory, verdict: Written[VerdictDocument] | None, report: Written[PrivacyReport]
+) -> list[AppliedWaiver] | None:
+    """The waivers of a release whose verdict does not name who signed them; None: it does.
+
+    Without a verdict, every waiver that the report states counts.
+    """
+    if verdict is not None and verdict.version > 1:
+        return None
+    stated = [item.code for item in report.body.waivers]
+    codes = dict.fromkeys(stated if verdict is None else verdict.body.waived)
+    fields = applied_waivers(ledger_of(run), list(codes), report.body)
+    return [AppliedWaiver.model_validate(item) for item in fields]
+
+
+def _step(run: RunDirectory) -> str:
+    """The step that runs now, as far as the state of the run says."""
+    from fedemb.pipelines.steps import pipeline_of
+
+    done = run.read_state().get("seconds", {})
+    return next((name for name in pipeline_of(run.config()).steps if name not in done), "ending")
+
+
+def _readable(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except FedEmbError:
+        return None
