@@ -47,6 +47,7 @@ def run(context: StepContext) -> dict[str, Any]:
     model_sha: str | None = None
     report_sha: str | None = None
     run_id: str | None = None
+    ledger_head: str | None = None
     evidence: Evidence | None = None
     trust: TrustStore | None = None
     try:
@@ -60,6 +61,7 @@ def run(context: StepContext) -> dict[str, Any]:
             trust = context.trust  # of the signature, should the ledger be broken
             trust = context.ledger.chain.trust
             verdict = decide(evidence, report, context.ledger)
+            ledger_head = report.body.cumulative.ledger_head
     except StorageError:
         raise
     except Exception as error:  # fails closed: what cannot be read denies
@@ -79,7 +81,11 @@ def run(context: StepContext) -> dict[str, Any]:
             artifacts.lineage,
             evidence,
             leading_to("gate_release", config.task),
-            digests={"privacy_report": report_sha, "verdict": signed.sha},
+            digests={
+                "privacy_report": report_sha,
+                "verdict": signed.sha,
+                "ledger_head": ledger_head if verdict.allow else None,
+            },
             # The rules hold them against the ledger; nobody looked at those of a simulation.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
             denied=denied,
