@@ -84,7 +84,7 @@ def run(context: StepContext) -> dict[str, Any]:
             digests={
                 "privacy_report": report_sha,
                 "verdict": signed.sha,
-                "ledger_head": ledger_head if verdict.allow else None,
+                "ledger_head": ledger_head,
             },
             # The rules hold them against the ledger; nobody looked at those of a simulation.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
