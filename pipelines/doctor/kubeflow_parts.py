@@ -23,7 +23,7 @@ INSTALLATION, HOST_USERS = "pipeline-install-config", "defaultSecurityContextHos
 
 
 class Unreadable(Exception):
-    """Something that may not be read, or that is not there; the text says what."""
+    """Something that cannot be read; the text names it."""
 
 
 def multi_user(doctor: Doctor) -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def mapped_volumes(doctor: Doctor) -> Iterator[Finding]:
     """Volumes of keys can be mounted in the user namespace that Kubeflow gives each pod."""
     if doctor.profile.key_volumes is None:
         return
-    look = "look at `hostUsers` of a step's pod and at the file system of the volumes of keys"
+    look = "check `hostUsers` of a step's pod and the file system of the volumes of keys"
     try:
         setting = _config_map(doctor, KUBEFLOW, INSTALLATION).get(HOST_USERS) or "false"
         if setting == "true":

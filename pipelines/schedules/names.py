@@ -1,7 +1,7 @@
 """Names, labels and texts that Kubeflow Pipelines stores, within the limits of its database.
 
 Kubeflow creates the Workflow of a run, and only then writes its row. A text that is too long for
-its column gives HTTP 500 while the run goes on, so every text is fitted before it is sent.
+its column gives HTTP 500 while the run continues, so every text is fitted before it is sent.
 """
 
 from __future__ import annotations

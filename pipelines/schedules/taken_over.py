@@ -146,7 +146,7 @@ def _check(
 ) -> None:
     """Holds the result against every rule of compilation.
 
-    What an importer puts out is no output of a step, so its kind is that of the step's declaration.
+    An importer is not a step, so the kind of its output is that in the step's declaration.
     """
     kinds = {step.slug: step.outputs for step in steps}
     raw = [

@@ -128,7 +128,7 @@ def test_a_single_user_installation_is_unsafe(shipped):
     shipped.held[kubeflow_parts.API] = {"multi_user": False}
     assert _findings(shipped)["multi-user"][0] == "unsafe"
     shipped.held[kubeflow_parts.API] = {}
-    assert _findings(shipped)["multi-user"][0] == "unsafe", "silence is no yes"
+    assert _findings(shipped)["multi-user"][0] == "unsafe", "an absent field is not a yes"
 
 
 @pytest.mark.parametrize(
