@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kfp import __version__ as kfp_version
 
 from fedemb.config.parameters import PARAMETERS
 from fedemb.pipelines.graph import Pipeline
 from fedemb.step import Rights, Step
 
 STABILITY = "alpha"
+KUBEFLOW_VERSION = "2.17.0"
+"""Oldest release of Kubeflow Pipelines that ran the compiled pipelines; the SDK may be newer."""
 LAST_VERIFIED = "2026-11-22T00:00:00Z"
 """When all tests last ran on these components; with each release, at least once a year."""
 CATEGORIES = {
@@ -41,7 +42,7 @@ def metadata(name: str, group: str, description: str) -> str:
         "name": name,
         "description": description,
         "stability": STABILITY,
-        "dependencies": {"kubeflow": [{"name": "Pipelines", "version": f">={kfp_version}"}]},
+        "dependencies": {"kubeflow": [{"name": "Pipelines", "version": f">={KUBEFLOW_VERSION}"}]},
         "tags": ["differential-privacy", CATEGORIES.get(group, "governance")],
         "lastVerified": LAST_VERIFIED,
     }

@@ -63,7 +63,10 @@ def run(context: StepContext) -> dict[str, Any]:
         artifacts.lineage,
         evidence,
         leading_to("account_privacy", config.task),
-        digests={"privacy_report": signed.sha},
+        digests={
+            "privacy_report": signed.sha,
+            "ledger_head": report.cumulative.ledger_head,
+        },
         commitments=report.provenance.commitments.model_dump(),
         time=datetime.fromisoformat(report.time),
     )
@@ -78,7 +81,10 @@ def page_of(signed: Written[PrivacyReport], evidence: Evidence, ledger: Ledger) 
     steps = steps_of(
         evidence,
         leading_to("account_privacy", evidence.config.task),
-        digests={"privacy_report": signed.sha},
+        digests={
+            "privacy_report": signed.sha,
+            "ledger_head": signed.body.cumulative.ledger_head,
+        },
         commitments=signed.body.provenance.commitments.model_dump(),
     )
     return report_page(signed, evidence, ledger, steps)

@@ -10,6 +10,11 @@ On a cluster kfp keeps no outputs of a step that fails, so the file of a denied 
 and only the receiver has its events; a local run keeps it, and publishes it with
 `--artifact-store`.
 
+Nothing of it comes from ML Metadata or any other store of Kubeflow's. Parents across runs are
+inputs: the policy, the ledger record of the reservation, the ledger head that the report counts to,
+the public backbone that was imported, and the previous release. Each has an identifier that is the
+same in every run (OpenLineage's symlinks facet), so that a receiver joins the runs.
+
 Raw artifacts appear by name, at most with the keyed commitment that the ledger holds, never by a
 plain digest. Other digests are of documents and files as a step found them, not checked before the
 gate; after a denial the gate's events have those of report and verdict alone, because rejected
@@ -24,7 +29,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +42,7 @@ from fedemb.storage import Store, open_store
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
+    from fedemb.config import RunConfig
     from fedemb.step import Step
 
 PRODUCER = "urn:fedemb"
@@ -61,6 +67,8 @@ ARTIFACTS = {"users": ("users_manifest",), "model": ("model", "rounds")}
 
 Artifacts = Mapping[str, str | None]
 """Artifact name to digest or keyed commitment; None where it has neither."""
+Parents = Mapping[str, str]
+"""Artifact name to its identifier in all runs, such as `releases/glyphs/1.0`."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class StepLineage:
     inputs: Artifacts
     outputs: Artifacts
     failed: bool = False
+    parents: Parents = field(default_factory=dict)
+    """Of inputs and outputs that other runs know, too."""
 
 
 def write(
@@ -169,12 +179,22 @@ def _event(
         RunEvent,
         RunState,
     )
-    from openlineage.client.facet_v2 import dataset_version_dataset, parent_run, tags_run
+    from openlineage.client.facet_v2 import (
+        dataset_version_dataset,
+        parent_run,
+        symlinks_dataset,
+        tags_run,
+    )
 
-    def facets(digest: str | None) -> dict[str, Any]:
-        if digest is None:
-            return {}
-        return {"version": dataset_version_dataset.DatasetVersionDatasetFacet(digest)}
+    def facets(artifact: str, digest: str | None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if digest is not None:
+            found["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(digest)
+        if (known_as := step.parents.get(artifact)) is not None:
+            kind = known_as.partition("/")[0]
+            same = symlinks_dataset.Identifier(namespace=NAMESPACE, name=known_as, type=kind)
+            found["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[same])
+        return found
 
     def name(artifact: str) -> str:
         return f"{run_id}/{artifact}"
@@ -192,9 +212,11 @@ def _event(
         run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tagged}),
         job=Job(namespace=NAMESPACE, name=step.step),
         producer=PRODUCER,
-        inputs=[InputDataset(NAMESPACE, name(k), facets=facets(v)) for k, v in step.inputs.items()],
+        inputs=[
+            InputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.inputs.items()
+        ],
         outputs=[
-            OutputDataset(NAMESPACE, name(k), facets=facets(v)) for k, v in step.outputs.items()
+            OutputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.outputs.items()
         ],
     )
 
@@ -238,8 +260,13 @@ def steps_of(
         "utility_report": evidence.utility.sha,
         "raw_images": None,
         "public_images": None,
+        "ledger_record": evidence.reservation.body.record_sha,
+        "ledger_head": digests.get("ledger_head"),
     }
     known |= dict.fromkeys(found) if denied else found
+    parents = parents_of(evidence.config, evidence.reservation.body.run_id)
+    known |= dict.fromkeys(parents.keys() - known.keys())
+    shared = {} if denied else parents
 
     def told(step: Step, right: str, artifacts: Iterable[str]) -> Artifacts:
         names = [SOURCES[kind] for kind in step.rights.input if kind in SOURCES and right == "read"]
@@ -247,17 +274,56 @@ def steps_of(
             name for folder, name in FOLDERS.items() if step.rights.private.get(folder) == right
         ]
         names += [part for name in artifacts for part in ARTIFACTS.get(name, (name,))]
+        if right == "read":
+            names += [name for name in _PARENTS.get(step.group, ()) if name in parents]
+        names += [name for name, place in _LEDGER.items() if place == (step.name, right)]
         return {name: known[name] for name in names if name in known}
 
-    return [
-        StepLineage(
-            step.name,
-            told(step, "read", step.inputs),
-            told(step, "write", step.outputs),
-            failed=denied and step is steps[-1],
-        )
-        for step in steps
-    ]
+    def shared_by(*held: Artifacts) -> Parents:
+        return {name: shared[name] for each in held for name in each if name in shared}
+
+    drawn: list[StepLineage] = []
+    for step in steps:
+        taken, given = told(step, "read", step.inputs), told(step, "write", step.outputs)
+        failed = denied and step is steps[-1]
+        drawn.append(StepLineage(step.name, taken, given, failed, shared_by(taken, given)))
+    return drawn
+
+
+_PARENTS = {
+    "plan": ("policy",),
+    "pretrain": ("public_start",),
+    "evaluate": ("previous_release",),
+}
+"""Group of a step -> what it takes from outside the run."""
+_LEDGER = {
+    "ledger_record": ("reserve_budget", "write"),
+    "ledger_head": ("account_privacy", "read"),
+}
+"""State of the ledger -> the step that writes it, or that prices the run by it."""
+
+
+def parents_of(config: RunConfig, run_id: str) -> Parents:
+    """Returns the identifiers of what a run shares with other runs.
+
+    Args:
+      config: configuration of the run.
+      run_id: its id.
+    """
+    found = {"policy": f"policies/{config.policy.policy_id}"}
+    start = config.pretraining.import_path
+    if config.pretraining.kind == "import" and start is not None:
+        folder, _, name = str(start).rpartition("/")
+        found["public_start"] = _release(folder) if name == "backbone.keras" else f"files/{name}"
+    if config.evaluation.previous_release is not None:
+        found["previous_release"] = _release(str(config.evaluation.previous_release))
+    found["release"] = "releases/" + "/".join(config.released_as(run_id))
+    return found
+
+
+def _release(address: str) -> str:
+    """Identifier of a release by the address of its bundle, which ends with name and version."""
+    return "releases/" + "/".join(address.rstrip("/").split("/")[-2:])
 
 
 def write_run(
@@ -321,6 +387,7 @@ def _read_file(store: Store, name: str) -> list[StepLineage]:
                 _read(event.get("inputs")),
                 _read(event.get("outputs")),
                 event["eventType"] == "FAIL",
+                _read_parents([*(event.get("inputs") or []), *(event.get("outputs") or [])]),
             )
             for event in events
         ]
@@ -339,6 +406,14 @@ def _read(datasets: list[dict[str, Any]] | None) -> dict[str, str | None]:
     }
 
 
+def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for dataset in datasets:
+        for same in dataset.get("facets", {}).get("symlinks", {}).get("identifiers", []):
+            found[dataset["name"].rpartition("/")[2]] = same["name"]
+    return found
+
+
 def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
     """Draws the lineage of an artifact backwards, as lines of text.
 
@@ -355,6 +430,7 @@ def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]
     digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}
     if target is not None and target not in digests:
         raise InputError(f"no artifact is called {target}; there are {', '.join(sorted(digests))}")
+    parents = {name: known_as for step in steps for name, known_as in step.parents.items()}
     start = target or next(iter(steps[-1].outputs)) if steps else None
     lines: list[str] = []
     seen: set[str] = set()
@@ -362,6 +438,7 @@ def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]
     def draw(name: str, indent: str, branch: str, below: str) -> None:
         sha = digests.get(name)
         label = name + (f"  {sha[:12]}" if sha else "")
+        label += f"  = {parents[name]}" if name in parents else ""
         step = maker.get(name)
         again = name in seen
         seen.add(name)

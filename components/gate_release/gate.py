@@ -88,7 +88,11 @@ def run(context: StepContext) -> dict[str, Any]:
             artifacts.lineage,
             evidence,
             leading_to("gate_release", config.task),
-            digests={"privacy_report": judged.report_sha, "verdict": signed.sha},
+            digests={
+                "privacy_report": judged.report_sha,
+                "verdict": signed.sha,
+                "ledger_head": None if ledger is None else judged.report.cumulative.ledger_head,
+            },
             # The rules hold them against the ledger; nobody looked at those of a simulation.
             commitments=evidence.users.body.commitments.model_dump() if verdict.allow else {},
             denied=denied,

@@ -238,7 +238,11 @@ def _complete(
     write_bytes(tree / "ledger.jsonl", b"".join(record + b"\n" for record in records))
     # Compared with the ledger by `_allowed`.
     commitments = evidence.users.body.commitments.model_dump()
-    digests = {"privacy_report": report.sha, "verdict": file_digest(tree / "verdict.json")}
+    digests = {
+        "privacy_report": report.sha,
+        "verdict": file_digest(tree / "verdict.json"),
+        "ledger_head": report.body.cumulative.ledger_head,
+    }
     task = evidence.config.task
     steps = steps_of(
         evidence,

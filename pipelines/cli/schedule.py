@@ -16,6 +16,7 @@ from fedemb.pipelines.output import say, say_json
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
+    from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
 schedule_app = typer.Typer(
@@ -56,7 +57,8 @@ def plan(
         for item in schedules:
             say(f"{item.schedule.name}: {item.cost}")
         return
-    for change in reconcile.plan(_kubeflow(host, namespace, profile), schedules, _now()):
+    kubeflow = _kubeflow(host, namespace, profile)
+    for change in reconcile.plan(kubeflow, schedules, _now(), objects(kubeflow.namespace)):
         say(str(change))
 
 
@@ -68,13 +70,14 @@ def apply(
     profile: Profiles = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Create, replace or disable recurring runs until they are what the folder says."""
-    from fedemb.pipelines.schedules import reconcile
+    """Create, replace or disable recurring runs until they are as in the folder."""
+    from fedemb.pipelines.schedules import reconcile, replace
     from fedemb.pipelines.schedules.load import load_schedules
 
     kubeflow = _kubeflow(host, namespace, profile)
     schedules = load_schedules(folder)
-    changes = reconcile.plan(kubeflow, schedules, _now())
+    cluster = objects(kubeflow.namespace)
+    changes = reconcile.plan(kubeflow, schedules, _now(), cluster)
     todo = [change for change in changes if change.action != "keep"]
     for change in changes:
         say(str(change))
@@ -84,7 +87,7 @@ def apply(
     look_first(kubeflow.namespace, profile, [item.config for item in schedules])
     if not yes:
         typer.confirm(f"Carry out {len(todo)} change(s)?", abort=True)
-    reconcile.apply(kubeflow, todo, _now())
+    replace.apply(kubeflow, todo, _now(), cluster)
     say(f"{len(todo)} change(s) carried out")
 
 
@@ -100,7 +103,8 @@ def diff(
     from fedemb.pipelines.schedules.load import load_schedules
 
     kubeflow = _kubeflow(host, namespace, profile)
-    changes = reconcile.plan(kubeflow, load_schedules(folder), _now())
+    cluster = objects(kubeflow.namespace)
+    changes = reconcile.plan(kubeflow, load_schedules(folder), _now(), cluster)
     differing = [change for change in changes if change.action != "keep"]
     for change in differing:
         say(str(change))
@@ -137,11 +141,24 @@ def submit(
     resume: Annotated[
         str | None, typer.Option(help="Continue this crashed run: its id in the ledger.")
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="With --resume: first step to run again."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Start a run although an earlier one may be alive.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print, send nothing.")] = False,
 ) -> None:
-    """Start one run of a compiled pipeline on a cluster."""
+    """Start one run of a compiled pipeline on a cluster.
+
+    Idempotent: while a run of the same configuration is alive, its id is printed instead.
+
+    Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
+    """
     from fedemb.documents.artifacts import json_digest
     from fedemb.pipelines.run.load_config import load_config
+    from fedemb.pipelines.schedules import submission
     from fedemb.pipelines.schedules.package import (
         check_package,
         checked_digest,
@@ -162,17 +179,35 @@ def submit(
     if kubeflow is None:
         return
     look_first(kubeflow.namespace, profile, [loaded], package)
-    run_id = kubeflow.submit(
-        package,
-        loaded,
+    request = submission.Request(
+        package=package,
+        config=loaded,
         experiment=experiment,
-        description=f"{promised} Plan {json_digest(plan.plan)}, configuration {plan.config_sha}.",
+        description=f"Configuration {plan.config_sha[:16]}, plan {json_digest(plan.plan)[:16]}: "
+        f"{promised}",
         service_account=service_account,
         pipeline_root=pipeline_root,
         beam_options=beam_options,
         resume=resume,
+        start=start,
     )
-    say(f"run {run_id}")
+    run = submission.submit(kubeflow, request, objects(kubeflow.namespace), again=again)
+    for earlier in run.ended_before:
+        say(f"earlier run {earlier.run_id} of this configuration: {earlier.state}", err=True)
+    if not run.started:
+        say(f"already submitted ({run.state}), nothing started", err=True)
+    say(f"run {run.run_id}")
+
+
+def objects(namespace: str) -> ClusterObjects:
+    """Workflows and ScheduledWorkflows of a namespace, if a cluster can be asked from here."""
+    from fedemb.pipelines.doctor.kubernetes_api import KubernetesApi
+    from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
+
+    try:
+        return ClusterObjects(KubernetesApi(), namespace)
+    except StorageError:
+        return ClusterObjects(None, namespace)
 
 
 def look_first(
@@ -207,7 +242,7 @@ def _kubeflow(host: str | None, namespace: str | None, profiles: list[str] | Non
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
     if not host:
-        raise ConfigError("no Kubeflow API was named; say --host, or set KFP_HOST")
+        raise ConfigError("No Kubeflow API host. Pass --host, or set KFP_HOST.")
     return Kubeflow(host, namespace_of(namespace, profiles), os.environ.get("KFP_TOKEN"))
 
 

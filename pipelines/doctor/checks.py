@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import yaml
-
 from fedemb.errors import ConfigError
 from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.finding import Finding, judged, unread
+from fedemb.pipelines.doctor.kubeflow_parts import argo, mapped_volumes, multi_user, schedules
 from fedemb.pipelines.doctor.stores import stores
 from fedemb.pipelines.steps import KEYS_CLAIM, all_steps, key_claims, rights_of_groups
 
@@ -22,8 +21,6 @@ _VALIDATING = (
     "fedemb-train-jobs",
     "fedemb-no-entry",
 )
-KUBEFLOW = "kubeflow"
-"""Namespace of Kubeflow's own parts."""
 KUBEFLOW_ROOT = "private-artifacts"
 """Folder of a namespace's artifacts in Kubeflow's own store."""
 SKEW = 60.0
@@ -31,57 +28,6 @@ SKEW = 60.0
 APPLY = "apply infra/kustomize again"
 
 Check = Callable[[Doctor], Iterator[Finding]]
-
-
-def controller(doctor: Doctor) -> Iterator[Finding]:
-    """Argo's configuration: what it adds to every pod and workflow."""
-    answer = doctor.api.get(
-        f"/api/v1/namespaces/{KUBEFLOW}/configmaps/workflow-controller-configmap"
-    )
-    if answer.status != 200:
-        unknown = f"Argo's configuration could not be read ({answer.status})"
-        remedy = f"ask who may read the config map workflow-controller-configmap in {KUBEFLOW}"
-        for check in ("retry", "time-to-live", "log-archive", "executor"):
-            yield Finding(check, "could not tell", unknown, remedy)
-        return
-    data = answer.body.get("data", {})
-    parsed = {name: yaml.safe_load(text) for name, text in data.items()}
-    defaults = (parsed.get("workflowDefaults") or {}).get("spec", {})
-    retry = defaults.get("retryStrategy") or defaults.get("templateDefaults", {}).get(
-        "retryStrategy"
-    )
-    said = f"retries {retry.get('limit')} times what says nothing" if retry else "retries nothing"
-    yield Finding("retry", "ok", f"Argo {said}; compiled private steps say 0")
-    ttl = defaults.get("ttlStrategy")
-    yield Finding(
-        "time-to-live", "ok", f"Argo's default is {ttl}; a compiled pipeline names all three"
-    )
-    yield _archive(doctor, parsed.get("artifactRepository") or {})
-    context = (parsed.get("executor") or {}).get("securityContext", {})
-    closed = context.get("runAsNonRoot") and context.get("seccompProfile")
-    what = "Argo's own containers are closed" if closed else "Argo's own containers may run as root"
-    remedy = "set executor.securityContext as Kubeflow 2.17 ships it"
-    yield judged("executor", bool(closed), what, remedy)
-
-
-def _archive(doctor: Doctor, repository: dict[str, Any]) -> Finding:
-    if not repository.get("archiveLogs"):
-        return Finding("log-archive", "ok", "Argo archives no logs")
-    store = repository.get("s3", {})
-    secret = store.get("accessKeySecret", {}).get("name", "")
-    found = doctor.api.get(doctor.mine(f"secrets/{secret}")).status if secret else 404
-    where = f"Argo archives every step's log to {store.get('endpoint')}"
-    if found == 403:
-        remedy = f"see that the secret {secret} is in {doctor.namespace}"
-        return Finding("log-archive", "could not tell", where, remedy)
-    if found != 200:
-        return Finding(
-            "log-archive",
-            "unsafe",
-            f"{where}, but its secret is missing here, and every pod ends with exit code 64",
-            f"let Kubeflow make the secret {secret or 'it names'}, or set archiveLogs: false",
-        )
-    return Finding("log-archive", "ok", f"{where}; steps log public events only")
 
 
 EDITOR = "default-editor"
@@ -339,7 +285,7 @@ def public_root(doctor: Doctor) -> Iterator[Finding]:
 
 
 def clock(doctor: Doctor) -> Iterator[Finding]:
-    """Clocks agree, and schedules are read in UTC."""
+    """The clock of the cluster and of this machine agree."""
     date = doctor.api.get("/version").date
     if not date:
         yield Finding("clock", "could not tell", "the server told no time", "compare by hand")
@@ -347,22 +293,11 @@ def clock(doctor: Doctor) -> Iterator[Finding]:
         apart = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
         what = f"this clock and the cluster's are {apart:.0f} s apart"
         yield judged("clock", apart <= SKEW, what, "set the clock by NTP")
-    answer = doctor.api.get(
-        f"/apis/apps/v1/namespaces/{KUBEFLOW}/deployments/ml-pipeline-scheduledworkflow"
-    )
-    if answer.status != 200:
-        remedy = f"see that CRON_SCHEDULE_TIMEZONE of its deployment in {KUBEFLOW} is UTC"
-        yield Finding("schedules", "could not tell", "the scheduler could not be read", remedy)
-        return
-    containers = answer.body["spec"]["template"]["spec"]["containers"]
-    variables = {item["name"]: item.get("value") for c in containers for item in c.get("env", [])}
-    zone = variables.get("CRON_SCHEDULE_TIMEZONE") or "UTC"
-    remedy = "set CRON_SCHEDULE_TIMEZONE=UTC; schedules are priced in UTC"
-    yield judged("schedules", zone == "UTC", f"Kubeflow reads cron in {zone}", remedy)
 
 
 CHECKS: tuple[Check, ...] = (
-    controller,
+    multi_user,
+    argo,
     rights,
     editors,
     admission,
@@ -370,12 +305,14 @@ CHECKS: tuple[Check, ...] = (
     network,
     secrets,
     key_volumes,
+    mapped_volumes,
     quota,
     nodes,
     images,
     public_root,
     stores,
     clock,
+    schedules,
 )
 
 

@@ -59,6 +59,10 @@ class KubernetesApi:
         """Sends an object: a review, or a dry run."""
         return self._ask("POST", path, body)
 
+    def delete(self, path: str) -> Answer:
+        """Deletes an object."""
+        return self._ask("DELETE", path)
+
     def may(self, user: str, namespace: str, verb: str, thing: tuple[str, str, str]) -> bool | None:
         """Whether RBAC lets a service account do this; None: we may not ask."""
         group, resource, name = thing

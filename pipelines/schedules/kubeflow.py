@@ -9,27 +9,53 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest, json_digest
-from fedemb.errors import StorageError
+from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.schedules.load import Loaded
-from fedemb.pipelines.schedules.package import (
-    check_package,
-    resumed,
-    run_arguments,
+from fedemb.pipelines.schedules.names import (
+    LONGEST_VERSION_TEXT,
+    Version,
+    experiment_name,
+    fitted,
 )
 from fedemb.pipelines.schedules.schedule import as_utc
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
-from fedemb.privacy.mechanisms.registry import plan_mechanism
+
+
+class OutcomeUnknown(StorageError):
+    """A call gave a 5xx status or no answer: whether it was carried out is not known."""
+
+
+@dataclass(frozen=True)
+class VersionReference:
+    """Ids of a pipeline and of one version of it."""
+
+    pipeline_id: str
+    version_id: str
+
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in Kubeflow's list."""
+
+    run_id: str
+    name: str
+    state: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may still run; an unknown state counts as alive."""
+        return self.state not in ENDED
 
 
 class Kubeflow:
@@ -39,6 +65,7 @@ class Kubeflow:
         """Connects; `namespace` is the profile that runs belong to, `token` the bearer's.
 
         Raises:
+          ConfigError: the installation is single-user.
           StorageError: the API does not answer.
         """
         self.host, self.namespace = host, namespace
@@ -47,6 +74,9 @@ class Kubeflow:
             from kfp import Client
 
             self._client: Any = Client(host=host, namespace=namespace, existing_token=token)
+            health = self._client._healthz_api.healthz_service_get_healthz()
+        if not health.multi_user:
+            raise ConfigError(single_user(host))
 
     def recurring_runs(self) -> Iterator[Any]:
         """All recurring runs of the namespace, whoever made them."""
@@ -55,12 +85,13 @@ class Kubeflow:
     def create_recurring_run(self, item: Loaded, start: datetime) -> str:
         """Creates a recurring run, disabled, that fires after `start`; returns its id."""
         schedule = item.schedule
-        pipeline_id, version_id = self._version(item.package, item.config)
-        experiment_id = self._experiment(schedule.experiment or pipeline_of(item.config).name)
+        pipeline = pipeline_of(item.config).name
+        reference = self.version(item.package, pipeline, Version.of(item.package, item.config))
+        experiment_id = self.experiment(schedule.experiment or pipeline)
         with self._call():
             made = self._client.create_recurring_run(
                 experiment_id=experiment_id,
-                job_name=schedule.name,
+                job_name=item.name,
                 description=item.description,
                 cron_expression=schedule.cron,
                 start_time=_rfc3339(start),
@@ -69,8 +100,8 @@ class Kubeflow:
                 max_concurrency=1,
                 enabled=False,
                 params=item.arguments,
-                pipeline_id=pipeline_id,
-                version_id=version_id,
+                pipeline_id=reference.pipeline_id,
+                version_id=reference.version_id,
                 pipeline_root=schedule.pipeline_root,
                 service_account=schedule.service_account,
             )
@@ -91,43 +122,35 @@ class Kubeflow:
         with self._call():
             self._client.delete_recurring_run(run_id)
 
-    def submit(
-        self,
-        package: Path,
-        config: RunConfig,
-        *,
-        experiment: str | None = None,
-        description: str = "",
-        service_account: str | None = None,
-        pipeline_root: str | None = None,
-        beam_options: tuple[str, ...] = (),
-        resume: str | None = None,
-    ) -> str:
-        """Starts one run of a compiled pipeline and returns its id.
+    def runs_named(self, part: str) -> Iterator[ListedRun]:
+        """All runs of the namespace whose name contains a text, archived ones among them."""
+        contains = {"operation": "IS_SUBSTRING", "key": "display_name", "stringValue": part}
+        found = self._pages(
+            "list_runs",
+            "runs",
+            namespace=self.namespace,
+            filter=json.dumps({"predicates": [contains]}),
+        )
+        for run in found:
+            yield ListedRun(run.run_id, run.display_name, str(run.state or ""))
 
-        Args:
-          package: YAML of `fedemb compile`.
-          config: configuration of the run.
-          experiment: what the run is filed under; None: the pipeline's name.
-          description: what the run promises, for who compares runs.
-          service_account: account that drives the run.
-          pipeline_root: public root; None: that of the namespace.
-          beam_options: options of the engine that partitions the users.
-          resume: id of a crashed run that this one continues: its reservation, its rounds.
+    def create_run(
+        self,
+        reference: VersionReference,
+        *,
+        experiment_id: str,
+        name: str,
+        description: str,
+        arguments: Mapping[str, Any],
+        pipeline_root: str | None,
+        service_account: str | None,
+    ) -> str:
+        """Creates a run and returns its id.
 
         Raises:
-          ConfigError: the package breaks a rule or does not run this task, or a store is not named.
-          StorageError: the API does not answer or refuses.
+          OutcomeUnknown: the run may have been created.
+          StorageError: Kubeflow refused it.
         """
-        check_package(package, config=config)
-        arguments = run_arguments(config, beam_options)
-        name = run_name(config, datetime.now(UTC))
-        experiment_id = self._experiment(experiment or pipeline_of(config).name)
-        with tempfile.TemporaryDirectory() as folder:
-            if resume is not None:
-                package = resumed(package, resume, Path(folder))
-                name = f"{name} (resumes {resume})"
-            pipeline_id, version_id = self._version(package, config)
         with self._call():
             models = self._client.api_models
             wanted = models.V2beta1Run(
@@ -135,10 +158,10 @@ class Kubeflow:
                 display_name=name,
                 description=description,
                 pipeline_version_reference=models.V2beta1PipelineVersionReference(
-                    pipeline_id=pipeline_id, pipeline_version_id=version_id
+                    pipeline_id=reference.pipeline_id, pipeline_version_id=reference.version_id
                 ),
                 runtime_config=models.V2beta1RuntimeConfig(
-                    pipeline_root=pipeline_root, parameters=arguments
+                    pipeline_root=pipeline_root, parameters=dict(arguments)
                 ),
                 service_account=service_account,
             )
@@ -163,19 +186,30 @@ class Kubeflow:
             )
         }
 
-    def _version(self, package: Path, config: RunConfig) -> tuple[str, str]:
-        """Id of the pipeline and of this version of it, uploaded if need be."""
-        pipeline, version = pipeline_of(config).name, Version.of(package, config)
+    def version(
+        self, package: Path, pipeline: str, version: Version, description: str = ""
+    ) -> VersionReference:
+        """Returns a version of a pipeline, uploaded if it is not there.
+
+        Args:
+          package: compiled pipeline.
+          pipeline: its name; created in this namespace if it is not there.
+          version: the version.
+          description: text of a new version.
+
+        Raises:
+          StorageError: Kubeflow does not answer or refuses.
+        """
         pipeline_id = self._pipeline(pipeline)
         if pipeline_id is None:
             with self._call():
                 model = self._client.api_models.V2beta1Pipeline
                 wanted = model(name=pipeline, display_name=pipeline, namespace=self.namespace)
                 pipelines = self._client.pipelines
-                pipeline_id = pipelines.pipeline_service_create_pipeline(wanted).pipeline_id
+                pipeline_id = str(pipelines.pipeline_service_create_pipeline(wanted).pipeline_id)
         for version_id, found in self._versions(pipeline_id).items():
             if version.is_named(found):
-                return pipeline_id, version_id
+                return VersionReference(pipeline_id, version_id)
         now = datetime.now(UTC)
         with self._call():
             # The client's own upload knows no tags.
@@ -183,9 +217,10 @@ class Kubeflow:
                 str(package),
                 name=version.name(now),
                 pipelineid=pipeline_id,
+                description=fitted(description, LONGEST_VERSION_TEXT),
                 tags=json.dumps(version.tags(now)),
             )
-        return pipeline_id, made.pipeline_version_id
+        return VersionReference(pipeline_id, made.pipeline_version_id)
 
     def _pipeline(self, name: str) -> str | None:
         """Id of a pipeline of ours in this namespace; one that is shared by all is not ours."""
@@ -198,9 +233,12 @@ class Kubeflow:
         )
         return next((pipeline.pipeline_id for pipeline in found), None)
 
-    def _experiment(self, name: str) -> str:
+    def experiment(self, name: str) -> str:
+        """Returns the id of an experiment, created if it is not there."""
         with self._call():
-            return self._client.create_experiment(name, namespace=self.namespace).experiment_id
+            return self._client.create_experiment(
+                experiment_name(name), namespace=self.namespace
+            ).experiment_id
 
     def _pages(self, call: str, items: str, **arguments: Any) -> Iterator[Any]:
         page = ""
@@ -222,59 +260,28 @@ class Kubeflow:
             with contextlib.redirect_stdout(io.StringIO()):
                 yield
         except kfp_server_api.ApiException as error:
+            answered = (
+                f"Kubeflow API at {self.host} answered {error.status} ({_detail(error)}) for "
+                f"namespace {self.namespace}"
+            )
+            if not error.status or error.status >= 500:
+                raise OutcomeUnknown(answered) from error
             raise StorageError(
-                f"the Kubeflow API at {self.host} answered {error.status} ({_detail(error)}) for "
-                f"namespace {self.namespace}; check the address, the token and the account's role"
+                f"{answered}. Check the address, the token and the role of the account."
             ) from error
         except (urllib3.exceptions.HTTPError, TimeoutError, OSError) as error:
-            raise StorageError(
-                f"the Kubeflow API at {self.host} does not answer ({type(error).__name__}); check "
-                "the address, or forward its port, then run again"
+            raise OutcomeUnknown(
+                f"Kubeflow API at {self.host} does not answer ({type(error).__name__}). Check the "
+                "address, or forward its port, then run the command again"
             ) from error
 
 
-@dataclass(frozen=True)
-class Version:
-    """A version of a pipeline: a compiled package as one policy runs it by one plan."""
-
-    policy: str
-    package: str
-    """Digest of its content."""
-    plan: str
-    """Digest of the plan of privacy, as submissions and privacy plans name it."""
-
-    @classmethod
-    def of(cls, package: Path, config: RunConfig) -> Version:
-        """That of a package and a configuration."""
-        plan = json_digest(plan_mechanism(config).to_json())
-        return cls(config.policy.policy_id, file_digest(package), plan)
-
-    def name(self, when: datetime) -> str:
-        """What a list of versions is read by: policy, week of the upload, package and plan."""
-        return f"{self.policy} {_week(when)} {self._digests()}"
-
-    def is_named(self, name: str) -> bool:
-        """Whether a name is of this version, in whatever week it was uploaded."""
-        policy, _, rest = name.partition(" ")
-        return (policy, rest.rpartition(" ")[2]) == (self.policy, self._digests())
-
-    def tags(self, when: datetime) -> dict[str, str]:
-        """What versions are sought by; Kubeflow takes 63 characters of a value."""
-        digests = {"package": self.package[:32], "plan": self.plan[:32]}
-        return {"policy": self.policy[:63], "week": _week(when), **digests}
-
-    def _digests(self) -> str:
-        return f"{self.package[:16]}-{self.plan[:16]}"
-
-
-def run_name(config: RunConfig, when: datetime) -> str:
-    """What a list of runs is read by: policy, week and model, such as `glyphs 2027-W05 letters`."""
-    return f"{config.policy.policy_id} {_week(when)} {config.release_name}"
-
-
-def _week(when: datetime) -> str:
-    week = when.isocalendar()
-    return f"{week.year}-W{week.week:02d}"
+def single_user(where: str) -> str:
+    """Returns the message about a single-user installation at an address."""
+    return (
+        f"Kubeflow Pipelines at {where} is a single-user installation, which ignores namespaces "
+        "and runs every pod in `kubeflow` with the same rights. Install it in multi-user mode."
+    )
 
 
 def _rfc3339(moment: datetime) -> str:

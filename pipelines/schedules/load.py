@@ -14,6 +14,7 @@ from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
 from fedemb.files import read_regular
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
+from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments
 from fedemb.pipelines.schedules.schedule import MARK, Schedule
 
@@ -33,10 +34,18 @@ class Loaded:
         return run_arguments(self.config, self.schedule.beam_options)
 
     @property
+    def name(self) -> str:
+        """Name of the recurring run."""
+        return recurring_run_name(self.config, self.schedule.name)
+
+    @property
     def description(self) -> str:
-        """What the recurring run says in the user interface; its first word marks it as ours."""
+        """Description of the recurring run: marker, name of the schedule, cost.
+
+        The marker and the name identify a recurring run that was created here.
+        """
         text = f"{MARK} {self.schedule.name}: {self.cost}"
-        return f"{text}. {self.schedule.description}".rstrip(" .")
+        return fitted(f"{text}. {self.schedule.description}".rstrip(" ."))
 
 
 def load_schedules(folder: Path) -> list[Loaded]:

@@ -156,3 +156,24 @@ def resumed(package: Path, run_id: str, folder: Path) -> Path:
     copy.write_text(changed)
     check_package(copy)
     return copy
+
+
+def labelled(package: Path, label: str, value: str, folder: Path) -> Path:
+    """Writes a copy of a package whose pods have a label.
+
+    Args:
+      package: YAML of `fedemb compile`.
+      label: key of the label.
+      value: value of the label.
+      folder: folder of the copy.
+    """
+    spec, platform = read_compiled(package)
+    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        if "container" in executor:
+            metadata = options[name].setdefault("podMetadata", {})
+            metadata.setdefault("labels", {})[label] = value
+    copy = folder / f"labelled-{package.name}"
+    copy.write_text(yaml.safe_dump_all([spec, platform], sort_keys=True))
+    check_package(copy)
+    return copy

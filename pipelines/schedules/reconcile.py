@@ -1,36 +1,33 @@
-"""Makes the recurring runs of a namespace what the reviewed schedules say. Idempotent.
+"""Compares the recurring runs of a namespace with the reviewed schedules.
 
-A recurring run cannot be edited. A changed one is created beside the old one, disabled; the old one
-is disabled, the new one enabled, the old one deleted. So two never fire at once, which would spend
-twice; and if a call fails, the one that fired before fires again. What is left of such a failure is
-disabled, and the next `apply` takes it up.
-
-A recurring run starts when it is created, not when its schedule does: Kubeflow starts the latest
-slot that lies behind it at once, also without catch-up, and that would be a run nobody planned. For
-the same reason a disabled one is enabled only if it missed nothing.
-
-One that is no longer in the folder is disabled, never deleted, and so is a copy of one that is. A
-recurring run without our mark is somebody else's, whatever its name, and left alone.
+A recurring run whose schedule is no longer in the folder is disabled, never deleted. Disabled
+copies that a failed `apply` left are deleted, those that only Kubernetes shows among them. A
+recurring run without our marker in its description belongs to others and is left alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from fedemb.errors import StorageError
-from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
+from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, ScheduledWorkflow
+from fedemb.pipelines.schedules.kubeflow import Kubeflow
 from fedemb.pipelines.schedules.load import Loaded
+from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.schedule import MARK, as_utc
+
+LONGEST_PREFIX = 25
+"""Characters of a recurring run's name that Kubeflow uses in the name of its object."""
 
 
 @dataclass(frozen=True)
 class Change:
     """One step towards what is wanted."""
 
-    action: Literal["create", "replace", "disable", "keep"]
+    action: Literal["create", "replace", "disable", "delete", "keep"]
     name: str
     fields: tuple[str, ...] = ()
     """Fields that differ."""
@@ -39,43 +36,92 @@ class Change:
     prepared: Any = None
     """One that is as wanted, but disabled: what an interrupted change left."""
     wanted: Loaded | None = None
+    hidden: str | None = None
+    """ScheduledWorkflow that Kubeflow's list does not show."""
 
     def __str__(self) -> str:
         """One line of a dry run."""
         why = f" ({', '.join(self.fields)})" if self.fields else ""
+        if self.action == "delete":
+            why = " (disabled copy that a failed apply left)"
         cost = f": {self.wanted.cost}" if self.wanted and self.action != "keep" else ""
         return f"{self.action} {self.name}{why}{cost}"
 
 
-def plan(api: Kubeflow, schedules: Sequence[Loaded], now: datetime) -> list[Change]:
-    """Compares what is wanted with what is there; changes nothing.
+def plan(
+    api: Kubeflow, schedules: Sequence[Loaded], now: datetime, cluster: ClusterObjects
+) -> list[Change]:
+    """Compares the schedules with the namespace; changes nothing.
 
     Raises:
       StorageError: the API does not answer or refuses.
     """
-    ours = [run for run in api.recurring_runs() if (run.description or "").startswith(MARK)]
+    objects = cluster.scheduled_workflows() or []  # before the list: a new one is in both
+    runs = list(api.recurring_runs())
+    ours = [run for run in runs if _schedule_of(run)]
     versions = api.version_names()
     changes: list[Change] = []
     for item in schedules:
-        named = [run for run in ours if run.display_name == item.schedule.name]
+        named = [run for run in ours if _schedule_of(run) == item.schedule.name]
         changes.append(_change(item, named, versions, now))
     stays = [change.observed for change in changes]
-    surplus = [run for run in ours if _enabled(run) and run not in stays]
+    surplus = [run for run in ours if enabled(run) and run not in stays]
     surplus.sort(key=lambda run: run.display_name)
-    return [Change("disable", run.display_name, observed=run) for run in surplus] + changes
+    disabled = [Change("disable", _schedule_of(run) or "", observed=run) for run in surplus]
+    known = {run.recurring_run_id for run in runs}
+    left = [*_left(ours, changes), *hidden(schedules, objects, known, versions)]
+    return [*disabled, *left, *changes]
 
 
-def apply(api: Kubeflow, changes: Sequence[Change], now: datetime) -> None:
-    """Carries out a plan.
+def _left(ours: Sequence[Any], changes: Sequence[Change]) -> list[Change]:
+    """Disabled copies of recurring runs that are in use, with the same name."""
+    used = {
+        change.name: (change.observed, change.prepared)
+        for change in changes
+        if change.observed is not None or change.prepared is not None
+    }
+    names = {
+        c.name: c.wanted.name if c.wanted else c.observed.display_name
+        for c in changes
+        if c.name in used
+    }
+    return [
+        Change("delete", schedule, observed=run)
+        for run in ours
+        if (schedule := _schedule_of(run)) in used
+        and not enabled(run)
+        and run.display_name == names[schedule]
+        and run not in used[schedule]
+    ]
 
-    Raises:
-      StorageError: the API does not answer or refuses; what fired before fires still.
-    """
-    for change in changes:
-        if change.action == "disable":
-            api.disable(change.observed.recurring_run_id)
-        elif change.wanted is not None and change.action in ("create", "replace"):
-            _replace(api, change, change.wanted, now)
+
+def hidden(
+    schedules: Sequence[Loaded],
+    objects: Sequence[ScheduledWorkflow],
+    known: set[str],
+    versions: dict[str, str],
+) -> list[Change]:
+    """Disabled objects of our recurring runs that Kubeflow created and could not list."""
+    prefixes = {_prefix(item.name): item.schedule.name for item in schedules}
+    return [
+        Change("delete", prefixes[found.prefix], hidden=found.name)
+        for found in objects
+        if not found.enabled
+        and found.uid not in known
+        and found.prefix in prefixes
+        and found.version_id in versions
+    ]
+
+
+def _prefix(name: str) -> str:
+    """Returns the first part of the name of a recurring run's object."""
+    return re.sub("[^a-z0-9-]+", "", name.lower())[:LONGEST_PREFIX]
+
+
+def _schedule_of(run: Any) -> str | None:
+    """Name of the schedule of a recurring run; None: it was not created here."""
+    words = (run.description or "").split()
+    return words[1].rstrip(":") if len(words) > 1 and words[0] == MARK else None
 
 
 def _change(item: Loaded, there: Sequence[Any], versions: dict[str, str], now: datetime) -> Change:
@@ -83,56 +129,20 @@ def _change(item: Loaded, there: Sequence[Any], versions: dict[str, str], now: d
     schedule = item.schedule
     if not schedule.enabled or schedule.next_run(now) is None:
         return Change("keep", schedule.name)
-    there = sorted(there, key=_enabled, reverse=True)
-    differing = [_differences(item, run, versions, now) for run in there]
+    there = sorted(there, key=enabled, reverse=True)
+    differing = [differences(item, run, versions, now) for run in there]
     as_wanted = [run for run, fields in zip(there, differing, strict=True) if not fields]
-    if as_wanted and _enabled(as_wanted[0]):
-        return Change("keep", schedule.name, observed=as_wanted[0])
+    if as_wanted and enabled(as_wanted[0]):
+        return Change("keep", schedule.name, observed=as_wanted[0], wanted=item)
     if not there:
         return Change("create", schedule.name, wanted=item)
-    prepared = next((run for run in as_wanted if _missed_nothing(item, run, now)), None)
-    fields = (*differing[0], *(() if _enabled(there[0]) else ("enabled",)))
+    prepared = next((run for run in as_wanted if missed_nothing(item, run, now)), None)
+    fields = (*differing[0], *(() if enabled(there[0]) else ("enabled",)))
     observed = None if there[0] is prepared else there[0]
     return Change("replace", schedule.name, fields, observed, prepared, item)
 
 
-def _replace(api: Kubeflow, change: Change, item: Loaded, now: datetime) -> None:
-    """Puts a recurring run in the place of another, or of none."""
-    if change.prepared is not None:
-        new = change.prepared.recurring_run_id
-    else:
-        new = api.create_recurring_run(item, max(item.schedule.start, now))
-    if change.observed is None:
-        api.enable(new)
-        return
-    old = change.observed.recurring_run_id
-    if _enabled(change.observed):
-        try:
-            api.disable(old)
-            api.enable(new)
-        except BaseException:
-            _put_back(api, change.name, old, new)
-            raise
-    else:
-        api.enable(new)
-    api.delete(old)
-
-
-def _put_back(api: Kubeflow, name: str, old: str, new: str) -> None:
-    """Lets the old one fire again: a call that failed may have been carried out all the same."""
-    try:
-        api.disable(new)
-        api.enable(old)
-    except StorageError as error:
-        raise StorageError(
-            f"schedule {name} was being replaced and could not be put back, so it may be stopped; "
-            f"run `fedemb schedule apply` again ({error})"
-        ) from error
-
-
-def _differences(
-    item: Loaded, run: Any, versions: dict[str, str], now: datetime
-) -> tuple[str, ...]:
+def differences(item: Loaded, run: Any, versions: dict[str, str], now: datetime) -> tuple[str, ...]:
     """Fields in which a recurring run is not what is wanted, but for being enabled."""
     schedule = item.schedule
     cron = run.trigger.cron_schedule if run.trigger else None
@@ -141,6 +151,7 @@ def _differences(
     version = Version.of(item.package, item.config)
     name = versions.get(str(reference.pipeline_version_id) if reference else "", "")
     wanted = {
+        "name": item.name,
         "description": item.description,
         "cron": schedule.cron,
         "start": schedule.next_run(now),
@@ -153,6 +164,7 @@ def _differences(
         "package": True,
     }
     found = {
+        "name": run.display_name,
         "description": run.description,
         "cron": cron.cron if cron else None,
         "start": next(schedule.after(max(now, cron.start_time or now)), None) if cron else None,
@@ -167,11 +179,12 @@ def _differences(
     return tuple(field for field in wanted if wanted[field] != found[field])
 
 
-def _missed_nothing(item: Loaded, run: Any, now: datetime) -> bool:
+def missed_nothing(item: Loaded, run: Any, now: datetime) -> bool:
     """Whether no slot lies between the start of a disabled recurring run and now."""
     start = run.trigger.cron_schedule.start_time
     return start is not None and next(item.schedule.after(start), now) > now
 
 
-def _enabled(run: Any) -> bool:
+def enabled(run: Any) -> bool:
+    """Whether a recurring run fires."""
     return str(run.mode).upper().endswith("ENABLE")

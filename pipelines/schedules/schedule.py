@@ -58,7 +58,7 @@ class Schedule(Section):
 
     schema_: Literal["fedemb/schedule/1"] = Field(alias="schema")
     name: Name
-    """Name of the recurring run; also that of the file."""
+    """Name of the schedule and of its file; the recurring run is named policy-model-schedule."""
     description: str = ""
     experiment: str | None = None
     """Experiment the runs are filed under; null: the pipeline's name."""

@@ -172,6 +172,7 @@ def _pod(container: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "serviceAccountName": "fedemb-run",
             "restartPolicy": "Never",
+            "hostUsers": False,  # as Kubeflow 2.17 sets it where its configuration says nothing
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "initContainers": [
                 {"name": "init", "image": "argoexec", "securityContext": SYSTEM},

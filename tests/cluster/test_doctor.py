@@ -47,12 +47,26 @@ def _object(kind: str, name: str, namespace: str, version: str = "v1", **body) -
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
 
 
+def _repositories() -> dict:
+    """The namespace's own repository, which Argo uses whatever its controller's configuration."""
+    made = _object(
+        "ConfigMap",
+        "artifact-repositories",
+        "fedemb",
+        data={"default-namespaced": ARGO["artifactRepository"]},
+    )
+    default = {"workflows.argoproj.io/default-artifact-repository": "default-namespaced"}
+    made["metadata"]["annotations"] = default
+    return made
+
+
 @pytest.fixture
 def kubeflow(plane, overlay):
     """Kubeflow's parts that are read, and the secrets of the profile for S3."""
     named = {f"fedemb-s3-{group}" for group in rights_of_groups()}
     objects = [
         _object("ConfigMap", "workflow-controller-configmap", "kubeflow", data=ARGO),
+        _repositories(),
         *(
             _object("Secret", name, "fedemb", stringData={"access_key": "a", "secret_key": "b"})
             for name in sorted(named | {"mlpipeline-minio-artifact"})
@@ -211,7 +225,10 @@ def test_each_harm_is_found_with_its_remedy_and_refused(ask_doctor, plane, reapp
 @pytest.mark.usefixtures("kubeflow")
 def test_a_scheduler_that_counts_in_another_zone_is_found(ask_doctor, plane):
     named = {"app": "scheduler"}
-    zone = {"name": "CRON_SCHEDULE_TIMEZONE", "value": "Europe/Berlin"}
+    place = {"name": "pipeline-install-config", "key": "cronScheduleTimezone"}
+    zone = {"name": "CRON_SCHEDULE_TIMEZONE", "valueFrom": {"configMapKeyRef": place}}
+    held = {"cronScheduleTimezone": "Europe/Berlin"}
+    plane.apply(_object("ConfigMap", place["name"], "kubeflow", data=held))
     main = {"name": "main", "image": "none", "env": [zone]}
     template = {"metadata": {"labels": named}, "spec": {"containers": [main]}}
     spec = {"replicas": 0, "selector": {"matchLabels": named}, "template": template}
@@ -225,6 +242,7 @@ def test_a_scheduler_that_counts_in_another_zone_is_found(ask_doctor, plane):
         assert "Europe/Berlin" in states["schedules"][1]
     finally:
         plane.kubectl("delete", "deployment", "ml-pipeline-scheduledworkflow", "-n", "kubeflow")
+        plane.kubectl("delete", "configmap", "pipeline-install-config", "-n", "kubeflow")
 
 
 @pytest.mark.usefixtures("kubeflow")

@@ -1,7 +1,14 @@
 """An HTTP server that answers as the multi-user Kubeflow Pipelines 2.17 was seen to answer.
 
+It also answers as the Kubernetes API server for the two kinds of objects that Kubeflow makes:
+Workflows and ScheduledWorkflows.
+
 | call | answer |
 |---|---|
+| `/healthz` | whether the installation is multi-user; in a single-user one all is in `kubeflow` |
+| a run or recurring run with a description or name above 255 characters | 500, after its \
+Workflow or ScheduledWorkflow was created; the list of runs never shows it |
+| a pipeline, version or experiment with a name above 128, 127 or 128 characters | 400 |
 | list pipelines without a namespace | the shared ones, never those of a namespace |
 | list experiments or recurring runs without a namespace | 400 |
 | a second pipeline, or version of it, by the name of the first | 409 |
@@ -12,7 +19,9 @@
 | a version's tags | 63 characters for a key or a value, else 400 |
 | any list | pages; an empty one has no items at all |
 | `tick`: a recurring run without catch-up that is late | runs the latest missed slot at once |
+| a run of a recurring run | is named by Kubeflow: its ScheduledWorkflow, the index, a hash |
 | `workflow`: what Argo runs | has the controller's retry and time to live, if silent on them |
+| a finished Workflow | is deleted by the persistence agent after a day, whatever it says |
 """
 
 import email
@@ -20,18 +29,31 @@ import itertools
 import json
 import re
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlparse
 
 import yaml
 from croniter import croniter
 
+from fedemb.pipelines.schedules.schedule import MARK
+
 PAGE = 2
+LONGEST = 255
+"""Characters of a description or name of a run or recurring run: columns of Kubeflow's database."""
+LONGEST_NAME = {"pipeline": 128, "version": 127, "experiment": 128}
+AGENT_TTL = 86400
+"""Seconds after which the persistence agent deletes a finished Workflow, as Kubeflow ships it."""
 ROUTE = re.compile(r"/apis/v2beta1/([a-z_]+)(?:/([^/:]+))?(?:/([a-z]+))?(?::([a-z]+))?$")
+CLUSTER_ROUTE = re.compile(
+    r"/(?:apis/argoproj.io/v1alpha1|apis/kubeflow.org/v1beta1|api/v1)/namespaces/([^/]+)"
+    r"/(workflows|scheduledworkflows|configmaps)(?:/([^/]+))?$"
+)
 ARGO_DEFAULTS = {
     "ttlStrategy": {"secondsAfterSuccess": 3600, "secondsAfterFailure": 3600},
     "templateDefaults": {"retryStrategy": {"limit": "2", "retryPolicy": "OnError"}},
@@ -55,13 +77,21 @@ class Refused(Exception):
         self.status, self.message = status, message
 
 
+class Cut(Exception):
+    """The connection is closed and nothing is answered."""
+
+
 @dataclass
 class Fault:
-    """Makes one call go wrong: refused, or carried out with its answer lost."""
+    """Makes calls go wrong: refused, or carried out with its answer lost."""
 
     at: int
     """Which of the following calls."""
     carried_out: bool = False
+    cut: bool = False
+    """Close the connection instead of answering 503."""
+    lasts: bool = False
+    """All later calls fail too, and none of them is carried out."""
 
 
 class KfpStandIn(ThreadingHTTPServer):
@@ -72,6 +102,17 @@ class KfpStandIn(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.pipelines, self.versions, self.experiments = {}, {}, {}
         self.recurring, self.runs, self.calls = {}, {}, []
+        self.workflows: list[dict] = []
+        """Workflows of submitted runs, those that no run of the list belongs to among them."""
+        self.scheduled_workflows: dict[str, dict] = {}
+        """Name -> ScheduledWorkflow."""
+        self.scheduled_names: list[str] = []
+        """Names of the runs that `tick` started."""
+        self.config_maps: dict[str, dict] = {}
+        """Name -> config map of any namespace."""
+        self.multi_user = True
+        self.cluster_status = 200
+        """What Kubernetes answers; 403: the user may not read Workflows."""
         self.fail_with: int | None = None
         self.fault: Fault | None = None
         self.at_once = 0
@@ -91,18 +132,38 @@ class KfpStandIn(ThreadingHTTPServer):
         """An id nobody has."""
         return f"{kind}-{next(self._numbers)}"
 
+    def kubeconfig(self, path: Path) -> Path:
+        """Writes a kubeconfig whose cluster is this server."""
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "here",
+                    "clusters": [{"name": "here", "cluster": {"server": self.url}}],
+                    "users": [{"name": "me", "user": {"token": "token"}}],
+                    "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+                }
+            )
+        )
+        return path
+
+    def named(self, name: str) -> list[dict]:
+        """Recurring runs of a schedule: the last word of their name."""
+        return [run for run in self.recurring.values() if schedule_of(run) == name]
+
     def enabled(self, namespace: str, name: str) -> list[dict]:
-        """Recurring runs of a name that would start runs."""
+        """Recurring runs of a schedule that would start runs."""
         return [
             run
-            for run in self.recurring.values()
-            if (run["namespace"], run["display_name"], run["mode"]) == (namespace, name, "ENABLE")
+            for run in self.named(name)
+            if (run["namespace"], run["mode"]) == (namespace, "ENABLE")
         ]
 
     def count(self) -> None:
         """Keeps `at_once`."""
         fires = Counter(
-            (run["namespace"], run["display_name"])
+            (run["namespace"], schedule_of(run))
             for run in self.recurring.values()
             if run["mode"] == "ENABLE"
         )
@@ -115,7 +176,10 @@ class KfpStandIn(ThreadingHTTPServer):
             due = _next_slot(run, now)
             if run["mode"] == "ENABLE" and due is not None and due <= now:
                 run["_last"] = due
-                started.append(f"{run['display_name']} {due:%Y-%m-%d %H:%M}")
+                run["_index"] = run.get("_index", 0) + 1
+                resource = f"{run['_name']}-{run['_index']}"
+                self.scheduled_names.append(f"{resource}-{zlib.crc32(resource.encode())}")
+                started.append(f"{schedule_of(run)} {due:%Y-%m-%d %H:%M}")
         return started
 
     def workflow(self, run: dict) -> dict:
@@ -148,10 +212,16 @@ def _retries(spec: dict) -> dict[str, int]:
 
 
 def time_to_live(workflow: dict, succeeded: bool) -> int:
-    """Seconds Argo keeps a finished workflow: the particular time wins over the general one."""
+    """Seconds a finished Workflow is kept: Argo's time or the persistence agent's, if shorter."""
     ttl = workflow["ttlStrategy"]
     particular = ttl.get("secondsAfterSuccess" if succeeded else "secondsAfterFailure")
-    return particular or ttl["secondsAfterCompletion"]
+    return min(particular or ttl["secondsAfterCompletion"], AGENT_TTL)
+
+
+def schedule_of(run: dict) -> str:
+    """The schedule a recurring run belongs to, by its description; else its own name."""
+    words = run.get("description", "").split()
+    return words[1].rstrip(":") if words[:1] == [MARK] else run["display_name"]
 
 
 def _next_slot(run: dict, now: datetime) -> datetime | None:
@@ -198,13 +268,19 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.server.lock:
             try:
-                lost = self._goes_wrong()
-                status, value = 200, self._route(method, unquote(url.path), query, body)
-                self.server.count()
-                if lost:
-                    raise Refused(503, "the answer was lost")
+                if on_cluster := CLUSTER_ROUTE.match(url.path):
+                    status, value = 200, self._on_cluster(method, *on_cluster.groups())
+                else:
+                    lost = self._goes_wrong()
+                    status, value = 200, self._route(method, unquote(url.path), query, body)
+                    self.server.count()
+                    if lost:
+                        self._fail("the answer was lost")
             except Refused as refused:
                 status, value = refused.status, {"message": refused.message}
+            except Cut:
+                self.close_connection = True
+                return
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -219,9 +295,34 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is None:
             return False
         fault.at -= 1
-        if fault.at == 0 and not fault.carried_out:
-            raise Refused(503, "the call failed")
+        if (fault.at == 0 and not fault.carried_out) or (fault.at < 0 and fault.lasts):
+            self._fail("the call failed")
         return fault.at == 0
+
+    def _fail(self, message: str) -> None:
+        if self.server.fault is not None and self.server.fault.cut:
+            raise Cut
+        raise Refused(503, message)
+
+    def _on_cluster(self, method: str, namespace: str, kind: str, name: str | None) -> dict:
+        """Kubernetes' answer about Workflows or ScheduledWorkflows."""
+        if self.server.cluster_status != 200:
+            raise Refused(self.server.cluster_status, f"{kind} is forbidden")
+        if kind == "configmaps":
+            if name not in self.server.config_maps:
+                raise Refused(404, f"{kind} {name} not found")
+            return self.server.config_maps[name]
+        if kind == "workflows":
+            found = self.server.workflows
+        else:
+            found = list(self.server.scheduled_workflows.values())
+        if method == "DELETE" and name is not None:
+            if name not in self.server.scheduled_workflows:
+                raise Refused(404, f"{kind} {name} not found")
+            self.server.calls.append(f"DELETE {kind} {name}")
+            del self.server.scheduled_workflows[name]
+            return {"status": "Success"}
+        return {"items": [item for item in found if item["metadata"]["namespace"] == namespace]}
 
     def _route(self, method: str, path: str, query: dict, body: bytes) -> dict:
         kind, name, sub, verb = ROUTE.match(path).groups()
@@ -233,11 +334,33 @@ class _Handler(BaseHTTPRequestHandler):
             return self._experiments(method, query, body)
         if kind == "recurringruns":
             return self._recurring(method, name, verb, query, body)
-        if kind == "runs" and method == "POST":
-            run = self._checked(json.loads(body)) | {"run_id": self.server.new_id("run")}
-            self.server.runs[run["run_id"]] = run
-            return run
-        return {"multi_user": True}
+        if kind == "runs":
+            return self._runs(method, query, body)
+        return {"multi_user": self.server.multi_user}
+
+    def _runs(self, method: str, query: dict, body: bytes) -> dict:
+        if method == "GET":
+            namespace = _namespace(query)
+            found = [run for run in self.server.runs.values() if run["namespace"] == namespace]
+            return self._page("runs", found, query)
+        run = self._checked(json.loads(body)) | {"run_id": self.server.new_id("run")}
+        self.server.workflows.append(
+            {
+                "metadata": {
+                    "name": f"{self._pipeline_of(run)['display_name']}-{run['run_id']}",
+                    "namespace": run["namespace"],
+                    "labels": {"pipeline/runid": run["run_id"]},
+                    "annotations": {"pipelines.kubeflow.org/run_name": run["display_name"]},
+                },
+                "status": {"phase": "Running"},
+            }
+        )
+        _store(run, "run_details")
+        self.server.runs[run["run_id"]] = run | {"state": "PENDING"}
+        return run
+
+    def _pipeline_of(self, run: dict) -> dict:
+        return self.server.pipelines[run["pipeline_version_reference"]["pipeline_id"]]
 
     def _pipelines(
         self, method: str, name: str | None, sub: str | None, query: dict, body: bytes
@@ -250,7 +373,9 @@ class _Handler(BaseHTTPRequestHandler):
             tags = json.loads(query.get("tags", "{}"))
             if any(len(word) > 63 for pair in tags.items() for word in pair):
                 raise Refused(400, "tags are limited to 63 characters")
-            return _visible(self._new_version(query["pipelineid"], query["name"], body, tags))
+            version = self._new_version(query["pipelineid"], query["name"], body, tags)
+            version["description"] = query.get("description", "")
+            return _visible(version)
         if sub == "versions":
             versions = self.server.versions.values()
             found = [item for item in versions if item["pipeline_id"] == name]
@@ -264,6 +389,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._page("pipelines", found, query)
 
     def _new_pipeline(self, name: str, namespace: str) -> dict:
+        _short("pipeline", name)
         self._once(self.server.pipelines, display_name=name, namespace=namespace)
         pipeline = {
             "pipeline_id": self.server.new_id("pipeline"),
@@ -278,6 +404,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> dict:
         if pipeline_id not in self.server.pipelines:
             raise Refused(404, f"pipeline {pipeline_id} not found")
+        _short("version", name)
         self._once(self.server.versions, display_name=name, pipeline_id=pipeline_id)
         header = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         parts = email.message_from_bytes(header + body).get_payload()
@@ -295,6 +422,9 @@ class _Handler(BaseHTTPRequestHandler):
         there = self.server.experiments
         if method == "POST":
             made = json.loads(body)
+            _short("experiment", made["display_name"])
+            if not self.server.multi_user:
+                made["namespace"] = "kubeflow"
             namespace = _namespace(made)
             self._once(there, display_name=made["display_name"], namespace=namespace)
             made["experiment_id"] = self.server.new_id("experiment")
@@ -315,6 +445,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "max_concurrency": str(made["max_concurrency"]),
                 "_created": datetime.now().astimezone(),
             }
+            made["_name"] = self._scheduled_workflow(made)
+            _store(made, "jobs")
             if not made.get("no_catchup"):
                 made.pop("no_catchup", None)
             there[made["recurring_run_id"]] = made
@@ -323,13 +455,35 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(404, f"recurring run {name} not found")
         if method == "POST":
             there[name]["mode"] = verb.upper()
+            made_of = self.server.scheduled_workflows.get(there[name]["_name"])
+            if made_of is not None:
+                made_of["spec"]["enabled"] = verb == "enable"
             return {}
         if method == "DELETE":
+            self.server.scheduled_workflows.pop(there[name]["_name"], None)
             del there[name]
             return {}
         namespace = _namespace(query)
         found = [item for item in there.values() if item["namespace"] == namespace]
         return self._page("recurringRuns", found, query)
+
+    def _scheduled_workflow(self, made: dict) -> str:
+        """Creates the ScheduledWorkflow of a recurring run, named by Kubernetes; its name."""
+        prefix = re.sub("[^a-z0-9-]+", "", made["display_name"].lower())[:25]
+        name = f"{prefix}{made['recurring_run_id'][-5:]}"
+        self.server.scheduled_workflows[name] = {
+            "metadata": {
+                "name": name,
+                "generateName": prefix,
+                "namespace": made["namespace"],
+                "uid": made["recurring_run_id"],
+            },
+            "spec": {
+                "enabled": made.get("mode") == "ENABLE",
+                "pipelineVersionId": made["pipeline_version_reference"]["pipeline_version_id"],
+            },
+        }
+        return name
 
     def _checked(self, run: dict) -> dict:
         """A run or recurring run whose pipeline is there, may be used, and takes its arguments."""
@@ -362,7 +516,13 @@ class _Handler(BaseHTTPRequestHandler):
         if "filter" in query:
             for predicate in json.loads(query["filter"])["predicates"]:
                 wanted = predicate.get("stringValue", predicate.get("string_value"))
-                items = [item for item in items if item[predicate["key"]] == wanted]
+                part = predicate["operation"] == "IS_SUBSTRING"
+                key_of = predicate["key"]
+                items = [
+                    item
+                    for item in items
+                    if item[key_of] == wanted or (part and wanted in item[key_of])
+                ]
         start = int(query.get("page_token") or 0)
         answer = {}
         if page := [_visible(item) for item in items[start : start + PAGE]]:
@@ -370,6 +530,18 @@ class _Handler(BaseHTTPRequestHandler):
         if start + PAGE < len(items):
             answer["next_page_token"] = str(start + PAGE)
         return answer
+
+
+def _store(row: dict, table: str) -> None:
+    """MariaDB in strict mode, after the object on the cluster was created."""
+    for column, field in {"Description": "description", "DisplayName": "display_name"}.items():
+        if len(row.get(field) or "") > LONGEST:
+            raise Refused(500, f"Data too long for column '{column}' at row 1 ({table})")
+
+
+def _short(kind: str, name: str) -> None:
+    if len(name) > LONGEST_NAME[kind]:
+        raise Refused(400, f"{kind} name is longer than {LONGEST_NAME[kind]} characters")
 
 
 def _namespace(given: dict) -> str:

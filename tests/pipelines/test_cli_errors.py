@@ -61,8 +61,8 @@ NUMBERS = ("--population", "100000", "--clients-per-round", "100", "--rounds", "
         (("lineage", "FOLDER/none"), 2, "no lineage"),
         (("lineage", "FOLDER"), 2, "no lineage.jsonl"),
         (("submit", "FOLDER/broken.yaml", "-c", "quickstart", "--dry-run"), 2, "no compiled"),
-        (("submit", "FOLDER/broken.yaml", "-c", "quickstart"), 2, "say --host"),
-        (("schedule", "apply", "FOLDER"), 2, "say --host"),
+        (("submit", "FOLDER/broken.yaml", "-c", "quickstart"), 2, "Pass --host"),
+        (("schedule", "apply", "FOLDER"), 2, "Pass --host"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence(capsys, tmp_path, words, code, sentence):

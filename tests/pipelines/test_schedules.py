@@ -1,42 +1,33 @@
 """Schedules as data: checked, priced, reconciled through the real kfp client."""
 
+import dataclasses
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
-from kfp_stand_in import Fault, KfpStandIn, time_to_live
+from kfp_stand_in import AGENT_TTL, Fault, schedule_of, time_to_live
+from schedule_kit import IMAGE, SCHEDULES, change_schedule
 from typer.testing import CliRunner
 
 from fedemb.documents.artifacts import file_digest, json_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
+from fedemb.pipelines.cli.schedule import objects
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.pipelines.schedules import reconcile
-from fedemb.pipelines.schedules.kubeflow import Kubeflow, Version
+from fedemb.pipelines.schedules import reconcile, replace
+from fedemb.pipelines.schedules.kubeflow import Kubeflow
 from fedemb.pipelines.schedules.load import load_schedule, load_schedules
+from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import checked_digest
 from fedemb.pipelines.schedules.schedule import json_schema
 from fedemb.steps.plan_privacy.plan import document
 
-SCHEDULES = Path(__file__).parents[2] / "infra" / "schedules"
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
 RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)
 """A Wednesday: the schedule of the example has run twice and is next due on Monday the 18th."""
-IMAGE = "registry.example/fedemb@sha256:" + "a" * 64
-
-
-@pytest.fixture(scope="session")
-def package(tmp_path_factory) -> Path:
-    """The compiled pipeline."""
-    from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
-
-    path = tmp_path_factory.mktemp("package") / "dp-fedemb.yaml"
-    compile_pipeline(path, profile="cpu", images=parse_images([IMAGE]))
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -50,47 +41,29 @@ def classifiers(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def folder(tmp_path, package) -> Path:
-    """A folder with the example, pinned to the compiled pipeline."""
-    (tmp_path / "dp-fedemb.yaml.package").write_bytes(package.read_bytes())
-    _change(tmp_path, "weekly")
-    return tmp_path
-
-
-def _change(folder: Path, name: str, **changes) -> Path:
-    tree = yaml.safe_load((SCHEDULES / "example" / "weekly.yaml").read_text())
-    tree["name"] = name
-    pinned = folder / "dp-fedemb.yaml.package"
-    tree["package"] = {"path": pinned.name, "sha256": file_digest(pinned)}
-    for key, value in changes.items():
-        tree[key] = {**tree[key], **value} if value and isinstance(value, dict) else value
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
-
-
-@pytest.fixture
-def kfp(monkeypatch, tmp_path):
-    """The stand-in of the Kubeflow API."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with KfpStandIn() as server:
-        yield server
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(replace, "WAITS", (0.0, 0.0))
 
 
 def _kubeflow(kfp, namespace="team-a"):
     return Kubeflow(kfp.url, namespace)
 
 
+def _objects(namespace="team-a"):
+    """The Kubernetes objects of a namespace; none can be read unless `cluster` is used."""
+    return objects(namespace)
+
+
 def _plan(kfp, folder, now=NOW, namespace="team-a"):
     """Of a folder, or of schedules that were loaded before."""
     loaded = load_schedules(folder) if isinstance(folder, Path) else folder
-    return reconcile.plan(_kubeflow(kfp, namespace), loaded, now)
+    return reconcile.plan(_kubeflow(kfp, namespace), loaded, now, _objects(namespace))
 
 
 def _apply(kfp, folder, now=NOW, namespace="team-a"):
     changes = _plan(kfp, folder, now, namespace)
-    reconcile.apply(_kubeflow(kfp, namespace), changes, now)
+    replace.apply(_kubeflow(kfp, namespace), changes, now, _objects(namespace))
     return changes
 
 
@@ -148,11 +121,11 @@ def test_price_of_a_schedule_is_that_of_an_independent_computation(folder):
 
 def test_too_dear_a_schedule_is_refused(folder):
     with pytest.raises(BudgetExceeded, match=r"its budget allows 0\.100"):
-        load_schedule(_change(folder, "dear", budget={"epsilon": 0.1}))
+        load_schedule(change_schedule(folder, "dear", budget={"epsilon": 0.1}))
     with pytest.raises(BudgetExceeded, match="the policy allows"):
-        load_schedule(_change(folder, "dear", overrides={"policy.epsilon_cap": 0.2}))
+        load_schedule(change_schedule(folder, "dear", overrides={"policy.epsilon_cap": 0.2}))
     with pytest.raises(BudgetExceeded, match=r"commits 13 .* holds for 13 runs, and run 14, due"):
-        load_schedule(_change(folder, "dear", end=datetime(2027, 6, 1, tzinfo=UTC)))
+        load_schedule(change_schedule(folder, "dear", end=datetime(2027, 6, 1, tzinfo=UTC)))
 
 
 def test_refusal_says_after_how_many_runs_and_which_is_the_first_too_many(folder):
@@ -161,7 +134,7 @@ def test_refusal_says_after_how_many_runs_and_which_is_the_first_too_many(folder
     with pytest.raises(
         BudgetExceeded, match=r"holds for 5 runs, and run 6, due 2027-02-08 03:00 UTC"
     ):
-        load_schedule(_change(folder, "dear", budget={"epsilon": cap}))
+        load_schedule(change_schedule(folder, "dear", budget={"epsilon": cap}))
 
 
 def test_schedules_of_one_policy_are_added_up(folder):
@@ -169,14 +142,20 @@ def test_schedules_of_one_policy_are_added_up(folder):
     changes = {"budget": {"epsilon": 100.0}, "overrides": {"policy.composition": "renyi"}}
     monthly = {"cron": "0 0 5 1-4 * *", **changes}
     changes["overrides"]["policy.epsilon_cap"] = 100.0
-    paths = [_change(folder, "weekly", **changes), _change(folder, "monthly", **monthly)]
+    paths = [
+        change_schedule(folder, "weekly", **changes),
+        change_schedule(folder, "monthly", **monthly),
+    ]
     dearest = max(load_schedule(path).cost.epsilon for path in paths)
     changes["overrides"]["policy.epsilon_cap"] = dearest * 1.05
-    paths = [_change(folder, "weekly", **changes), _change(folder, "monthly", **monthly)]
+    paths = [
+        change_schedule(folder, "weekly", **changes),
+        change_schedule(folder, "monthly", **monthly),
+    ]
     assert all(load_schedule(path).cost.epsilon < dearest * 1.05 for path in paths)
     with pytest.raises(BudgetExceeded, match=r"monthly, weekly share policy glyphs-2027.*run 1\d"):
         load_schedules(folder)
-    _change(folder, "monthly", enabled=False, **monthly)
+    change_schedule(folder, "monthly", enabled=False, **monthly)
     assert len(load_schedules(folder)) == 2
 
 
@@ -188,22 +167,24 @@ def test_schedules_of_one_policy_are_added_up(folder):
 def test_schedules_of_one_ledger_are_added_up_however_they_name_it_or_their_release(folder, other):
     terms = {"policy.composition": "renyi", "policy.epsilon_cap": 100.0}
     whole = {"budget": {"epsilon": 100.0}, "overrides": terms}
-    alone = load_schedule(_change(folder, "weekly", **whole)).cost.epsilon
+    alone = load_schedule(change_schedule(folder, "weekly", **whole)).cost.epsilon
     whole["overrides"]["policy.epsilon_cap"] = alone * 1.05
-    _change(folder, "weekly", **whole)
-    _change(folder, "again", **{**whole, "overrides": {**whole["overrides"], **other}})
+    change_schedule(folder, "weekly", **whole)
+    change_schedule(folder, "again", **{**whole, "overrides": {**whole["overrides"], **other}})
     with pytest.raises(BudgetExceeded, match="again, weekly share policy"):
         load_schedules(folder)
 
 
 def test_schedules_of_one_policy_agree_on_its_terms(folder):
-    _change(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.epsilon_cap": 7.5})
+    change_schedule(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.epsilon_cap": 7.5})
     with pytest.raises(ConfigError, match="other terms"):
         load_schedules(folder)
 
 
 def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
-    _change(folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.policy_id": "another"})
+    change_schedule(
+        folder, "monthly", cron="0 0 5 1 * *", overrides={"policy.policy_id": "another"}
+    )
     assert [item.schedule.name for item in load_schedules(folder)] == ["monthly", "weekly"]
 
 
@@ -227,7 +208,7 @@ def test_schedules_of_two_policies_do_not_pay_for_each_other(folder):
 )
 def test_wrong_schedules_are_sentences(folder, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        load_schedule(_change(folder, "wrong", **changes))
+        load_schedule(change_schedule(folder, "wrong", **changes))
 
 
 def test_schedule_needs_an_end(folder):
@@ -259,12 +240,12 @@ def test_package_with_a_mutable_image_is_refused(folder):
     path = folder / "dp-fedemb.yaml.package"
     path.write_text(path.read_text().replace(IMAGE, "registry.example/fedemb:latest"))
     with pytest.raises(ConfigError, match="breaks a rule"):
-        load_schedule(_change(folder, "loose"))
+        load_schedule(change_schedule(folder, "loose"))
 
 
 def test_package_of_another_pipeline_is_refused(folder):
     with pytest.raises(ConfigError, match="compile it with `fedemb compile --pipeline dp-sgd`"):
-        load_schedule(_change(folder, "classes", config="dp_sgd_quickstart", overrides={}))
+        load_schedule(change_schedule(folder, "classes", config="dp_sgd_quickstart", overrides={}))
 
 
 @pytest.fixture
@@ -272,7 +253,7 @@ def both(folder, classifiers) -> Path:
     """The folder with a weekly classifier beside the weekly embedding, of policies of their own."""
     pinned = folder / "dp-sgd.yaml.package"
     pinned.write_bytes(classifiers.read_bytes())
-    _change(
+    change_schedule(
         folder,
         "classes",
         package={"path": pinned.name, "sha256": file_digest(pinned)},
@@ -294,7 +275,7 @@ def test_a_classifier_is_scheduled_beside_an_embedding(both, kfp):
     names = {number: made["display_name"] for number, made in kfp.pipelines.items()}
     filed = {number: made["display_name"] for number, made in kfp.experiments.items()}
     found = {
-        run["display_name"]: (
+        schedule_of(run): (
             names[run["pipeline_version_reference"]["pipeline_id"]],
             filed[run["experiment_id"]],
             run["runtime_config"]["parameters"],
@@ -360,7 +341,7 @@ def test_plan_changes_nothing_and_an_unchanged_folder_neither(folder, kfp):
 
 def test_a_change_is_created_disabled_and_the_old_one_goes_before_it_is_enabled(folder, kfp):
     _apply(kfp, folder)
-    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
     assert _actions(_plan(kfp, folder)) == [("replace", "weekly", "cron")]
     kfp.calls.clear()
     _apply(kfp, folder)
@@ -373,60 +354,126 @@ def test_a_change_is_created_disabled_and_the_old_one_goes_before_it_is_enabled(
     assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
 
 
-@pytest.mark.parametrize("carried_out", [False, True], ids=["refused", "answer lost"])
+FAULTS = {
+    "refused": {},
+    "carried out and refused": {"carried_out": True},
+    "answer lost": {"carried_out": True, "cut": True},
+    "connection stays lost": {"cut": True, "lasts": True},
+    "connection stays lost after a call was carried out": {
+        "carried_out": True,
+        "cut": True,
+        "lasts": True,
+    },
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("there", ["nothing", "another", "a disabled one"])
-def test_whichever_call_fails_one_fires_at_most_and_what_fired_before_fires_still(
-    folder, kfp, there, carried_out
+def test_whichever_call_fails_one_is_enabled_at_most_and_the_next_apply_repairs_it(
+    folder, cluster, there, fault
 ):
-    """Every call of an `apply` is made to fail in turn; the next `apply` heals what it left."""
-    _change(folder, "weekly")
+    """While the connection holds, a schedule that was enabled before stays enabled."""
+    change_schedule(folder, "weekly")
     older = load_schedules(folder)
-    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
     newer = load_schedules(folder)
     failed = 0
     for at in range(1, 40):
-        kfp.recurring.clear()
-        kfp.pipelines.clear()
-        kfp.versions.clear()
-        kfp.experiments.clear()
+        for state in (cluster.recurring, cluster.scheduled_workflows, cluster.pipelines):
+            state.clear()
+        cluster.versions.clear()
+        cluster.experiments.clear()
         before = 0
         if there != "nothing":
-            _apply(kfp, older)
+            _apply(cluster, older)
             before = 1
         if there == "a disabled one":
-            next(iter(kfp.recurring.values()))["mode"] = "DISABLE"
+            next(iter(cluster.recurring.values()))["mode"] = "DISABLE"
             before = 0
-        changes, kubeflow = _plan(kfp, newer, RUNNING), _kubeflow(kfp)
-        kfp.fault = Fault(at, carried_out)
+        changes, kubeflow = _plan(cluster, newer, RUNNING), _kubeflow(cluster)
+        cluster.fault = Fault(at, **FAULTS[fault])
+        said = ""
         try:
-            reconcile.apply(kubeflow, changes, RUNNING)
-        except StorageError:
-            failed += 1
-            assert before <= len(kfp.enabled("team-a", "weekly")) <= 1, f"call {at}"
-        done = kfp.fault.at > 0
-        kfp.fault = None
-        _apply(kfp, newer, RUNNING)
-        (run,) = kfp.enabled("team-a", "weekly")
+            replace.apply(kubeflow, changes, RUNNING, _objects())
+        except StorageError as error:
+            failed, said = failed + 1, str(error)
+        enabled = len(cluster.enabled("team-a", "weekly"))
+        assert (0 if cluster.fault.lasts else before) <= enabled <= 1, f"call {at}"
+        if enabled < before:
+            assert "is stopped, or its old version still fires" in said
+            assert "`fedemb schedule apply` again" in said
+        done = cluster.fault.at > 0
+        cluster.fault = None
+        for _ in range(2):
+            _apply(cluster, newer, RUNNING)
+        (run,) = cluster.recurring.values()
+        assert run["mode"] == "ENABLE"
         assert run["trigger"]["cron_schedule"]["cron"] == "0 0 4 * * 1"
-        assert len(kfp.versions) == len(kfp.pipelines) == 1
-        assert _actions(_plan(kfp, newer, RUNNING)) == [("keep", "weekly")]
-        assert kfp.tick(RUNNING) == []
+        assert len(cluster.scheduled_workflows) == 1, "a copy is left"
+        assert len(cluster.versions) == len(cluster.pipelines) == 1
+        assert _actions(_plan(cluster, newer, RUNNING)) == [("keep", "weekly")]
+        assert cluster.tick(RUNNING) == []
         if done:
             break
-    assert kfp.at_once == 1
+    assert cluster.at_once == 1
     assert done
-    assert failed == at - 1 >= 6
+    assert failed >= 1
+
+
+def test_a_recurring_run_that_kubeflow_could_not_list_is_removed(folder, cluster, monkeypatch):
+    """Its row was refused; its object stays, disabled, and only Kubernetes shows it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("kfp_stand_in.LONGEST", 10)
+        with pytest.raises(StorageError, match=r"answered 500.*is as it was"):
+            _apply(cluster, folder)
+        assert cluster.scheduled_workflows == {}
+        cluster.cluster_status = 403
+        with pytest.raises(StorageError, match="kubectl -n team-a get scheduledworkflows"):
+            _apply(cluster, folder)
+        assert len(cluster.scheduled_workflows) == 1
+    cluster.cluster_status = 200
+    assert _actions(_apply(cluster, folder)) == [("delete", "weekly"), ("create", "weekly")]
+    ((_, left),) = cluster.scheduled_workflows.items()
+    assert left["metadata"]["uid"] in cluster.recurring
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("metadata", "generateName", "another-name"),
+        ("spec", "pipelineVersionId", "version-of-others"),
+        ("spec", "enabled", True),
+    ],
+)
+def test_an_object_that_is_not_ours_is_left(folder, cluster, part, field, value):
+    _apply(cluster, folder)
+    (ours,) = cluster.scheduled_workflows.values()
+    other = json.loads(json.dumps(ours))
+    other["metadata"] |= {"name": "other", "uid": "other"}
+    other["spec"]["enabled"] = False
+    cluster.scheduled_workflows["other"] = other
+    assert _actions(_plan(cluster, folder)) == [("delete", "weekly"), ("keep", "weekly")]
+    other[part][field] = value
+    assert _actions(_plan(cluster, folder)) == [("keep", "weekly")]
+
+
+def test_scheduled_runs_are_named_by_policy_and_model(folder, cluster):
+    _apply(cluster, folder)
+    cluster.tick(RUNNING)
+    cluster.tick(RUNNING + timedelta(days=5))
+    assert len(set(cluster.scheduled_names)) == 2
+    assert all(name.startswith("glyphs-2027-glyphs-") for name in cluster.scheduled_names)
 
 
 def test_what_cannot_be_put_back_is_said(folder, kfp, monkeypatch):
     _apply(kfp, folder)
-    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
 
     def gone(*_):
         raise StorageError("gone")
 
     monkeypatch.setattr(Kubeflow, "enable", gone)
-    with pytest.raises(StorageError, match=r"may be stopped; run `fedemb schedule apply` again"):
+    with pytest.raises(StorageError, match=r"is stopped, .* Run `fedemb schedule apply` again"):
         _apply(kfp, folder)
     monkeypatch.undo()
     _apply(kfp, folder)
@@ -442,7 +489,7 @@ def test_namespaces_do_not_see_each_other_nor_what_is_shared(folder, kfp):
     _apply(kfp, folder)
     assert _actions(_plan(kfp, folder, namespace="team-b")) == [("create", "weekly")]
     _apply(kfp, folder, namespace="team-b")
-    _change(folder, "weekly", enabled=False)
+    change_schedule(folder, "weekly", enabled=False)
     _apply(kfp, folder, namespace="team-b")
     assert [len(kfp.enabled(team, "weekly")) for team in ("team-a", "team-b")] == [1, 0]
     homes = {
@@ -455,7 +502,7 @@ def test_no_slot_that_lies_behind_is_ever_run(folder, kfp):
     """Without catch-up Kubeflow still starts the latest slot since the start; so start is now."""
     _apply(kfp, folder, RUNNING)
     assert kfp.tick(RUNNING) == []
-    _change(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
+    change_schedule(folder, "weekly", cron="0 0 4 * * 1", budget={"epsilon": 7.5})
     _apply(kfp, folder, RUNNING)
     assert kfp.tick(RUNNING) == []
     assert kfp.tick(RUNNING + timedelta(days=5)) == ["weekly 2027-01-18 04:00"]
@@ -486,11 +533,12 @@ def test_a_schedule_that_is_over_is_left_and_never_created(folder, kfp):
     assert _actions(_plan(kfp, folder, over)) == [("keep", "weekly")]
 
 
-def test_finished_workflows_stay_two_weeks_against_the_controllers_hour(folder, kfp):
-    """The controller's defaults name success and failure, and the particular time wins."""
+def test_argo_would_keep_workflows_two_weeks_and_the_persistence_agent_deletes_them(folder, kfp):
+    """A compiled pipeline names all three times of Argo's; Kubeflow's own agent has another."""
     _apply(kfp, folder)
     workflow = kfp.workflow(next(iter(kfp.recurring.values())))
-    assert [time_to_live(workflow, outcome) for outcome in (True, False)] == [14 * 24 * 3600] * 2
+    assert set(workflow["ttlStrategy"].values()) == {14 * 24 * 3600}
+    assert [time_to_live(workflow, outcome) for outcome in (True, False)] == [AGENT_TTL] * 2
 
 
 def test_only_the_public_step_is_retried_whatever_the_controllers_default(folder, kfp):
@@ -529,13 +577,14 @@ def test_changes_made_behind_our_back_are_found_and_undone(folder, kfp, field, t
 def _other_policy(folder, name, **changes):
     """A schedule beside `weekly` that draws from a budget of its own."""
     overrides = {"policy.policy_id": f"{name}-2027"}
-    return _change(folder, name, cron="0 0 5 1 * *", overrides=overrides, **changes)
+    return change_schedule(folder, name, cron="0 0 5 1 * *", overrides=overrides, **changes)
 
 
 def test_a_copy_made_in_the_ui_is_disabled_and_a_stranger_of_our_name_left_alone(folder, kfp):
     _apply(kfp, folder)
     (ours,) = kfp.recurring.values()
-    kfp.recurring["copy"] = {**ours, "recurring_run_id": "copy"}
+    cloned = {"recurring_run_id": "copy", "display_name": f"Clone of {ours['display_name']}"}
+    kfp.recurring["copy"] = {**ours, **cloned}
     stranger = {**ours, "recurring_run_id": "stranger", "description": "by hand"}
     kfp.recurring["stranger"] = stranger
     assert _actions(_apply(kfp, folder)) == [("disable", "weekly"), ("keep", "weekly")]
@@ -543,6 +592,9 @@ def test_a_copy_made_in_the_ui_is_disabled_and_a_stranger_of_our_name_left_alone
     assert sorted(modes) == ["DISABLE", "ENABLE"]
     assert kfp.recurring["stranger"] == stranger
     assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
+    kfp.recurring["copy"]["display_name"] = ours["display_name"]
+    assert _actions(_apply(kfp, folder)) == [("delete", "weekly"), ("keep", "weekly")]
+    assert set(kfp.recurring) == {ours["recurring_run_id"], "stranger"}
 
 
 def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder, kfp):
@@ -555,7 +607,7 @@ def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder
     (folder / "monthly.yaml").unlink()
     changes = _apply(kfp, folder)
     assert _actions(changes) == [("disable", "monthly"), ("keep", "nightly"), ("keep", "weekly")]
-    modes = {run["display_name"]: run["mode"] for run in kfp.recurring.values()}
+    modes = {schedule_of(run): run["mode"] for run in kfp.recurring.values()}
     assert modes == {
         "monthly": "DISABLE",
         "nightly": "ENABLE",
@@ -568,7 +620,7 @@ def test_what_left_the_folder_is_disabled_and_foreign_runs_are_left_alone(folder
 def test_the_last_schedule_is_stopped_by_its_file_never_by_an_empty_folder(folder, kfp):
     """An empty folder is more likely the wrong one than a wish to stop everything."""
     _apply(kfp, folder)
-    stopped = _change(folder, "weekly", enabled=False)
+    stopped = change_schedule(folder, "weekly", enabled=False)
     assert _actions(_apply(kfp, folder)) == [("disable", "weekly"), ("keep", "weekly")]
     assert [run["mode"] for run in kfp.recurring.values()] == ["DISABLE"]
     assert _actions(_plan(kfp, folder)) == [("keep", "weekly")]
@@ -581,10 +633,10 @@ def test_a_new_package_is_a_new_version_and_an_old_one_is_not_uploaded_again(fol
     _apply(kfp, folder)
     pinned = folder / "dp-fedemb.yaml.package"
     pinned.write_text(pinned.read_text() + "\n")
-    _change(folder, "weekly")
+    change_schedule(folder, "weekly")
     assert _actions(_apply(kfp, folder)) == [("replace", "weekly", "package")]
     uploads = len(kfp.versions)
-    _change(folder, "weekly", cron="0 0 4 * * 1")
+    change_schedule(folder, "weekly", cron="0 0 4 * * 1")
     _apply(kfp, folder)
     assert len(kfp.versions) == uploads
     _other_policy(folder, "second")
@@ -607,14 +659,14 @@ def test_a_version_says_policy_and_week_and_is_sought_by_its_plan(folder, kfp):
     of = Version.of(loaded.package, loaded.config)
     assert of.is_named(version["display_name"].replace(week, "1999-W01"))
     for other in ({"policy": "others"}, {"package": "a" * 64}, {"plan": "a" * 64}):
-        assert not replace(of, **other).is_named(version["display_name"])
+        assert not dataclasses.replace(of, **other).is_named(version["display_name"])
 
 
 def test_refusal_and_silence_of_the_api_are_sentences(folder, kfp):
     kubeflow = _kubeflow(kfp)
     kfp.fail_with = 403
     with pytest.raises(StorageError, match=r"answered 403 \(forbidden.*for namespace team-a"):
-        reconcile.plan(kubeflow, load_schedules(folder), NOW)
+        reconcile.plan(kubeflow, load_schedules(folder), NOW, _objects())
 
 
 def test_commands_print_cost_and_changes(folder, kfp):
@@ -624,7 +676,9 @@ def test_commands_print_cost_and_changes(folder, kfp):
     dry = run(schedule_app, ["plan", str(folder)])
     assert dry.exit_code == 0, dry.output
     assert "13 runs, at most epsilon=" in dry.output
-    _change(folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80))
+    change_schedule(
+        folder, "weekly", start=datetime.now(UTC), end=datetime.now(UTC) + timedelta(days=80)
+    )
     where = [str(folder), "--host", kfp.url]
     assert "create weekly" in run(schedule_app, ["plan", *where]).output
     assert run(schedule_app, ["diff", *where]).exit_code == 1
@@ -663,54 +717,6 @@ def test_submit_prints_the_digest_of_the_package_and_a_profile_pins_it(folder, t
         checked_digest(changed, ("cpu", str(pins)))
 
 
-def test_submit_checks_then_starts_one_run_each_time(folder, kfp):
-    loaded = load_schedule(folder / "weekly.yaml")
-    for _ in range(2):
-        run_id = _kubeflow(kfp).submit(
-            loaded.package,
-            loaded.config,
-            experiment="glyphs",
-            description="epsilon 1",
-            service_account="fedemb-run",
-        )
-    assert len(kfp.runs) == 2
-    assert len(kfp.versions) == 1
-    assert kfp.runs[run_id]["runtime_config"]["parameters"] == loaded.arguments
-    assert kfp.runs[run_id]["service_account"] == "fedemb-run"
-    assert kfp.runs[run_id]["description"] == "epsilon 1"
-    policy, model = loaded.config.policy.policy_id, loaded.config.release_name
-    assert re.fullmatch(rf"{policy} \d{{4}}-W\d\d {model}", kfp.runs[run_id]["display_name"])
-    assert "enable_caching" not in json.dumps(kfp.runs[run_id])
-    bare = loaded.config.updated({"storage.keys": None})
-    with pytest.raises(ConfigError, match=r"storage\.keys"):
-        _kubeflow(kfp).submit(loaded.package, bare, experiment="glyphs")
-    other = load_config("dp_sgd_quickstart", [])
-    with pytest.raises(ConfigError, match="is run by dp-sgd"):
-        _kubeflow(kfp).submit(loaded.package, other, experiment="glyphs")
-    assert len(kfp.runs) == 2
-
-
-def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(folder, kfp):
-    loaded = load_schedule(folder / "weekly.yaml")
-    kubeflow = _kubeflow(kfp)
-    run_id = kubeflow.submit(loaded.package, loaded.config, resume="crashed-1")
-    (filed,) = kfp.experiments.values()
-    assert filed["display_name"] == "dp-fedemb", "by the pipeline's name, where none is said"
-    version = kfp.runs[run_id]["pipeline_version_reference"]["pipeline_version_id"]
-    text = kfp.versions[version]["_content"].decode()
-    assert "pipeline_job_uuid" not in text
-    spec = next(yaml.safe_load_all(text))
-    ids = {
-        name: task["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"]
-        for name, task in spec["components"]["comp-exit-handler-1"]["dag"]["tasks"].items()
-        if "run_id" in task["inputs"].get("parameters", {})
-    }
-    assert set(ids.values()) == {"crashed-1"}
-    assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
-    with pytest.raises(ConfigError, match="no id of a run"):
-        kubeflow.submit(loaded.package, loaded.config, experiment="x", resume="'; drop")
-
-
 def test_example_works_as_its_first_lines_say(tmp_path, package):
     text = (SCHEDULES / "example" / "weekly.yaml").read_text()
     tree = yaml.safe_load(text)
@@ -730,5 +736,5 @@ def test_example_works_as_its_first_lines_say(tmp_path, package):
 
 
 def test_beam_options_reach_the_step_that_partitions(folder):
-    path = _change(folder, "weekly", beam_options=["--runner=DataflowRunner"])
+    path = change_schedule(folder, "weekly", beam_options=["--runner=DataflowRunner"])
     assert load_schedule(path).arguments["beam_options"] == ["--runner=DataflowRunner"]

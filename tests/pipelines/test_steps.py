@@ -251,12 +251,12 @@ def test_lineage_follows_from_the_declarations(tmp_path):
         commitments=honest_run.COMMITMENTS,
     )
     by_name = {item.step: item for item in told}
-    assert by_name["plan_privacy"].inputs == {}
+    assert by_name["plan_privacy"].inputs == {"policy": None}
     assert set(by_name["partition_users"].inputs) == {"raw_images", "public_images", "reservation"}
     assert set(by_name["train_dp_fedemb"].outputs) == {"model", "rounds"}
     assert by_name["release_model"].outputs == {"release": None}
     assert by_name["gate_release"].outputs == {"verdict": "b" * 64}
-    given = dict.fromkeys(lineage.SOURCES.values())
+    given = dict.fromkeys([*lineage.SOURCES.values(), "policy", "ledger_head"])
     for item in told:
         for name, digest in item.inputs.items():
             assert given[name] == digest, (item.step, name)  # an earlier step gave it, and this

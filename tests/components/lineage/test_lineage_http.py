@@ -91,12 +91,15 @@ def test_run_sends_no_raw_fact(receiving, tmp_path):
     for event in events:
         assert set(event["run"]["facets"]) == {"parent", "tags"}
         for dataset in (*event["inputs"], *event["outputs"]):
-            assert set(dataset.get("facets", {})) <= {"version"}
+            facets = dataset.get("facets", {})
+            assert set(facets) <= {"version", "symlinks"}
+            for same in facets.get("symlinks", {}).get("identifiers", []):
+                assert same["name"].split("/")[0] in ("policies", "releases"), "no address"
     versions = {
         dataset["name"].rpartition("/")[2]: dataset["facets"]["version"]["datasetVersion"]
         for event in events
         for dataset in (*event["inputs"], *event["outputs"])
-        if dataset.get("facets")
+        if "version" in dataset.get("facets", {})
     }
     assert versions["users"] == honest_run.COMMITMENTS["users"]  # keyed, never a plain digest
     assert "raw_images" not in versions

@@ -24,7 +24,7 @@ def _versions(events):
         dataset["name"].rpartition("/")[2]: dataset["facets"]["version"]["datasetVersion"]
         for event in events
         for dataset in (*event["inputs"], *event["outputs"])
-        if dataset.get("facets")
+        if "version" in dataset.get("facets", {})
     }
 
 

@@ -1,0 +1,251 @@
+"""Submits one run, and never a second one while an earlier one of the same configuration may live.
+
+Each submission has an idempotency key. Before a run is created, and again after a call whose
+outcome is unknown, the run or Workflow with the key is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedemb.config import RunConfig
+from fedemb.config.parameters import run_config
+from fedemb.documents.artifacts import file_digest
+from fedemb.errors import ConfigError, StorageError
+from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, Workflow
+from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
+from fedemb.pipelines.schedules.names import (
+    KEY_LABEL,
+    Version,
+    fitted,
+    idempotency_key,
+    run_name,
+)
+from fedemb.pipelines.schedules.package import (
+    check_package,
+    labelled,
+    resumed,
+    run_arguments,
+)
+from fedemb.pipelines.schedules.taken_over import (
+    Addresses,
+    addresses,
+    finished_before,
+    taken_over,
+)
+from fedemb.pipelines.steps import pipeline_of
+
+WAITS = (0.0, 2.0, 5.0)
+"""Seconds before each look for a run whose creation gave no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One run that is to be started.
+
+    Args:
+      package: YAML of `fedemb compile`.
+      config: configuration of the run.
+      experiment: experiment of the run; None: the pipeline's name.
+      description: guarantee of the run, for people who compare runs. The run has as much of it as
+        Kubeflow stores, the version of the pipeline all of it.
+      service_account: account that drives the run.
+      pipeline_root: public root; None: that of the namespace.
+      beam_options: options of the engine that partitions the users.
+      resume: id of an earlier run, whose reservation and rounds this one uses.
+      start: first step that runs again; the outputs of those before it are imported. None: all
+        run, and find what is reserved and committed.
+    """
+
+    package: Path
+    config: RunConfig
+    experiment: str | None = None
+    description: str = ""
+    service_account: str | None = None
+    pipeline_root: str | None = None
+    beam_options: tuple[str, ...] = ()
+    resume: str | None = None
+    start: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Idempotency key."""
+        arguments = run_arguments(self.config, self.beam_options)
+        resume = f"{self.resume} from {self.start}" if self.start else self.resume
+        return idempotency_key(pipeline_of(self.config).name, arguments, resume)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The run of a request."""
+
+    run_id: str
+    started: bool
+    """False: it was submitted before and has not ended; nothing was started."""
+    state: str = ""
+    ended_before: tuple[ListedRun, ...] = ()
+    """Earlier runs of the same configuration, which have ended."""
+
+
+def submit(
+    kubeflow: Kubeflow, request: Request, cluster: ClusterObjects, *, again: bool = False
+) -> Submitted:
+    """Starts one run, unless an earlier one of the same configuration may still be alive.
+
+    Args:
+      kubeflow: namespace of the Kubeflow Pipelines API.
+      request: the run.
+      cluster: Kubernetes objects of the namespace.
+      again: start a run although an earlier one may be alive.
+
+    Raises:
+      ConfigError: the package breaks a rule or does not run this task, or a store is not named.
+      StorageError: Kubeflow does not answer or refuses; whether a run was started is in the
+        message.
+    """
+    check_package(request.package, config=request.config)
+    key = request.key
+    earlier = list(kubeflow.runs_named(key))
+    workflows = cluster.workflows(key)
+    versions = kubeflow.version_names().values()
+    if not again:
+        if alive := next((run for run in earlier if run.alive), None):
+            return Submitted(alive.run_id, started=False, state=alive.state)
+        _refuse_unlisted(request, earlier, workflows, versions, kubeflow)
+    name = _name(request, key, earlier, workflows or ())
+    found = _addresses(kubeflow, request, cluster)
+    try:
+        run_id = _create(kubeflow, request, name, found)
+    except OutcomeUnknown as error:
+        run_id = _found_after(kubeflow, cluster, name, key, error)
+    return Submitted(run_id, started=True, ended_before=tuple(earlier))
+
+
+def _refuse_unlisted(
+    request: Request,
+    earlier: Sequence[ListedRun],
+    workflows: Sequence[Workflow] | None,
+    versions: Iterable[str],
+    kubeflow: Kubeflow,
+) -> None:
+    """Refuses where an earlier submission may run although Kubeflow's list does not show it."""
+    key, listed = request.key, {run.run_id for run in earlier}
+    for workflow in workflows or ():
+        if not workflow.ended and workflow.run_id not in listed:
+            raise StorageError(_unlisted(workflow, kubeflow.namespace))
+    uploaded = any(name.endswith(f"-{key}") for name in versions)
+    if workflows is None and uploaded and not earlier:
+        raise StorageError(
+            "an earlier submission of this configuration reached Kubeflow, its list shows no run "
+            "of it, and Workflows cannot be read from here, so the run may be alive. "
+            f"{_look(kubeflow.namespace, key)}; if no pod runs, pass --again."
+        )
+
+
+def _addresses(kubeflow: Kubeflow, request: Request, cluster: ClusterObjects) -> Addresses:
+    """Returns the addresses of the artifacts that a request takes from an earlier run."""
+    if request.start is None:
+        return {}
+    if request.resume is None:
+        raise ConfigError("--from resumes an earlier run. Pass its id with --resume.")
+    pipeline = pipeline_of(request.config)
+    steps = finished_before(pipeline, request.start)
+    root = request.pipeline_root or cluster.pipeline_root()
+    if not root:
+        raise ConfigError(
+            "the public root of the earlier run is not known: kfp-launcher cannot be read. Pass "
+            "--pipeline-root."
+        )
+    later = [run.run_id for run in kubeflow.runs_named(f"(resumes {request.resume})")]
+    return addresses(f"{root.rstrip('/')}/{pipeline.name}", [*later, request.resume], steps)
+
+
+def _create(kubeflow: Kubeflow, request: Request, name: str, found: Addresses) -> str:
+    """Uploads the version of a request, if need be, and creates its run."""
+    experiment_id = kubeflow.experiment(request.experiment or pipeline_of(request.config).name)
+    with tempfile.TemporaryDirectory() as folder:
+        package = request.package
+        if request.resume is not None:
+            package = resumed(package, request.resume, Path(folder))
+        version = Version.of(package, request.config).keyed(request.key)
+        package = labelled(package, KEY_LABEL, request.key, Path(folder))
+        if request.start is not None:
+            steps = finished_before(pipeline_of(request.config), request.start)
+            texts = {"config": _config_text(request)}
+            package = taken_over(package, steps, found, texts, Path(folder))
+            version = replace(version, package=file_digest(package))  # it names the addresses
+        pipeline = pipeline_of(request.config).name
+        reference = kubeflow.version(package, pipeline, version, request.description)
+    return kubeflow.create_run(
+        reference,
+        experiment_id=experiment_id,
+        name=name,
+        description=fitted(request.description),
+        arguments=run_arguments(request.config, request.beam_options),
+        pipeline_root=request.pipeline_root,
+        service_account=request.service_account,
+    )
+
+
+def _config_text(request: Request) -> str:
+    """Returns the configuration as `plan_privacy` hands it to later steps."""
+    return run_config(run_arguments(request.config, request.beam_options)).model_dump_json()
+
+
+def _name(
+    request: Request, key: str, earlier: Sequence[ListedRun], workflows: Sequence[Workflow]
+) -> str:
+    """Returns a name that no earlier run of the key has."""
+    names = [*(run.name for run in earlier), *(workflow.run_name for workflow in workflows)]
+    numbers = [int(found[1]) for name in names if (found := re.search(rf"{key}-(\d+)", name))]
+    number = max(numbers, default=0) + 1
+    return run_name(request.config, datetime.now(UTC), key, number, request.resume)
+
+
+def _found_after(
+    kubeflow: Kubeflow, cluster: ClusterObjects, name: str, key: str, error: OutcomeUnknown
+) -> str:
+    """Returns the id of a run that was created although the call failed.
+
+    Raises:
+      StorageError: only its Workflow exists, or nothing was found.
+    """
+    workflows: list[Workflow] | None = None
+    for seconds in WAITS:
+        time.sleep(seconds)
+        try:
+            run = next((run for run in kubeflow.runs_named(key) if run.name == name), None)
+        except StorageError:
+            run = None
+        if run is not None:
+            return run.run_id
+        workflows = cluster.workflows(name)
+        if workflows:
+            raise StorageError(f"{error}. {_unlisted(workflows[0], kubeflow.namespace)}") from error
+    if workflows is None:
+        raise StorageError(
+            f"{error}. Whether the run was started is unknown: Workflows cannot be read from here. "
+            f"{_look(kubeflow.namespace, key)} before you submit again."
+        ) from error
+    raise StorageError(
+        f"{error}. No run was started: neither a run nor a Workflow has the key {key}. "
+        "Submit again."
+    ) from error
+
+
+def _look(namespace: str, key: str) -> str:
+    return f"Run `kubectl -n {namespace} get pods -l {KEY_LABEL}={key}`"
+
+
+def _unlisted(workflow: Workflow, namespace: str) -> str:
+    return (
+        f"Workflow {workflow.name} (run {workflow.run_id}) exists, although Kubeflow's list does "
+        "not show the run: it may be charged and may release. Wait until it ends, or stop it with "
+        f"`kubectl -n {namespace} delete workflow {workflow.name}`; then submit again."
+    )

@@ -1,0 +1,117 @@
+"""Lineage joins runs by itself, and needs nothing of Kubeflow's."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import honest_run
+import pytest
+
+from fedemb import lineage
+from fedemb.documents.artifacts import write_bytes
+from fedemb.documents.document import encode
+from fedemb.errors import GateDenied
+
+ROOT = Path(__file__).parents[3]
+METADATA = re.compile(r"ml[_-]metadata|metadata[_-](store|grpc|envoy)|\bmlmd\b", re.IGNORECASE)
+
+
+def _shared(path) -> dict[str, tuple[str | None, str]]:
+    """Artifact -> its digest and its identifier in all runs."""
+    found = {}
+    for line in path.read_text().splitlines():
+        event = json.loads(line)
+        for dataset in (*event["inputs"], *event["outputs"]):
+            facets = dataset.get("facets", {})
+            for same in facets.get("symlinks", {}).get("identifiers", []):
+                version = facets.get("version", {}).get("datasetVersion")
+                found[dataset["name"].rpartition("/")[2]] = (version, same["name"])
+    return found
+
+
+def test_a_release_is_named_alike_by_its_own_run_and_by_the_run_that_starts_from_it(tmp_path):
+    first = honest_run.start(tmp_path / "first").until_gate()
+    first.do_gate()
+    first.do_release()
+    (bundle,) = Path(first.releases_uri).glob("*/*/lineage.jsonl")
+    release = _shared(bundle)["release"][1]
+    later = first.config.updated(
+        {
+            "pretraining.kind": "import",
+            "pretraining.import_path": f"{bundle.parent}/backbone.keras",
+            "evaluation.previous_release": str(bundle.parent),
+        }
+    )
+    found = lineage.parents_of(later, "later")
+    assert found["public_start"] == found["previous_release"] == release
+    assert release.startswith("releases/")
+    assert _shared(bundle)["policy"][1] == f"policies/{first.config.policy.policy_id}"
+
+
+def test_ledger_record_and_head_are_those_of_the_ledger(tmp_path):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    steps = {step.step: step for step in lineage.read_steps(run.lineage)}
+    shas = {record.sha for record in run.context().ledger.chain.records}
+    record = steps["reserve_budget"].outputs["ledger_record"]
+    head = steps["account_privacy"].inputs["ledger_head"]
+    assert record in shas
+    assert head in shas
+    drawn = "\n".join(lineage.tree_lines(list(steps.values())))
+    assert f"policy  = policies/{run.config.policy.policy_id}" in drawn
+    assert f"ledger_head  {head[:12]}" in drawn
+
+
+def test_a_denied_run_names_no_parents(tmp_path):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    audit = json.loads(run.audit.read_text())
+    write_bytes(run.audit, encode({**audit, "level": "monitoring"}))
+    with pytest.raises(GateDenied):
+        run.do_gate()
+    assert _shared(run.lineage) == {}
+
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("ml_metadata", "kfp", "kfp_server_api", "kubernetes"):
+            raise ImportError(f"{name} is not there")
+sys.meta_path.insert(0, Blocked())
+from fedemb import lineage
+from fedemb.reports.dag import lineage_dag
+steps = lineage.read_steps(sys.argv[1])
+print(len(lineage.tree_lines(steps)), len(lineage_dag(steps)["boxes"]))
+"""
+
+
+def test_tree_and_graph_are_drawn_without_kubeflow_and_its_metadata(tmp_path):
+    run = honest_run.start(tmp_path / "run").until_gate()
+    run.do_gate()
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(run.lineage)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines, boxes = map(int, done.stdout.split())
+    assert lines > 20
+    assert boxes > 10
+
+
+def test_no_code_and_no_lock_names_ml_metadata():
+    files = [
+        *(path for room in ("components", "pipelines") for path in (ROOT / room).rglob("*.py")),
+        *(ROOT / "requirements").glob("*.txt"),
+    ]
+    assert len(files) > 300
+    found = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text().splitlines()
+        if METADATA.search(line)
+    }
+    assert found == set()

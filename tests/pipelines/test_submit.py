@@ -1,0 +1,367 @@
+"""`fedemb submit` at a Kubeflow that fails as the real one does: one charged run, and the truth."""
+
+import json
+import re
+
+import pytest
+import yaml
+from kfp_stand_in import LONGEST, Fault
+from schedule_kit import change_schedule
+from typer.testing import CliRunner
+
+from fedemb.errors import ConfigError, StorageError
+from fedemb.pipelines.cli.main import app
+from fedemb.pipelines.dp_fedemb import DP_FEDEMB
+from fedemb.pipelines.run.load_config import load_config
+from fedemb.pipelines.schedules import submission
+from fedemb.pipelines.schedules.load import load_schedule
+from fedemb.pipelines.schedules.names import KEY_LABEL, fitted
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(submission, "WAITS", (0.0, 0.0))
+
+
+@pytest.fixture(autouse=True)
+def doctor_is_content(monkeypatch):
+    """Other tests check the cluster itself."""
+    monkeypatch.setattr("fedemb.pipelines.cli.schedule.look_first", lambda *_: None)
+
+
+@pytest.fixture
+def config(folder):
+    """File of the configuration of the example schedule."""
+    path = folder / "run.yml"
+    loaded = load_schedule(folder / "weekly.yaml").config
+    path.write_text(yaml.safe_dump(loaded.model_dump(mode="json")))
+    return path
+
+
+@pytest.fixture
+def submit(kfp, package, config):
+    """Runs the command; returns its result."""
+
+    def run(*more: str):
+        return CliRunner().invoke(
+            app,
+            ["submit", str(package), "--config", str(config), "--host", kfp.url, *more],
+            env={"KFP_NAMESPACE": "team-a"},
+        )
+
+    return run
+
+
+def _run_of(result) -> str:
+    assert result.exception is None, result.exception
+    return result.stdout.split()[-1]
+
+
+def test_every_text_of_a_run_fits_and_the_whole_guarantee_is_with_its_version(submit, kfp):
+    run = kfp.runs[_run_of(submit())]
+    assert len(run["description"].encode()) <= LONGEST
+    assert len(run["display_name"].encode()) <= LONGEST
+    (version,) = kfp.versions.values()
+    assert "differential privacy for one user" in version["description"]
+    assert len(version["description"]) > LONGEST
+
+
+@pytest.mark.parametrize(
+    "letter", ["a", "\u00e9", "\U0001f512"], ids=["1 byte", "2 bytes", "4 bytes"]
+)
+def test_a_text_is_fitted_by_bytes_and_two_long_texts_stay_different(letter):
+    text = letter * (1024 // len(letter.encode()) // 4 + 1)
+    assert len(fitted(text).encode()) <= LONGEST
+    assert fitted(text + "1") != fitted(text + "2")
+    assert fitted("short") == "short"
+
+
+def test_a_second_submit_starts_no_second_run_while_the_first_may_be_alive(submit, kfp):
+    first = _run_of(submit())
+    for state in ("PENDING", "RUNNING", "PAUSED", "CANCELING", "RUNTIME_STATE_UNSPECIFIED"):
+        kfp.runs[first]["state"] = state
+        second = submit()
+        assert _run_of(second) == first
+        assert "nothing started" in second.stderr
+    assert len(kfp.runs) == 1
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "FAILED", "CANCELED"])
+def test_after_the_first_run_ended_a_second_has_another_name(submit, kfp, state):
+    first = _run_of(submit())
+    kfp.runs[first]["state"] = state
+    second = submit()
+    assert _run_of(second) != first
+    assert f"earlier run {first} of this configuration: {state}" in second.stderr
+    names = [run["display_name"] for run in kfp.runs.values()]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"glyphs-2027 \d{4}-W\d\d glyphs [0-9a-f]{16}-[12]", n) for n in names)
+    assert len(kfp.versions) == 1
+
+
+def test_other_configurations_and_an_explicit_again_start_runs(submit, kfp):
+    _run_of(submit())
+    _run_of(submit("--set", "training.seed=7"))
+    assert len(kfp.runs) == 2
+    _run_of(submit("--again"))
+    assert len(kfp.runs) == 3
+
+
+def test_pods_and_version_have_the_key_as_a_label(submit, kfp):
+    name = kfp.runs[_run_of(submit())]["display_name"]
+    key = re.search("([0-9a-f]{16})-1", name)[1]
+    (version,) = kfp.versions.values()
+    assert version["tags"]["idempotency-key"] == key
+    spec, platform = yaml.safe_load_all(version["_content"])
+    options = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = [
+        options[name]["podMetadata"]["labels"] for name in spec["deploymentSpec"]["executors"]
+    ]
+    assert {each[KEY_LABEL] for each in labels} == {key}
+
+
+class Everywhere:
+    """A fault at each call of a submission in turn."""
+
+    def __init__(self, kfp, submit, **fault):
+        self.kfp, self.submit, self.fault = kfp, submit, fault
+
+    def __iter__(self):
+        for at in range(1, 40):
+            for state in (self.kfp.pipelines, self.kfp.versions, self.kfp.experiments):
+                state.clear()
+            self.kfp.runs.clear()
+            self.kfp.workflows.clear()
+            self.kfp.fault = Fault(at, **self.fault)
+            result = self.submit()
+            unused, self.kfp.fault = self.kfp.fault.at > 0, None
+            yield at, result
+            if unused:
+                return
+
+
+FAULTS = {
+    "503": {},
+    "connection lost": {"cut": True},
+    "503, carried out": {"carried_out": True},
+    "answer lost": {"carried_out": True, "cut": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "readable"),
+    [
+        ("503", False),
+        ("503, carried out", False),
+        ("answer lost", False),
+        ("connection lost", True),
+        ("503, carried out", True),
+    ],
+)
+def test_whichever_call_fails_two_submissions_start_one_run(request, kfp, submit, fault, readable):
+    if readable:
+        request.getfixturevalue("cluster")
+    failed = 0
+    for at, result in Everywhere(kfp, submit, **FAULTS[fault]):
+        failed += result.exception is not None
+        assert result.exception is None or isinstance(result.exception, StorageError), at
+        again = submit()
+        if again.exception is not None:
+            assert not readable
+            assert "pass --again" in str(again.exception)
+        assert len(kfp.workflows) <= 1, f"call {at} led to two runs"
+    assert failed >= 3
+
+
+@pytest.fixture
+def breaks_the_row(kfp, monkeypatch):
+    """The database refuses the row, as it does where a text is too long for its column."""
+    monkeypatch.setattr("kfp_stand_in.LONGEST", 10)
+
+
+def test_a_500_with_a_live_workflow_is_named_and_never_submitted_again(
+    submit, cluster, breaks_the_row
+):
+    first = submit()
+    (workflow,) = cluster.workflows
+    name = workflow["metadata"]["name"]
+    assert isinstance(first.exception, StorageError)
+    assert first.exception.exit_code == 4
+    for said in (f"Workflow {name}", "may be charged", f"delete workflow {name}", "answered 500"):
+        assert said in str(first.exception)
+    assert "role of the account" not in str(first.exception)
+    second = submit()
+    assert f"Workflow {name}" in str(second.exception)
+    assert len(cluster.workflows) == 1
+    workflow["status"]["phase"] = "Failed"
+    submit()
+    assert len(cluster.workflows) == 2
+    names = {
+        w["metadata"]["annotations"]["pipelines.kubeflow.org/run_name"] for w in cluster.workflows
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("status", [403, None], ids=["forbidden", "no cluster"])
+def test_where_workflows_cannot_be_read_the_second_submit_waits_for_a_human(
+    request, submit, kfp, breaks_the_row, status
+):
+    if status is not None:
+        request.getfixturevalue("cluster").cluster_status = status
+    first = str(submit().exception)
+    assert "is unknown" in first
+    assert re.search(rf"get pods -l {KEY_LABEL}=[0-9a-f]{{16}}`", first)
+    assert "pass --again" in str(submit().exception)
+    assert len(kfp.workflows) == 1
+    submit("--again")
+    assert len(kfp.workflows) == 2
+
+
+def test_a_400_is_no_reason_to_look_for_a_run(submit, kfp, monkeypatch):
+    kfp.fail_with = 403
+    said = str(submit().exception)
+    assert "answered 403" in said
+    assert "role of the account" in said
+    assert kfp.workflows == []
+
+
+def test_a_single_user_installation_is_refused(submit, kfp, folder):
+    kfp.multi_user = False
+    assert isinstance(submit().exception, ConfigError)
+    assert "single-user" in str(submit().exception)
+    for command in ("plan", "diff", "apply"):
+        result = CliRunner().invoke(app, ["schedule", command, str(folder), "--host", kfp.url])
+        assert "single-user" in str(result.exception), command
+    assert kfp.calls == []
+
+
+def test_an_experiment_name_that_kubeflow_would_cut_is_refused(submit, kfp):
+    assert "at most 128" in str(submit("--experiment", "e" * 129).exception)
+    assert kfp.runs == {}
+
+
+def test_submit_sends_what_the_schedule_would(submit, kfp, folder, package):
+    loaded = load_schedule(folder / "weekly.yaml")
+    run = kfp.runs[_run_of(submit("--experiment", "glyphs"))]
+    assert run["runtime_config"]["parameters"] == loaded.arguments
+    assert run["service_account"] == "fedemb-run"
+    assert "enable_caching" not in json.dumps(run)
+    (filed,) = kfp.experiments.values()
+    assert filed["display_name"] == "glyphs"
+    assert "storage.keys" in str(submit("--set", "storage.keys=null").exception)
+    assert len(kfp.runs) == 1
+
+
+def test_a_package_of_another_task_is_refused(kfp, package):
+    from fedemb.pipelines.schedules.package import check_package
+
+    with pytest.raises(ConfigError, match="is run by dp-sgd"):
+        check_package(package, config=load_config("dp_sgd_quickstart", []))
+
+
+def test_a_resumed_run_goes_by_the_id_of_the_crashed_one(submit, kfp):
+    run = kfp.runs[_run_of(submit("--resume", "crashed-1"))]
+    assert run["display_name"].endswith("(resumes crashed-1)")
+    (filed,) = kfp.experiments.values()
+    assert filed["display_name"] == "dp-fedemb", "the pipeline's name, where none was given"
+    (version,) = kfp.versions.values()
+    text = version["_content"].decode()
+    assert "pipeline_job_uuid" not in text
+    spec = next(yaml.safe_load_all(text))
+    ids = {
+        name: task["inputs"]["parameters"]["run_id"]["runtimeValue"]["constant"]
+        for name, task in spec["components"]["comp-exit-handler-1"]["dag"]["tasks"].items()
+        if "run_id" in task["inputs"].get("parameters", {})
+    }
+    assert set(ids.values()) == {"crashed-1"}
+    assert {"reserve-budget", "partition-users", "train-dp-fedemb"} <= set(ids)
+    assert "no id of a run" in str(submit("--resume", "'; drop").exception)
+
+
+def test_a_schedule_with_a_long_description_is_applied(cluster, folder):
+    change_schedule(folder, "weekly", description="why " * 100)
+    command = ["schedule", "apply", str(folder), "--host", cluster.url, "--yes"]
+    CliRunner().invoke(app, command, env={"KFP_NAMESPACE": "team-a"}, catch_exceptions=False)
+    (run,) = cluster.enabled("team-a", "weekly")
+    assert len(run["description"].encode()) <= LONGEST
+    assert len(cluster.scheduled_workflows) == 1
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Public root of an earlier run that came to the gate; returns the root."""
+    root = tmp_path / "public"
+    for name in _files_before_release():
+        path = root / "dp-fedemb" / "earlier" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    return root
+
+
+def _files_before_release() -> list[str]:
+    """Every artifact of the steps before the release, as Kubeflow names them."""
+    steps = DP_FEDEMB.declared()[: DP_FEDEMB.steps.index("release_model")]
+    return [f"{step.slug}/e/{name}" for step in steps for name in step.files]
+
+
+def _tasks(version: dict) -> dict:
+    spec = next(yaml.safe_load_all(version["_content"]))
+    return spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+
+
+def test_a_run_is_resumed_from_a_step_with_the_outputs_of_those_before(submit, kfp, left):
+    where = ("--resume", "earlier", "--from", "account_privacy", "--pipeline-root", str(left))
+    _run_of(submit(*where))
+    (version,) = kfp.versions.values()
+    tasks = _tasks(version)
+    ours = {name for name in tasks if not name.startswith("import-")}
+    assert ours == {"account-privacy", "gate-release", "release-model"}
+    for task in tasks.values():
+        for value in task.get("inputs", {}).get("artifacts", {}).values():
+            assert value["taskOutputArtifact"]["producerTask"] in tasks
+        assert set(task.get("dependentTasks", [])) <= set(tasks)
+    address = tasks["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
+    earlier = f"{left}/dp-fedemb/earlier"
+    assert address["runtimeValue"]["constant"] == f"{earlier}/train-dp-fedemb/e/model"
+    given = tasks["account-privacy"]["inputs"]["parameters"]["config"]["runtimeValue"]["constant"]
+    assert json.loads(given)["policy"]["policy_id"] == "glyphs-2027"
+    again = submit(*where)
+    assert "nothing started" in again.stderr
+    (run,) = kfp.runs.values()
+    run["state"] = "FAILED"
+    (left / "dp-fedemb" / "earlier").rename(left / "dp-fedemb" / run["run_id"])
+    _run_of(submit(*where))
+    _, later = kfp.versions.values()
+    address = _tasks(later)["import-train-dp-fedemb-model"]["inputs"]["parameters"]["uri"]
+    assert f"/{run['run_id']}/" in address["runtimeValue"]["constant"], "of the newest run"
+
+
+def test_the_public_root_is_that_of_the_namespace(submit, cluster, left):
+    root = {"data": {"defaultPipelineRoot": str(left)}}
+    cluster.config_maps["kfp-launcher"] = root
+    _run_of(submit("--resume", "earlier", "--from", "gate_release"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--from", "account_privacy"), "--resume"),
+        (("--resume", "earlier", "--from", "release_model"), "be resumed from release_model"),
+        (("--resume", "earlier", "--from", "nothing"), "cannot be resumed from nothing"),
+        (("--resume", "another", "--from", "account_privacy"), "were not found"),
+        (("--resume", "earlier", "--from", "gate_release", "--pipeline-root", ""), "Pass --pipe"),
+    ],
+)
+def test_what_cannot_be_resumed_from_a_step_is_a_sentence(submit, kfp, left, arguments, said):
+    root = () if "--pipeline-root" in arguments else ("--pipeline-root", str(left))
+    result = submit(*arguments, *root)
+    assert said in str(result.exception)
+    assert kfp.runs == {}
+
+
+def test_two_executions_of_one_step_are_not_guessed_between(submit, kfp, left):
+    other = left / "dp-fedemb" / "earlier" / "reserve-budget" / "f" / "reservation"
+    other.parent.mkdir()
+    other.write_text("{}")
+    where = ("--resume", "earlier", "--from", "account_privacy", "--pipeline-root", str(left))
+    assert "2 executions" in str(submit(*where).exception)
