@@ -75,6 +75,7 @@ def _useless(fields: dict[str, Any], plan: MechanismPlan) -> list[str]:
     return [
         f"epsilon {'is infinite' if epsilon is None else f'{epsilon:.4g}'}: this protects nobody; "
         "it takes more noise, fewer rounds or far more users (--target-epsilon finds the noise)"
+        + ("; at a larger delta it may be finite" if epsilon is None else "")
     ]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.integration.test_whole_pipeline import _command
+from tests.planted_bugs.mutants import mechanism
 from tests.planted_bugs.mutants.training import MUTANTS
 from tests.planted_bugs.mutation import Mutant, planted
 from tests.whole_run import SMALL_EMBEDDING
@@ -22,6 +23,7 @@ from fedemb.provenance import privacy_code_digest
 suite.RECORD.unlink(missing_ok=True)
 suite.write_record(suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest())
 """
+MECHANISM = {mutant.name: mutant for mutant in mechanism.MUTANTS}
 NAMED = {mutant.name: mutant for mutant in MUTANTS}
 SILENCED = Mutant(
     4,
@@ -49,6 +51,8 @@ SILENCED = Mutant(
             {"noise_receipt_failed", "witness_off", "below_noise_floor"},
         ),
         (SILENCED, {"below_noise_floor"}),
+        (MECHANISM["noise_key_without_its_tag"], {"independence_failed"}),
+        (MECHANISM["same_clients_in_every_round"], {"independence_failed"}),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

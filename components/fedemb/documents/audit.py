@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from fedemb.config.policy import Unit
 from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 
 MOST_ALARMS = 7
 """95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""
@@ -86,7 +86,7 @@ class AuditReport(Document):
     """Written by audit_privacy."""
 
     kind: ClassVar[str] = "audit_report"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "audit"
 
     run_id: Name
@@ -111,3 +111,5 @@ class AuditReport(Document):
     """None: private, too few users on one of the sides, or a model whose outputs are not finite."""
     mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
     """What the trainer found of its mechanism; None at level `monitoring`."""
+    independence: Annotated[Independence | None, Since(3, before=None)]
+    """What the trainer found when it compared noise and coins of the rounds."""

@@ -113,6 +113,24 @@ class LowerBounds(Part):
     """Mahloujifar, Melis, Chaudhuri (arXiv 2410.22235)."""
 
 
+class Independence(Part):
+    """Noise and coins of rounds, quantities, units, runs and keys, compared with each other."""
+
+    rounds: Count
+    """Rounds whose noise was compared."""
+    failed: list[Code]
+    """Checks that did not hold: see docs/privacy/audit.md#independence."""
+
+    def problem(self, rounds: int) -> str | None:
+        """Why a run of so many rounds has no independent noise and coins; None: it has."""
+        if self.rounds == rounds and not self.failed:
+            return None
+        return (
+            f"the noise of {self.rounds} of {rounds} rounds was compared; what is not independent: "
+            f"{', '.join(self.failed) or 'unknown'}"
+        )
+
+
 class MechanismAudit(Part):
     """Evidence that what was priced is what ran."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Json, Name, Sha, Share, Tensor
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 
 
 class PublicTraining(Part):
@@ -41,7 +41,7 @@ class ModelCard(Document):
     """`model.json`, written by train_dp_fedemb beside `backbone.keras`."""
 
     kind: ClassVar[str] = "model"
-    newest: ClassVar[int] = 2
+    newest: ClassVar[int] = 3
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name
@@ -60,6 +60,8 @@ class ModelCard(Document):
     tensors: list[Tensor]
     mechanism_audit: Annotated[MechanismAudit | None, Since(2, before=None)]
     """None: there was no noise to look for, or the trainer did not look yet."""
+    independence: Annotated[Independence | None, Since(3, before=None)]
+    """None as above, or the trainer is older and did not compare."""
 
 
 class Average(Part):

@@ -28,7 +28,7 @@ from fedemb.documents.fields import (
     Share,
     Time,
 )
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
 from fedemb.promised import Backend
@@ -208,6 +208,7 @@ class Audited(Part):
     figures: Literal["open", "private"]
     lower_bound: float | None
     mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
+    independence: Annotated[Independence | None, Since(5, before=None)]
     self_test: SelfTest
     planted_bug_suite: PlantedBugs
 

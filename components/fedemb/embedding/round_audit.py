@@ -14,13 +14,20 @@ import numpy as np
 
 from fedemb.config import ServerConfig
 from fedemb.documents.artifacts import sha256_hex
-from fedemb.documents.mechanism_audit import REPLAYED, Fold, MechanismAudit, Replay
+from fedemb.documents.mechanism_audit import (
+    REPLAYED,
+    Fold,
+    Independence,
+    MechanismAudit,
+    Replay,
+)
 from fedemb.embedding.packed_state import pack, unpack
 from fedemb.embedding.round_kind import RoundKind
 from fedemb.embedding.round_replay import OneRound
 from fedemb.embedding.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
 from fedemb.errors import ArtifactError
 from fedemb.keys import derive
+from fedemb.privacy.auditing.independence import AttemptSecrets, independence
 from fedemb.privacy.auditing.receipts import NoiseReceipts
 from fedemb.privacy.auditing.witness import WitnessMechanism
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -52,7 +59,7 @@ class AttemptKeys:
 
 
 class RoundAudit:
-    """Receipts, fold, canaries and the weights that two rounds began with.
+    """Receipts, fold, canaries, tags and the weights that two rounds began with.
 
     Args:
       plan: what was priced.
@@ -74,6 +81,8 @@ class RoundAudit:
         self._state = start
         self._clip = plan.l2_norm_clip
         self._receipts = NoiseReceipts(plan, keys.noise_key)
+        self._tags: list[bytes] = []
+        self._size = 0
         self._witness = None
         if not plan.tracks_participation:
             self._witness = WitnessMechanism(plan, **vars(keys))
@@ -99,7 +108,9 @@ class RoundAudit:
             self._began[record.index] = self._state.weights
             self._means[record.index] = record.mean
         state = record.mechanism_state
-        slope = self._receipts.add(record.mean, self._clip, bytes.fromhex(state["tag"]))
+        self._tags.append(bytes.fromhex(state["tag"]))
+        self._size = record.mean.size
+        slope = self._receipts.add(record.mean, self._clip, self._tags[-1])
         self._clip = float(state["l2_norm_clip"])
         self._named &= record.public.output_sha == sha256_hex(record.mean.tobytes())
         self._state = self._advance(self._server, self._state, record.mean)
@@ -163,6 +174,21 @@ class RoundAudit:
             lower_bounds=witness.lower_bounds(delta) if witness else None,
         )
 
+    def evidence(self, released: np.ndarray, delta: float) -> dict[str, Any]:
+        """Fields of the model card, see `found` and `compared`."""
+        return {
+            "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
+            "independence": self.compared().model_dump(mode="json"),
+        }
+
+    def compared(self) -> Independence:
+        """Noise and coins of a finished training, compared with each other."""
+        secrets = AttemptSecrets(**vars(self._keys))
+        found = independence(self._plan, secrets, self._tags, self._size)
+        if self._witness is None or self._witness.rounds_differ:
+            return found
+        return found.model_copy(update={"failed": [*found.failed, "witness_rounds"]})
+
     def save(self, store: Store) -> None:
         """Writes where it stands, beside the trainer's checkpoint and before it."""
         head = {
@@ -171,12 +197,14 @@ class RoundAudit:
             "began": list(self._began),
             "l2_norm_clip": self._clip,
             "named": self._named,
+            "size": self._size,
             "receipts": self._receipts.to_json(),
             "witness": self._witness.to_json() if self._witness else None,
         }
         kept = {
             "began": np.array(list(self._began.values()), np.float32),
             "means": np.array(list(self._means.values()), np.float32),
+            "tags": np.frombuffer(b"".join(self._tags), np.uint8),
         }
         store.write(_NAME, pack(head, kept | self._state.arrays))
 
@@ -196,7 +224,8 @@ class RoundAudit:
         except FileNotFoundError:
             return
         try:
-            head, arrays = unpack(data, "began", "means", *STATE_ARRAYS)
+            head, arrays = unpack(data, "began", "means", "tags", *STATE_ARRAYS)
+            tags = arrays.pop("tags").reshape(head["rounds"], -1)
             began, means = arrays.pop("began"), arrays.pop("means")
             self._began = dict(zip(head["began"], began, strict=True))
             self._means = dict(zip(head["began"], means, strict=True))
@@ -207,11 +236,12 @@ class RoundAudit:
             ) from error
         if head["inputs_sha"] != self._keys.inputs_sha:
             raise ArtifactError("the audit's state is of other inputs; start a run with a new id")
+        self._tags, self._size = [row.tobytes() for row in tags], head["size"]
         self._state = ServerState(**arrays, rounds=head["rounds"])
         self._clip, self._named = head["l2_norm_clip"], head["named"]
         last = read(self.rounds - 1).mechanism_state if self.rounds else {}
-        tags = [bytes.fromhex(tag) for tag in last.get("tags", ())]
-        self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, tags)
+        before = [bytes.fromhex(tag) for tag in last.get("tags", ())]
+        self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
         self._receipts.restore(head["receipts"])
         if self._witness is not None:
             self._witness.restore(head["witness"])

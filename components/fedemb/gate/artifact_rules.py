@@ -166,12 +166,24 @@ def audit(case: Case) -> Iterator[Reason]:
             "train with this version, or start a policy with audit_level: monitoring and say so to "
             "its readers",
         )
+    compared = audit.independence
+    if audit.mechanism is not None and compared is None and case.evidence.audit.version > 2:
+        yield Reason(
+            "independence_missing",
+            "the trainer did not compare the noise and the coins of the rounds",
+            "train with this version",
+        )
+    if compared is not None and (problem := compared.problem(case.plan.rounds)):
+        yield Reason(
+            "independence_failed", problem, "do not release; what was priced is not what ran"
+        )
     if audit.mechanism is not None:
         for code, words in audit.mechanism.failed(case.plan).items():
             yield Reason(code, words, "do not release; what was priced is not what ran")
     for name, found, wanted in (
         ("level", audit.level, "monitoring" if audit.mechanism is None else "full"),
         ("mechanism", audit.mechanism, model.mechanism_audit),
+        ("independence", audit.independence, model.independence),
         ("attack", audit.attack, attack_on(config.task)),
         ("unit", audit.unit, config.policy.unit),
         ("model_sha", audit.model_sha, model.weights_sha),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedemb.config.policy import Unit
 from fedemb.documents.audit import AuditReport, finding
 from fedemb.documents.fields import Interval
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.privacy.accounting.units import count_of
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
@@ -29,7 +29,7 @@ def _range(estimate: Interval) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def mechanism_sentence(audit: MechanismAudit, unit: Unit) -> str:
+def mechanism_sentence(audit: MechanismAudit, independence: Independence | None, unit: Unit) -> str:
     """What was looked at to see that the priced mechanism ran, and what was found."""
     receipts, witness, bounds = audit.receipts, audit.witness, audit.lower_bounds
     whole = not receipts.failed and receipts.together
@@ -40,6 +40,12 @@ def mechanism_sentence(audit: MechanismAudit, unit: Unit) -> str:
         f"{count_of(audit.replay.rounds, 'round')} run again without one of their {unit}s came out "
         f"{'as they must' if not audit.replay.failed else 'WRONG'}",
     ]
+    if independence is not None:
+        found = independence.failed
+        parts.append(
+            f"noise and coins {'depend' if found else 'do not depend'} on each other between "
+            f"rounds, units and runs{': ' + ', '.join(found) if found else ''}"
+        )
     if witness is not None:
         chance = witness.sampling_probability
         taken = "" if chance is None else f", sampling probability {chance:.3g}"
@@ -78,7 +84,7 @@ def audit_sentence(report: AuditReport) -> str:
     return (
         attack
         if report.mechanism is None
-        else f"{mechanism_sentence(report.mechanism, report.unit)} {attack}"
+        else f"{mechanism_sentence(report.mechanism, report.independence, report.unit)} {attack}"
     )
 
 

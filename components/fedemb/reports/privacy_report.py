@@ -259,6 +259,7 @@ def _pretraining(config: RunConfig, evidence: Evidence) -> dict[str, Any]:
 def _audit(evidence: Evidence) -> dict[str, Any]:
     return evidence.audit.body.model_dump(
         include={
+            "independence",
             "mechanism",
             "level",
             "attack",

@@ -70,7 +70,8 @@ _CARD = "model.json"
 """The model card as it was first signed."""
 _EVIDENCE = "evidence.json"
 """Whether the priced mechanism ran, written once training is over and while its key exists."""
-
+_NO_EVIDENCE = {"mechanism_audit": None, "independence": None}
+"""Of a training without noise."""
 
 Rounds = Callable[[RunConfig, Any, Any, int, Sequence[str] | None], tuple[RoundKind, Any]]
 """From configuration, backbone, mechanism, workers and devices: the rounds, and the frozen trunk
@@ -173,8 +174,8 @@ def run_attempt(
                 trained = train(attempt)
             state, audit = trained.state, trained.audit
             released = _release(config, backbone, state)
-            evidence = audit and audit.found(released, config.policy.delta).model_dump(mode="json")
-            store.write(_EVIDENCE, canonical_json(evidence))
+            evidence = audit and audit.evidence(released, config.policy.delta)
+            store.write(_EVIDENCE, canonical_json(evidence or _NO_EVIDENCE))
 
     plain = plain_form(backbone)
     fields = {
@@ -188,7 +189,7 @@ def run_attempt(
         "weights_sha": save_backbone(plain, artifacts.model / "backbone.keras"),
         "key_injected": store.exists(_INJECTED),
         "rounds_run": state.rounds,
-        "mechanism_audit": strict_json(store.read(_EVIDENCE), _EVIDENCE),
+        **strict_json(store.read(_EVIDENCE), _EVIDENCE),
         "backbone": config.model.backbone,
         "embedding_dim": config.model.embedding_dim,
         "tensors": [{"name": v.path, "shape": list(v.shape)} for v in plain.weights],

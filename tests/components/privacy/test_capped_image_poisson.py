@@ -13,9 +13,8 @@ from training_run import classifier_config, prepare
 import fedemb
 from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.accounting.allocation import LossAccountant
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
-from fedemb.privacy.accounting.loss_grid import DISCRETISATION, discretisation
+from fedemb.privacy.accounting.loss_grid import DISCRETISATION, PrivacyLosses, discretisation
 from fedemb.privacy.mechanisms.capped_image_poisson import (
     CappedImagePoissonConfig,
     binomial_mixture,
@@ -101,20 +100,18 @@ def _own_coins(random, samples):
 
 def _of_one_round(event):
     """On a grid of losses ten times as coarse as a guarantee's, in a tenth of the time."""
-    accountant = LossAccountant(ADD, 10 * DISCRETISATION)
-    accountant.compose(event)
-    return accountant._pld
+    return PrivacyLosses(event, ADD, 10 * DISCRETISATION).directions
 
 
 def _problems(losses, event):
     """Where sampled losses show a larger delta than is priced; one false alarm in 10^5."""
     one = _of_one_round(event)
     found = []
-    for values, priced in zip(losses, (one._pmf_remove, one._pmf_add), strict=True):
+    for values, priced in zip(losses, one, strict=True):
         for epsilon in (0.1, 0.5, 1.0, 1.5):
             terms = np.maximum(0.0, -np.expm1(epsilon - values))
             error = 5 * terms.std() / np.sqrt(len(terms)) + 1e-6
-            if terms.mean() - error > priced.get_delta_for_epsilon(epsilon):
+            if terms.mean() - error > priced.delta(epsilon):
                 found.append(epsilon)
     return found
 
@@ -132,9 +129,9 @@ def test_no_directions_of_a_users_images_cost_more_than_is_priced(vectors):
 
 @pytest.mark.statistical
 def test_price_is_tight_where_all_images_say_the_same():
-    priced = _of_one_round(binomial_mixture(MOST, Q, NOISE))._pmf_remove
+    priced = _of_one_round(binomial_mixture(MOST, Q, NOISE))[0]
     terms = np.maximum(0.0, -np.expm1(0.5 - _losses(SAME, _own_coins)[0]))
-    assert priced.get_delta_for_epsilon(0.5) <= 1.02 * terms.mean()
+    assert priced.delta(0.5) <= 1.02 * terms.mean()
 
 
 @pytest.mark.statistical

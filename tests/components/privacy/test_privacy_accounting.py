@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from privacy_worlds import KINDS, make_plan
 
-from fedemb.errors import ArtifactError, UnsupportedAccounting
+from fedemb.errors import ArtifactError, ConfigError, UnsupportedAccounting
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting import accounting, loss_grid, renyi
 from fedemb.privacy.accounting.accounting import (
@@ -25,9 +25,15 @@ from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.accounting.renyi import group_pair_rdp
-from fedemb.privacy.accounting.sampler_share import SAMPLER_TOTAL_VARIATION, with_sampler_share
+from fedemb.privacy.accounting.sampler_share import (
+    SAMPLER_TOTAL_VARIATION,
+    largest_epsilon,
+    sampler_delta,
+    with_sampler_share,
+)
 from fedemb.privacy.mechanisms import noise
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
+from fedemb.privacy.planning.calibration import with_target_epsilon
 
 
 def group_event(q: float, sigma: float, rounds: int) -> dpe.DpEvent:
@@ -258,6 +264,34 @@ def test_sampler_share_grows_with_epsilon_and_runs(runs):
 
 def test_share_is_that_of_as_many_normals_as_a_run_may_draw():
     assert SAMPLER_TOTAL_VARIATION == noise.MAX_NORMALS * noise.TOTAL_VARIATION_PER_NORMAL
+
+
+@pytest.mark.parametrize("delta", [1.13e-18, 8.8e-16])
+def test_delta_below_the_samplers_share_is_refused_with_the_limit(delta):
+    with pytest.raises(ConfigError, match=r"8\.9e-16") as error:
+        price(GAUSSIAN, Relation.ADD_OR_REMOVE_ONE, delta)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-13])
+def test_largest_epsilon_is_where_the_share_is_all_of_delta(delta):
+    assert sampler_delta(largest_epsilon(delta, 1), 1) == pytest.approx(delta)
+    beyond = largest_epsilon(delta, 1) + 1e-6
+    assert with_sampler_share(lambda d: beyond, delta, 1) == math.inf
+
+
+@pytest.mark.parametrize("target", [1000.0, 23.6])
+def test_target_that_the_sampler_does_not_allow_is_refused_with_both_figures(target):
+    plan = make_plan("poisson_gaussian", rounds=100)
+    with pytest.raises(ConfigError, match=f"target_epsilon={target:g} .* at most 2[23]"):
+        with_target_epsilon(plan, target, 1e-5)
+
+
+def test_infinite_epsilon_names_the_limit_at_its_delta():
+    text = str(price(group_event(0.01, 0.5, 10_000), Relation.ADD_OR_REMOVE_ONE, 1e-13))
+    assert "infinite" in text
+    assert "5.41" in text
+    assert "1e-13" in text
 
 
 def test_sampler_is_too_coarse_for_a_huge_epsilon():

@@ -14,6 +14,7 @@ from fedemb.errors import ConfigError, UnsupportedAccounting
 from fedemb.privacy.accounting import allocation
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
+from fedemb.privacy.accounting.composed_losses import ComposedLosses
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.mechanisms.mechanism import Cohort
@@ -38,13 +39,12 @@ def _sampled_losses(steps, noise, epochs, samples=200_000):
 @pytest.mark.parametrize(("steps", "noise", "epochs"), [(1, 2.0, 1), (8, 1.0, 1), (8, 1.5, 3)])
 def test_price_is_what_sampled_sums_show(steps, noise, epochs):
     """Delta at several epsilons and in both directions; one false alarm in 10^5 runs."""
-    exact = allocation_losses(steps, noise, 1e-4).self_compose(epochs)
-    parts = (exact._pmf_remove, exact._pmf_add)
+    parts = [ComposedLosses([(one, epochs)]) for one in allocation_losses(steps, noise, 1e-4)]
     for losses, priced in zip(_sampled_losses(steps, noise, epochs), parts, strict=True):
         for epsilon in (0.1, 0.5, 1.0):
             terms = np.maximum(0.0, -np.expm1(epsilon - losses))
             error = 5 * terms.std() / np.sqrt(len(terms)) + 1e-6
-            delta = priced.get_delta_for_epsilon(epsilon)
+            delta = priced.delta(epsilon)
             assert terms.mean() - error <= delta <= 1.02 * terms.mean() + error
 
 
@@ -54,8 +54,9 @@ def test_a_coarser_grid_costs_more_and_never_less(monkeypatch, with_unit):
 
     def deltas(grid):
         losses = allocation._losses(8, 2.0, grid, with_unit=with_unit)
-        assert losses._infinity_mass >= allocation._ROUNDING
-        return losses.get_delta_for_epsilon([0.1, 0.3, 0.6, 1.0])
+        assert losses.infinite > 0
+        composed = ComposedLosses([(losses, 1)])
+        return [composed.delta(epsilon) for epsilon in (0.1, 0.3, 0.6, 1.0)]
 
     finest = np.array(deltas(1e-4))
     assert np.all(np.array(deltas(0.05)) > finest)
@@ -209,6 +210,19 @@ def test_others_move_nobody():
 
     gone = int(keys[7])
     assert [there - {gone} for there in drawn(keys)] == drawn(np.delete(keys, 7))
+
+
+@pytest.mark.statistical
+def test_little_noise_over_many_rounds_has_a_finite_price():
+    """Noise multiplier 0.5, one of 1,000 rounds: the price bounds what sampled sums show."""
+    steps, noise = 1000, 0.5
+    event = RandomAllocationDpEvent(steps, dpe.GaussianDpEvent(noise))
+    epsilon = price(event, ADD, 1e-3).epsilon
+    losses, _ = _sampled_losses(steps, noise, 1, samples=20_000)
+    shown = np.maximum(0.0, -np.expm1(epsilon - losses)).mean()
+    assert shown < 1e-3 + 5 * math.sqrt(1e-3 / 20_000)
+    assert epsilon < 1.15 * float(np.quantile(losses, 1 - 1e-3))
+    assert price(event, ADD, 1e-5).epsilon < math.inf
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.3, 0.5])

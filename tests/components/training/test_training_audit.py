@@ -10,10 +10,12 @@ import pytest
 import tensorflow as tf
 from training_run import ReadyRun, Unaudited, classifier_config, config, prepare
 
-from fedemb.documents.mechanism_audit import MechanismAudit
+from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.embedding import round_replay
 from fedemb.embedding.rounds import ParallelRounds
-from fedemb.privacy.mechanisms import group_poisson_gaussian, sampling
+from fedemb.keys import derive
+from fedemb.privacy.auditing import independence, receipts
+from fedemb.privacy.mechanisms import group_poisson_gaussian, keyed_noise, sampling
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.queries import running
@@ -112,7 +114,10 @@ def evidence_of(run):
 
 
 def failed(run):
-    return set(evidence_of(run).failed(plan_mechanism(run.config)))
+    card, plan = run.train(), plan_mechanism(run.config)
+    codes = set(MechanismAudit.model_validate(card["mechanism_audit"]).failed(plan))
+    problem = Independence.model_validate(card["independence"]).problem(plan.rounds)
+    return codes if problem is None else codes | {"independence_failed"}
 
 
 @pytest.mark.planted_bug(4)
@@ -274,11 +279,28 @@ def coins_that_know_how_many_users_there_are(patch):
     patch.setattr(group_poisson_gaussian, "sample_groups", sample, raising=False)
 
 
+def noise_key_without_its_tag(patch):
+    """Every round has the same noise, and its receipts find it: they draw it in the same way."""
+    for module in (keyed_noise, receipts, independence):
+        patch.setattr(
+            module, "tensor_key", lambda key, tag, name: derive(key, "normals", b"", name)
+        )
+
+
+def same_clients_in_every_round(patch):
+    def draw(self, round_index, index):
+        return self.plan.sample(derive(self._coin_key, "round", "0"), round_index, index)
+
+    patch.setattr(sampling.Sampler, "draw", draw)
+
+
 @pytest.mark.planted_bug(4)
 @pytest.mark.mutation
 @pytest.mark.parametrize(
     ("damage", "code"),
     [
+        (noise_key_without_its_tag, "independence_failed"),
+        (same_clients_in_every_round, "independence_failed"),
         (noise_forgotten_in_the_query, "noise_receipt_failed"),
         (mean_taken_before_the_noise, "noise_receipt_failed"),
         (trainer_steps_with_the_raw_mean, "fold_differs"),

@@ -8,6 +8,7 @@ from tests.planted_bugs.mutants.places import (
     AUDIT,
     AUDITING,
     COINS,
+    INDEPENDENT,
     PLAN,
     PROBE,
     QUERIES,
@@ -155,6 +156,39 @@ MUTANTS = (
         *PROBE,
     ),
     one(
+        6,
+        "noise_key_without_its_tag",
+        (
+            modules.NOISE,
+            "tensor_key",
+            'derive(noise_key, "normals", tag, name)',
+            'derive(noise_key, "normals", b"", name)',
+        ),
+        *INDEPENDENT,
+    ),
+    one(
+        6,
+        "noise_key_without_the_attempt",
+        (
+            modules.NOISE,
+            "run_key",
+            'derive(root_key, f"{purpose}/1", run_id, str(attempt), inputs_sha)',
+            'derive(root_key, f"{purpose}/1", run_id, inputs_sha)',
+        ),
+        *INDEPENDENT,
+    ),
+    one(
+        6,
+        "noise_of_the_count_is_that_of_the_update",
+        (
+            modules.NOISE,
+            "tensor_key",
+            'derive(noise_key, "normals", tag, name)',
+            'derive(noise_key, "normals", tag)',
+        ),
+        *INDEPENDENT,
+    ),
+    one(
         7,
         "noise_ignores_the_data",
         (modules.NOISE, "round_tag", "digest.update(data.data)", ""),
@@ -270,6 +304,17 @@ MUTANTS = (
             ),
         ),
         *COINS,
+    ),
+    one(
+        11,
+        "same_clients_in_every_round",
+        (
+            modules.SAMPLING,
+            "Sampler.draw",
+            'derive(self._coin_key, "round", str(round_index))',
+            'derive(self._coin_key, "round", "0")',
+        ),
+        *INDEPENDENT,
     ),
     one(
         11,

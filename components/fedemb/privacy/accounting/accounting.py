@@ -118,7 +118,7 @@ def price(
 
     Raises:
       UnsupportedAccounting: no accountant (or not the one asked for) is valid for the pair.
-      ValueError: delta is not a probability above the sampler's share.
+      DeltaTooSmall: delta is not a probability above the sampler's share.
     """
     curve_ = _Curve(event, relation, accountant)
     epsilon = curve_.epsilon(delta, runs)
@@ -141,7 +141,7 @@ def upper_bound(event: dpe.DpEvent, relation: NeighboringRelation, delta: float)
 
     Raises:
       UnsupportedAccounting: no accountant is valid for the pair.
-      ValueError: delta is not a probability above the sampler's share.
+      DeltaTooSmall: delta is not a probability above the sampler's share.
     """
     return _Curve(event, relation, "auto", quick=True).epsilon(delta, 1)
 

@@ -17,6 +17,7 @@ from dp_accounting import NeighboringRelation
 
 from fedemb.config.policy import Unit
 from fedemb.errors import ArtifactError
+from fedemb.privacy.accounting.sampler_share import largest_epsilon
 from fedemb.privacy.accounting.units import UNITS, count_of
 
 
@@ -53,7 +54,11 @@ class PrivacyGuarantee:
         over = f" over {count_of(self.rounds, 'round')}" if self.rounds else ""
         whole = UNITS[self.unit].whole
         if math.isinf(self.epsilon):
-            return f"no differential privacy for {whole}{over}: epsilon is infinite"
+            return (
+                f"no differential privacy for {whole}{over}: epsilon is infinite; none up to "
+                f"{largest_epsilon(self.delta, 1):.3g}, the most that the noise sampler allows at "
+                f"delta {self.delta:.4g}, can be certified"
+            )
         return (
             f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for {whole}, "
             f"if {neighbours(self.relation, self.unit)}{over}; "

@@ -1,8 +1,8 @@
-"""Privacy loss distributions: on which grid of losses, and a quick upper bound for searches.
+"""Privacy losses of events: on which grid, and a quick upper bound for searches.
 
-dp-accounting rounds losses so that epsilon can only come out too large, whatever the grid. So a
-coarse grid is never wrong, only generous, and by how much follows from its spacing: rounding adds
-at most spacing^2 / 4 to the variance of one round's loss.
+Losses are rounded so that epsilon can only come out too large, whatever the grid
+(`gaussian_losses`, `composed_losses`). A coarse grid is never wrong, only generous, and by how much
+follows from its spacing: rounding adds at most spacing^2 / 4 to the variance of one round's loss.
 """
 
 # The numeric libraries ship no types; our own signatures are checked.
@@ -14,13 +14,18 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from dp_accounting import NeighboringRelation, pld
+from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
 
-from fedemb.privacy.accounting.allocation import LossAccountant, RandomAllocationDpEvent
+from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent, allocation_losses
+from fedemb.privacy.accounting.composed_losses import ComposedLosses
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
+from fedemb.privacy.accounting.gaussian_losses import GridLosses, Mixture, gaussian_losses
+
+Directions = tuple[GridLosses, ...]
+"""With the unit against without, and the other way round unless both are one."""
 
 DISCRETISATION = 1e-4
 """Grid of privacy losses of every guarantee."""
@@ -50,8 +55,8 @@ def discretisation(event: dpe.DpEvent) -> float:
     return max(finest, sum(reach * times for reach, times in reaches) / _COARSE_POINTS)
 
 
-def pld_of(event: dpe.DpEvent, relation: NeighboringRelation) -> pld.PLDAccountant:
-    """The accountant of an event on its `discretisation`, kept for the next question."""
+def pld_of(event: dpe.DpEvent, relation: NeighboringRelation) -> PrivacyLosses:
+    """The losses of an event on its `discretisation`, kept for the next question."""
     return _kept(_key(event), relation)
 
 
@@ -74,7 +79,7 @@ def _quick(key: str, relation: NeighboringRelation, delta: float) -> float:
     while True:
         if grid == finest:
             return _kept(key, relation).get_epsilon(delta)
-        epsilon = _composed(event, relation, grid).get_epsilon(delta)
+        epsilon = PrivacyLosses(event, relation, grid).get_epsilon(delta)
         wanted = max(finest, epsilon * math.sqrt(QUICK_TOLERANCE / 8 / rounds))
         if not wanted < 0.8 * grid:
             return epsilon
@@ -82,18 +87,96 @@ def _quick(key: str, relation: NeighboringRelation, delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(key: str, relation: NeighboringRelation) -> pld.PLDAccountant:
+def _kept(key: str, relation: NeighboringRelation) -> PrivacyLosses:
     event = event_from_json(json.loads(key))
-    return _composed(event, relation, discretisation(event))
+    return PrivacyLosses(event, relation, discretisation(event))
 
 
-def _composed(event: dpe.DpEvent, relation: NeighboringRelation, grid: float) -> pld.PLDAccountant:
-    accountant = LossAccountant(relation, grid)
-    try:
-        accountant.compose(event)
-    except OverflowError:  # losses beyond float64: no privacy worth a number
-        accountant.compose(dpe.NonPrivateDpEvent())
-    return accountant
+class PrivacyLosses:
+    """The privacy losses of an event on one grid, in both directions.
+
+    Args:
+      event: what was composed; a pair that the dispatch table has under PLD.
+      relation: neighbouring relation it is meant under.
+      grid: spacing of the losses.
+    """
+
+    def __init__(self, event: dpe.DpEvent, relation: NeighboringRelation, grid: float):
+        self._relation, self._grid = relation, grid
+        self._parts: list[tuple[Directions, int]] = []
+        self._gaussians = 0.0
+        self._private = True
+        try:
+            self._walk(event, 1)
+            if self._gaussians:
+                self._parts.append((self._mixture([1.0], [1.0], self._gaussians**-0.5), 1))
+        except OverflowError:  # losses beyond float64: no privacy worth a number
+            self._private = False
+        ways = (0, 1) if any(len(directions) > 1 for directions, _ in self._parts) else (0,)
+        self.directions = [
+            ComposedLosses(
+                [(directions[-1 if way else 0], count) for directions, count in self._parts]
+            )
+            for way in ways
+        ]
+        """Losses of the world with the unit, and of the world without it unless both are one."""
+
+    def get_epsilon(self, delta: float) -> float:
+        """Returns an upper bound on epsilon of ideal noise at a delta."""
+        if not self._private:
+            return math.inf
+        return max(losses.epsilon(delta) for losses in self.directions)
+
+    def get_delta(self, epsilon: float) -> float:
+        """Returns an upper bound on delta of ideal noise at an epsilon."""
+        if not self._private:
+            return 1.0
+        return max(losses.delta(epsilon) for losses in self.directions)
+
+    def _walk(self, event: dpe.DpEvent, times: int) -> None:
+        match event:
+            case dpe.NoOpDpEvent():
+                return
+            case dpe.SelfComposedDpEvent():
+                self._walk(event.event, times * event.count)
+            case dpe.ComposedDpEvent():
+                for inner in event.events:
+                    self._walk(inner, times)
+            case dpe.GaussianDpEvent() if event.noise_multiplier > 0:
+                # Gaussians compose to one, exactly.
+                self._gaussians += times / event.noise_multiplier**2
+            case dpe.PoissonSampledDpEvent(event=dpe.GaussianDpEvent(noise_multiplier=sigma)) if (
+                sigma > 0
+            ):
+                q = event.sampling_probability
+                self._parts.append((self._mixture([1 - q, q], [0.0, 1.0], sigma), times))
+            case dpe.MixtureOfGaussiansDpEvent() if event.standard_deviation > 0:
+                chances, moved = event.sampling_probs, event.sensitivities
+                sigma = event.standard_deviation
+                self._parts.append((self._mixture(chances, moved, sigma), times))
+            case RandomAllocationDpEvent(event=dpe.GaussianDpEvent(noise_multiplier=sigma)):
+                self._parts.append((allocation_losses(event.steps, sigma, self._grid), times))
+            case _:
+                self._private = False
+
+    def _mixture(
+        self, chances: Sequence[float], moved: Sequence[float], sigma: float
+    ) -> Directions:
+        """Losses of a sum that moves by one of several lengths, in units of the clip."""
+        pairs = [(chance, move / sigma) for chance, move in zip(chances, moved, strict=True)]
+        up = tuple(sorted(pair for pair in pairs if pair[0] > 0))
+        down = tuple((chance, -shift) for chance, shift in up)
+        if self._relation is NeighboringRelation.REPLACE_ONE:
+            return (_losses(up, down, self._grid),)
+        still = ((1.0, 0.0),)
+        if len(up) == 1:  # by symmetry both directions are one
+            return (_losses(up, still, self._grid),)
+        return _losses(up, still, self._grid), _losses(still, down, self._grid)
+
+
+@functools.lru_cache(maxsize=32)
+def _losses(upper: Mixture, lower: Mixture, grid: float) -> GridLosses:
+    return gaussian_losses(upper, lower, grid)
 
 
 def _key(event: dpe.DpEvent) -> str:

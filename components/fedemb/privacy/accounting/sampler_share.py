@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fedemb.errors import ConfigError
+
 SAMPLER_TOTAL_VARIATION = 2.0**-51
 """Distance of one run's noise from true Gaussians, see `noise.TOTAL_VARIATION_PER_NORMAL`."""
 _FIRST_SHARE = 1e-6
@@ -28,6 +30,20 @@ def sampler_delta(epsilon: float, runs: int) -> float:
         return math.inf
 
 
+class DeltaTooSmall(ConfigError, ValueError):
+    """A delta that no guarantee can be certified at."""
+
+
+def largest_epsilon(delta: float, runs: int) -> float:
+    """Epsilon at which the sampler's share alone is all of delta: no guarantee can be larger.
+
+    >>> round(largest_epsilon(1e-5, 1), 1)
+    23.8
+    """
+    ratio = delta / (max(1, runs) * SAMPLER_TOTAL_VARIATION)
+    return math.log(ratio - 1) if ratio > 2 else 0.0
+
+
 def with_sampler_share(ideal: Callable[[float], float], delta: float, runs: int) -> float:
     """Returns epsilon at delta of the noise that is drawn, from the epsilon of ideal noise.
 
@@ -40,13 +56,13 @@ def with_sampler_share(ideal: Callable[[float], float], delta: float, runs: int)
       Epsilon; infinite where the sampler is too coarse for one so large at this delta.
 
     Raises:
-      ValueError: delta is not a probability above the sampler's share.
+      DeltaTooSmall: delta is not a probability above the sampler's share.
     """
     least = sampler_delta(0.0, runs)
     if not (least < delta < 1):
-        raise ValueError(
-            f"delta={delta:g} must lie between the noise sampler's own share {least:.2g} and 1; "
-            "customary is users**-1.1"
+        raise DeltaTooSmall(
+            f"delta={delta:g} cannot be certified: it must be above {least:.2g}, the share of the "
+            "noise sampler at epsilon 0, and below 1. Set delta to about users**-1.1"
         )
     share = max(least, delta * _FIRST_SHARE)
     while share < delta:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedemb.backend import exact_numbers, keras_ops, traced
-from fedemb.documents.mechanism_audit import LowerBounds, Witness
+from fedemb.documents.mechanism_audit import SIGMAS, LowerBounds, Witness
 from fedemb.keys import derive
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ ROUNDS = 32
 _LENGTH = 10.0
 """Of a canary's record before the clip, in clips."""
 _OWN = COORDINATES // (2 * CANARIES)
-_SCORES = "scores"
+_SCORES, _BEFORE = "scores", "before"
 
 
 class CanaryIndex:
@@ -91,7 +91,8 @@ class WitnessMechanism:
         # Which canaries are in is secret until the run is over: nobody could treat them apart.
         self._included = random.permutation(2 * CANARIES)[:CANARIES]
         self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
-        self._sums = {"energy": 0.0, "length": 0.0}
+        self._sums = {"energy": 0.0, "length": 0.0, "between": 0.0}
+        self._before = np.zeros(COORDINATES)
         self._scores = np.zeros(2 * CANARIES)
         mechanism, parameters = self._mechanism, self._mechanism.sample_params()
 
@@ -124,7 +125,20 @@ class WitnessMechanism:
         self._counts["taken"] += sum(map(len, taken))
         self._sums["length"] += float(along.sum())
         self._sums["energy"] += float(output @ output - along @ along)
+        rest = output - along @ directions
+        self._sums["between"] += float(rest @ self._before)
+        self._before = rest
         self._scores += output.reshape(2 * CANARIES, _OWN).sum(axis=1)
+
+    @property
+    def rounds_differ(self) -> bool:
+        """Whether what is noise alone in one round is uncorrelated with that of the round before.
+
+        Given the round before, a product is a normal number of standard deviation sigma |rest|.
+        """
+        pairs = max(0, self._counts["rounds"] - 1) * COORDINATES
+        most = SIGMAS * self.plan.noise_multiplier**2 * math.sqrt(pairs)
+        return abs(self._sums["between"]) <= most
 
     @property
     def found(self) -> Witness:
@@ -163,10 +177,12 @@ class WitnessMechanism:
 
     def to_json(self) -> dict[str, Any]:
         """The figures so far."""
-        return {**self._counts, **self._sums, _SCORES: self._scores.tolist()}
+        kept = {_SCORES: self._scores.tolist(), _BEFORE: self._before.tolist()}
+        return {**self._counts, **self._sums, **kept}
 
     def restore(self, figures: dict[str, Any]) -> None:
         """Goes on after the rounds that `to_json` was called after."""
         self._scores = np.array(figures[_SCORES])
+        self._before = np.broadcast_to(np.array(figures[_BEFORE]), COORDINATES)
         self._counts = {name: figures[name] for name in self._counts}
         self._sums = {name: figures[name] for name in self._sums}

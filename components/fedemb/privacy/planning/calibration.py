@@ -15,12 +15,17 @@ from fedemb.config.mechanism import MOST_NOISE
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.loss_grid import quick_epsilon
+from fedemb.privacy.accounting.sampler_share import largest_epsilon
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float], float]
 RELATIVE_TOLERANCE = 1e-3
 """The returned noise is at most this much above the least that suffices."""
 _LEAST = 2.0**-4
+_MISSED = 0.01
+"""Relative distance below the target at which the target counts as missed."""
+_NEAR_LIMIT = 3.0
+"""How far below `largest_epsilon` a mechanism's own limit may lie; more than was ever seen."""
 
 
 def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float) -> MechanismPlan:
@@ -35,7 +40,7 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
 
     Raises:
       ConfigError: the target is not a positive number, the mechanism has no noise, or no noise
-        within reach attains the target.
+        within reach attains the target at this delta.
     """
     if not (0 < target_epsilon < math.inf):
         raise ConfigError(
@@ -43,6 +48,8 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
         )
     if not plan.private:
         raise ConfigError(f"{plan.kind} has no noise to calibrate; name another mechanism")
+    if target_epsilon >= (limit := largest_epsilon(delta, 1)):
+        raise _beyond_the_sampler(target_epsilon, delta, limit)
 
     def excess(log_noise: float, epsilon_of: _EpsilonOf = _epsilon) -> float:
         candidate = plan.replaced(noise_multiplier=min(math.exp(log_noise), MOST_NOISE))
@@ -55,7 +62,20 @@ def with_target_epsilon(plan: MechanismPlan, target_epsilon: float, delta: float
     while excess(math.log(enough := _printed(high))) > 0:
         high = _doubled(high, target_epsilon, delta)
     steep = (excess(high, quick) - excess(high - 0.02, quick)) / 0.02
-    return plan.replaced(noise_multiplier=_least(excess, enough, steep))
+    found = plan.replaced(noise_multiplier=_least(excess, enough, steep))
+    # Near the limit epsilon jumps from a figure below the target to infinity.
+    reached = _epsilon(found.event(), found.relation, delta)
+    if reached < (1 - _MISSED) * target_epsilon and target_epsilon > limit - _NEAR_LIMIT:
+        raise _beyond_the_sampler(target_epsilon, delta, reached)
+    return found
+
+
+def _beyond_the_sampler(target_epsilon: float, delta: float, limit: float) -> ConfigError:
+    return ConfigError(
+        f"target_epsilon={target_epsilon:g} cannot be reached at delta {delta:g}: the noise "
+        f"sampler's share of delta grows with e^epsilon and allows at most {limit:.4g}. Set "
+        f"target_epsilon to {math.floor(limit - 0.8)} or less, or raise delta"
+    )
 
 
 def _least(excess: Callable[[float], float], enough: float, steep: float) -> float:
