@@ -13,9 +13,7 @@ from fedemb.config.data import EvaluationByHash as EvaluationByHash
 from fedemb.config.data import EvaluationByValue as EvaluationByValue
 from fedemb.config.data import PartitionConfig as PartitionConfig
 from fedemb.config.data import SourceConfig as SourceConfig
-from fedemb.config.mechanism import AdaptiveClipConfig as AdaptiveClipConfig
 from fedemb.config.mechanism import AnyMechanism as AnyMechanism
-from fedemb.config.mechanism import MechanismConfig as MechanismConfig
 from fedemb.config.policy import AuditConfig as AuditConfig
 from fedemb.config.policy import EvaluationConfig as EvaluationConfig
 from fedemb.config.policy import PolicyConfig as PolicyConfig
@@ -35,3 +33,5 @@ from fedemb.config.training import PretrainingConfig as PretrainingConfig
 from fedemb.config.training import ServerConfig as ServerConfig
 from fedemb.config.training import TrainingConfig as TrainingConfig
 from fedemb.config.training import UnitGradientConfig as UnitGradientConfig
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig as AdaptiveClipConfig
+from fedemb.privacy.mechanisms.section import MechanismConfig as MechanismConfig

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from fedemb.config.section import Address, Name, Section, WebAddress
+from fedemb.privacy.accounting.units import Unit
 
 PRIVATE_FOLDERS = {
     "users",
@@ -36,10 +37,6 @@ def _no_folder(policy_id: str) -> str:
             "another"
         )
     return policy_id
-
-
-Unit = Literal["user", "image"]
-"""Whose presence a guarantee hides: a user with everything they own, or one image."""
 
 
 class PolicyConfig(Section):

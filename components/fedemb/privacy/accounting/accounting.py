@@ -39,13 +39,13 @@ from dp_accounting import NeighboringRelation, rdp
 from dp_accounting import dp_event as dpe
 from dp_accounting.rdp import rdp_privacy_accountant as _rdp
 
-from fedemb.config.policy import Unit
 from fedemb.errors import UnsupportedAccounting
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.loss_grid import pld_of, quick_epsilon
 from fedemb.privacy.accounting.renyi import group_pair_rdp
 from fedemb.privacy.accounting.sampler_share import sampler_delta, with_sampler_share
+from fedemb.privacy.accounting.units import Unit
 
 Floats = npt.NDArray[np.float64]
 AccountantName = Literal["auto", "pld", "rdp"]

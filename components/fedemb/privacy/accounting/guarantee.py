@@ -15,10 +15,9 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from fedemb.config.policy import Unit
 from fedemb.errors import ArtifactError
 from fedemb.privacy.accounting.sampler_share import largest_epsilon
-from fedemb.privacy.accounting.units import UNITS, count_of
+from fedemb.privacy.accounting.units import UNITS, Unit, count_of
 
 
 def neighbours(relation: NeighboringRelation, unit: Unit) -> str:

@@ -5,9 +5,10 @@ A guarantee for one image promises a person less than one for a user; no text ma
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from fedemb.config.policy import Unit
+Unit = Literal["user", "image"]
+"""Whose presence a guarantee hides: a user with everything they own, or one image."""
 
 
 def count_of(number: int, noun: str) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedemb.config.mechanism import MechanismConfig
 from fedemb.errors import PlanMismatch
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
+from fedemb.privacy.mechanisms.section import MechanismConfig
 from fedemb.privacy.mechanisms.turns import TurnsConfig, TurnsPlan
 
 if TYPE_CHECKING:

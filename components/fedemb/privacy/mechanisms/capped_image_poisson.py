@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.config.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.grid import MOST_UNITS
@@ -25,12 +24,13 @@ from fedemb.privacy.mechanisms.mechanism import (
     MechanismPlan,
     PublicNumbers,
 )
+from fedemb.privacy.mechanisms.section import NoisedConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.mechanisms.section import RunSettings
 
 
 class CappedImagePoissonConfig(NoisedConfig):
@@ -46,7 +46,7 @@ class CappedImagePoissonConfig(NoisedConfig):
     """Expected images per round (B), a public constant: what the noised sum is divided by."""
 
     @override
-    def check_run(self, config: RunConfig) -> None:
+    def check_run(self, config: RunSettings) -> None:
         super().check_run(config)
         most = config.partition.max_images_per_user
         if config.policy.unit == "image":

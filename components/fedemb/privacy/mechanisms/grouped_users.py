@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import AdaptiveClipConfig, NoisedConfig
 from fedemb.config.section import Probability
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, NoisedConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe

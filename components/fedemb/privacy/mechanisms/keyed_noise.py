@@ -9,7 +9,7 @@ nothing to average; other data gives independent noise, so there is nothing to s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -26,15 +26,40 @@ from fedemb.privacy.mechanisms.noise import (
     tensor_key,
 )
 
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-
 
 class CorrelatedStream(Protocol):
     """Noise whose rows depend on earlier rows."""
 
     def next(self, key: bytes) -> Integers:
         """Returns the noise of the next round, `[size]`; fresh normals come from `key`."""
+        ...
+
+
+class NoisePlan(Protocol):
+    """Numbers and rule that a noise source reads from the plan of a mechanism."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the mechanism."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """Planned rounds."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on the sum / clip."""
+        ...
+
+    @property
+    def grid_bits(self) -> int:
+        """Updates and noise are multiples of clip / 2^grid_bits."""
+        ...
+
+    def noise_stream(self, size: int) -> CorrelatedStream | None:
+        """Returns correlated noise of vectors of `size`; None if rounds are independent."""
         ...
 
 
@@ -46,7 +71,7 @@ class KeyedNoise:
       noise_key: `noise.run_key(root, "noise", ...)`.
     """
 
-    def __init__(self, plan: MechanismPlan, noise_key: bytes):
+    def __init__(self, plan: NoisePlan, noise_key: bytes):
         self._plan = plan
         self._key = noise_key
         self._stream: CorrelatedStream | None = None
@@ -141,6 +166,6 @@ class TreeStream(CorrelatedStream):
         return node - before
 
 
-def grid_scale(plan: MechanismPlan) -> float:
+def grid_scale(plan: NoisePlan) -> float:
     """Standard deviation of the noise on the sum, in units of the grid."""
     return plan.noise_multiplier * 2.0**plan.grid_bits

@@ -21,8 +21,8 @@ from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.mechanisms.section import RunSettings
 
 
 class LeastSquaresConfig(UnitsAloneConfig):
@@ -41,7 +41,7 @@ class LeastSquaresConfig(UnitsAloneConfig):
     """Length of the part of a record that knows the label, over that of the part that does not."""
 
     @override
-    def check_run(self, config: RunConfig) -> None:
+    def check_run(self, config: RunSettings) -> None:
         super().check_run(config)
         if config.task != "classification" or config.model.trainable != "head":
             raise ValueError(

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
 
-from fedemb.config.mechanism import AdaptiveClipConfig, MechanismConfig
-from fedemb.config.policy import Unit
 from fedemb.errors import ConfigError
+from fedemb.privacy.accounting.units import Unit
 from fedemb.privacy.mechanisms.grid import GRID_BITS, MOST_GRID_BITS, check_room
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
-from fedemb.config.mechanism import MechanismConfig
 from fedemb.config.section import Probability
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.grid import MAX_SUM_BITS, MOST_GRID_BITS
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
+from fedemb.privacy.mechanisms.section import MechanismConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe

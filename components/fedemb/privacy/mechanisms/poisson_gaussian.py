@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import AdaptiveClipConfig
 from fedemb.config.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
 from fedemb.privacy.mechanisms.mechanism import (
@@ -23,13 +22,14 @@ from fedemb.privacy.mechanisms.mechanism import (
     Comparison,
     PublicNumbers,
 )
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
 from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.mechanisms.section import RunSettings
 
 
 class PoissonGaussianConfig(UnitsAloneConfig):
@@ -42,7 +42,7 @@ class PoissonGaussianConfig(UnitsAloneConfig):
     """Null: the clip is `l2_norm_clip` in every round; else that is where it starts."""
 
     @override
-    def check_run(self, config: RunConfig) -> None:
+    def check_run(self, config: RunSettings) -> None:
         super().check_run(config)
         population = config.policy.users_lower_bound
         if self.units_per_round > population:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedemb.config.mechanism import MechanismConfig
 from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import ArtifactError, ConfigError
 from fedemb.privacy.mechanisms.blt import Blt
@@ -20,11 +19,12 @@ from fedemb.privacy.mechanisms.mechanism import SCHEMA, MechanismPlan, PublicNum
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
+from fedemb.privacy.mechanisms.section import MechanismConfig
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
 from fedemb.privacy.mechanisms.user_poisson import UserPoisson
 
 if TYPE_CHECKING:
-    from fedemb.config import RunConfig
+    from fedemb.privacy.mechanisms.section import RunSettings
 
 MECHANISMS: dict[str, type[MechanismPlan]] = {
     mechanism.kind_name(): mechanism
@@ -44,7 +44,7 @@ MECHANISMS: dict[str, type[MechanismPlan]] = {
 """In the order in which they are shown; the first is the default of `fedemb plan`."""
 
 
-def plan_mechanism(config: RunConfig) -> MechanismPlan:
+def plan_mechanism(config: RunSettings) -> MechanismPlan:
     """Turns a configuration into a mechanism plan; some optimise their noise, which takes seconds.
 
     Raises:
@@ -58,7 +58,7 @@ def plan_of(section: MechanismConfig, numbers: PublicNumbers) -> MechanismPlan:
     return MECHANISMS[section.kind].of(section, numbers)
 
 
-def public_numbers(config: RunConfig) -> PublicNumbers:
+def public_numbers(config: RunSettings) -> PublicNumbers:
     """What a plan takes from partition and policy."""
     return PublicNumbers(
         virtual_clients=config.partition.virtual_clients,

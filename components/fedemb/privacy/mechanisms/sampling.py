@@ -8,7 +8,7 @@ removing one user changes what one virtual client holds, and nothing else
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,6 @@ from fedemb.errors import PlanMismatch
 from fedemb.keys import derive
 from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.noise import Words, coins, heads
-
-if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-    from fedemb.privacy.mechanisms.turns import TurnsPlan
 
 Rows = npt.NDArray[np.int64]
 
@@ -71,10 +67,52 @@ class VirtualClient:
     """Row numbers in the user store, `[members]`, ascending."""
 
 
+class SampledPlan(Protocol):
+    """Numbers and rule that a sampler reads from the plan of a mechanism."""
+
+    @property
+    def rounds(self) -> int:
+        """Planned rounds."""
+        ...
+
+    @property
+    def virtual_clients(self) -> int:
+        """Virtual clients per grouping."""
+        ...
+
+    @property
+    def groupings(self) -> int:
+        """Independent groupings."""
+        ...
+
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        """Returns the virtual clients of a round."""
+        ...
+
+
+class BoundedParticipation(SampledPlan, Protocol):
+    """Plan that bounds how often and how soon a virtual client takes part again."""
+
+    @property
+    def clients_per_round(self) -> int:
+        """Virtual clients per round."""
+        ...
+
+    @property
+    def min_separation(self) -> int:
+        """Smallest difference of two rounds of one virtual client."""
+        ...
+
+    @property
+    def max_participations(self) -> int:
+        """Largest number of rounds of one virtual client."""
+        ...
+
+
 class Sampler:
     """Draws the virtual clients of a round: a function of coins, round and index alone."""
 
-    def __init__(self, plan: MechanismPlan, coin_key: bytes):
+    def __init__(self, plan: SampledPlan, coin_key: bytes):
         self.plan = plan
         self._coin_key = coin_key
 
@@ -106,7 +144,7 @@ class Sampler:
 
 
 def sample_groups(
-    plan: MechanismPlan, probability: float, round_key: bytes, round_index: int, index: Index
+    plan: SampledPlan, probability: float, round_key: bytes, round_index: int, index: Index
 ) -> list[VirtualClient]:
     """Each virtual client takes part with probability q, whoever is in it.
 
@@ -217,7 +255,7 @@ class TurnsSampler(Sampler):
     and is rebuilt, not stored.
     """
 
-    def __init__(self, plan: TurnsPlan, coin_key: bytes):
+    def __init__(self, plan: BoundedParticipation, coin_key: bytes):
         super().__init__(plan, coin_key)
         self._turns = plan
         self._order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
@@ -246,7 +284,7 @@ class AllocationSampler(Sampler):
     The round of a unit depends on the key, the epoch and the unit's own keyed hash only.
     """
 
-    def __init__(self, plan: MechanismPlan, coin_key: bytes, rounds_per_epoch: int):
+    def __init__(self, plan: SampledPlan, coin_key: bytes, rounds_per_epoch: int):
         super().__init__(plan, coin_key)
         self._epoch_rounds = rounds_per_epoch
 
@@ -260,7 +298,7 @@ class AllocationSampler(Sampler):
 class ParticipationLog:
     """Refuses a round in which a virtual client would take part too often or too soon."""
 
-    def __init__(self, plan: TurnsPlan):
+    def __init__(self, plan: BoundedParticipation):
         self._separation, self._most = plan.min_separation, plan.max_participations
         self._last = np.full(plan.virtual_clients, -self._separation, dtype=np.int64)
         self._count = np.zeros(plan.virtual_clients, dtype=np.int64)

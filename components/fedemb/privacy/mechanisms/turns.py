@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.errors import ConfigError, PlanMismatch
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.section import NoisedConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.config.run import RunConfig
     from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
+    from fedemb.privacy.mechanisms.section import RunSettings
 
 
 class TurnsConfig(NoisedConfig):
@@ -41,7 +41,7 @@ class TurnsConfig(NoisedConfig):
     """Participations of one virtual client in the whole run, at most."""
 
     @override
-    def check_run(self, config: RunConfig) -> None:
+    def check_run(self, config: RunSettings) -> None:
         super().check_run(config)
         partition = config.partition
         if partition.groupings > 1:

@@ -7,9 +7,9 @@ from typing import ClassVar
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.privacy.mechanisms.grid import MOST_UNITS
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.section import NoisedConfig
 
 
 class UnitsAloneConfig(NoisedConfig):

@@ -11,12 +11,12 @@ from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
 from scipy.optimize import brentq
 
-from fedemb.config.mechanism import MOST_NOISE
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.accounting import price, supports
 from fedemb.privacy.accounting.loss_grid import quick_epsilon
 from fedemb.privacy.accounting.sampler_share import largest_epsilon
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.mechanisms.section import MOST_NOISE
 
 _EpsilonOf = Callable[[dpe.DpEvent, NeighboringRelation, float], float]
 RELATIVE_TOLERANCE = 1e-3

@@ -17,12 +17,12 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from fedemb.config.policy import Unit
 from fedemb.documents.artifacts import canonical_json
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.accounting import AccountantName, upper_bound
 from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.accounting.units import Unit
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 CURVE_DELTAS = tuple(10.0**-exponent for exponent in range(3, 11))

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from fedemb.config import AdaptiveClipConfig
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.noise import Integers
+from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
 
 Record = tuple[Any, ...]
 """`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar, tensors

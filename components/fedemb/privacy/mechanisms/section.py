@@ -1,0 +1,168 @@
+"""Base classes of the mechanisms' configuration sections."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Protocol
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from fedemb.config.section import Section
+from fedemb.privacy.accounting.units import Unit
+
+MOST_NOISE = 1e6
+"""The largest noise multiplier, for plans and for whoever searches one."""
+
+
+class PolicySettings(Protocol):
+    """What a mechanism reads from `RunConfig.policy`."""
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of privacy."""
+        ...
+
+    @property
+    def users_lower_bound(self) -> int:
+        """Public lower bound on the number of users."""
+        ...
+
+
+class PartitionSettings(Protocol):
+    """What a mechanism reads from `RunConfig.partition`."""
+
+    @property
+    def virtual_clients(self) -> int:
+        """Virtual clients per grouping."""
+        ...
+
+    @property
+    def groupings(self) -> int:
+        """Independent groupings."""
+        ...
+
+    @property
+    def max_images_per_user(self) -> int:
+        """Largest number of images of one user."""
+        ...
+
+
+class ModelSettings(Protocol):
+    """What a mechanism reads from `RunConfig.model`."""
+
+    @property
+    def trainable(self) -> str:
+        """Layers that train, such as `head`."""
+        ...
+
+
+class UnitGradientSettings(Protocol):
+    """What a mechanism reads from `RunConfig.training.unit_gradient`."""
+
+    @property
+    def images_per_unit(self) -> int:
+        """Images of a unit in one gradient."""
+        ...
+
+
+class TrainingSettings(Protocol):
+    """What a mechanism reads from `RunConfig.training`."""
+
+    @property
+    def unit_gradient(self) -> UnitGradientSettings:
+        """Settings of per-unit gradients."""
+        ...
+
+
+class RunSettings(Protocol):
+    """What a mechanism reads from the configuration of a run; `RunConfig` implements it."""
+
+    @property
+    def task(self) -> str:
+        """`embedding` or `classification`."""
+        ...
+
+    @property
+    def policy(self) -> PolicySettings:
+        """Budget and unit."""
+        ...
+
+    @property
+    def partition(self) -> PartitionSettings:
+        """Virtual clients."""
+        ...
+
+    @property
+    def model(self) -> ModelSettings:
+        """Network."""
+        ...
+
+    @property
+    def training(self) -> TrainingSettings:
+        """Optimization."""
+        ...
+
+    @property
+    def mechanism(self) -> MechanismConfig:
+        """Section of the mechanism."""
+        ...
+
+
+class MechanismConfig(Section):
+    """What is common to the sections of all mechanisms."""
+
+    private: ClassVar[bool] = True
+    """Whether there is any guarantee."""
+    tracks_participation: ClassVar[bool] = False
+    """Whether noise is correlated over rounds, so that the guarantee rests on how often a virtual
+    client takes part."""
+
+    samples_units: ClassVar[bool] = False
+    """Whether each unit has its own coin and contribution, so that a unit may be an image."""
+
+    samples_images: ClassVar[bool] = False
+    """Whether a user's images are sampled one by one, each with a coin and a record of its own."""
+
+    solves_head: ClassVar[bool] = False
+    """Whether the only round gives second moments, from which a head is solved."""
+
+    kind: Any
+    """Name of the mechanism; each section narrows it to its own."""
+    rounds: PositiveInt
+    """Training rounds (T)."""
+    l2_norm_clip: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    """Bound (C) on the L2 norm of a virtual client's update, all released variables together."""
+
+    @classmethod
+    def kind_name(cls) -> str:
+        """The `kind` of this class."""
+        return cls.model_fields["kind"].default
+
+    def check_run(self, config: RunSettings) -> None:
+        """Refuses a run whose other sections contradict this one.
+
+        Raises:
+          ValueError: with the sentence to show.
+        """
+        if config.policy.unit == "image" and not self.samples_units:
+            raise ValueError(
+                f"mechanism.kind={self.kind} groups what it samples, so policy.unit=image has no "
+                "price under it; name a mechanism that samples units alone, or unit: user"
+            )
+
+
+class NoisedConfig(MechanismConfig):
+    """A mechanism that adds noise."""
+
+    noise_multiplier: Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
+    """Standard deviation of the noise on the SUM of updates / l2_norm_clip (sigma)."""
+
+
+class AdaptiveClipConfig(Section):
+    """Quantile clipping: the clip of a round comes from noised estimates of earlier rounds."""
+
+    target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of virtual clients whose update should lie below the clip."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.2
+    """Geometric step of the estimate."""
+    count_noise_multiplier: PositiveFloat = 20.0
+    """Standard deviation of the noise on the number of unclipped clients, in clients."""

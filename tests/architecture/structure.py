@@ -1,0 +1,220 @@
+"""Measures the structure of the product code from its syntax trees.
+
+Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
+`Any` at seams and lines by room. A room is a package directly below `fedemb`, a step or `pipelines`;
+a module directly below `fedemb` is a room of its own. Imports inside functions and under
+`TYPE_CHECKING` count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIBRARY = REPOSITORY / "components" / "fedemb"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function or method of the product.
+
+    Attributes:
+      name: qualified by its class, with the module.
+      lines: physical lines of the definition without decorators, docstring included.
+      parameters: number of its parameters without `self` and `cls`.
+      public: whether neither it nor its class has a leading underscore.
+      any_count: number of `Any` in its signature.
+    """
+
+    name: str
+    lines: int
+    parameters: int
+    public: bool
+    any_count: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the product.
+
+    Attributes:
+      name: as it is imported, such as `fedemb.privacy.accounting.events`.
+      path: of its file.
+    """
+
+    name: str
+    path: Path
+
+    @cached_property
+    def source(self) -> str:
+        """Its text."""
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.source)
+
+    @property
+    def package(self) -> str:
+        """Name of the package that relative names start from."""
+        is_package = self.path.name == "__init__.py"
+        return self.name if is_package else self.name.rpartition(".")[0]
+
+    @property
+    def room(self) -> str:
+        """Name of its room."""
+        parts = self.name.split(".")
+        if len(parts) == 1:
+            return "fedemb"
+        return ".".join(parts[1:3] if parts[1] == "steps" else parts[1:2])
+
+    @property
+    def lines(self) -> int:
+        """Physical lines."""
+        return len(self.source.splitlines())
+
+    def imports(self, modules: Mapping[str, Module]) -> Iterator[str]:
+        """Yields the names of the modules of the product that it imports.
+
+        Args:
+          modules: name -> module of the whole product.
+        """
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (item.name for item in node.names if item.name in modules)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for item in node.names:
+                    inner = f"{node.module}.{item.name}"
+                    if inner in modules:
+                        yield inner
+                    elif node.module in modules:
+                        yield node.module
+
+    def functions(self) -> Iterator[Function]:
+        """Yields its functions and methods, those defined inside other functions too."""
+        yield from _functions(self.tree, self.name, public=True)
+
+
+def _functions(node: ast.AST, prefix: str, *, public: bool) -> Iterator[Function]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, FUNCTIONS):
+            name = f"{prefix}.{child.name}"
+            visible = public and (not child.name.startswith("_") or child.name == "__init__")
+            given = [*child.args.posonlyargs, *child.args.args, *child.args.kwonlyargs]
+            names = [item.arg for item in given if item.arg not in ("self", "cls")]
+            hints = [item.annotation for item in given if item.annotation]
+            hints += [child.returns] if child.returns else []
+            yield Function(
+                name=name,
+                lines=(child.end_lineno or child.lineno) - child.lineno + 1,
+                parameters=len(names),
+                public=visible,
+                any_count=sum(_any_count(hint) for hint in hints),
+            )
+            yield from _functions(child, name, public=False)
+        elif isinstance(child, ast.ClassDef):
+            visible = public and not child.name.startswith("_")
+            yield from _functions(child, f"{prefix}.{child.name}", public=visible)
+        else:
+            yield from _functions(child, prefix, public=public)
+
+
+def _any_count(hint: ast.expr) -> int:
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(hint))
+
+
+def modules() -> dict[str, Module]:
+    """Returns all modules of the product by name, packages included."""
+    found: dict[str, Module] = {}
+
+    def collect(folder: Path, prefix: str) -> None:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and (path / "__init__.py").is_file():
+                collect(path, f"{prefix}.{path.name}")
+            elif path.suffix == ".py":
+                name = prefix if path.name == "__init__.py" else f"{prefix}.{path.stem}"
+                found[name] = Module(name, path)
+
+    collect(LIBRARY, "fedemb")
+    return found
+
+
+def import_graph(product: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Returns module -> modules that it imports.
+
+    A package's own `__init__` is not counted as imported by its modules, although Python runs it.
+    """
+    return {name: {*module.imports(product)} - {name} for name, module in product.items()}
+
+
+def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Returns the strongly connected components of more than one node, largest first (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            cut = stack.index(node)
+            component = stack[cut:]
+            del stack[cut:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
+
+
+def room_graph(
+    product: Mapping[str, Module], graph: Mapping[str, set[str]]
+) -> dict[str, dict[str, set[tuple[str, str]]]]:
+    """Returns room -> room that it imports -> the pairs of modules behind that arrow."""
+    found: dict[str, dict[str, set[tuple[str, str]]]] = {m.room: {} for m in product.values()}
+    for name, others in graph.items():
+        for other in others:
+            source, target = product[name].room, product[other].room
+            if source != target:
+                found[source].setdefault(target, set()).add((name, other))
+    return found
+
+
+def main() -> None:
+    """Prints the figures."""
+    product = modules()
+    graph = import_graph(product)
+    rooms = room_graph(product, graph)
+    print(f"rooms: {len(rooms)}")
+    print(f"arrows between rooms: {sum(len(targets) for targets in rooms.values())}")
+    print(f"modules in cycles: {[len(cycle) for cycle in cycles(graph)]}")
+    print(f"rooms in cycles: {cycles({room: set(targets) for room, targets in rooms.items()})}")
+    every = [function for module in product.values() for function in module.functions()]
+    print(f"functions above 60 lines: {sum(item.lines > 60 for item in every)}")
+    print(f"functions above 8 parameters: {sum(item.parameters > 8 for item in every)}")
+    for item in sorted(every, key=lambda item: -item.lines)[:5]:
+        print(f"  {item.name}: {item.lines} lines, {item.parameters} parameters")
+    print("room | files | lines | `Any` in public signatures")
+    for room in sorted(rooms):
+        inside = [module for module in product.values() if module.room == room]
+        seams = sum(f.any_count for m in inside for f in m.functions() if f.public)
+        print(f"{room} | {len(inside)} | {sum(m.lines for m in inside)} | {seams}")
+
+
+if __name__ == "__main__":
+    main()
