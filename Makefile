@@ -108,12 +108,12 @@ $(MUTATION_STAMP): | setup
 	@rm -f $(MUTATION_VENV)/.installed-*
 	@touch $@
 
-PLANTED := $(BIN)/python -m pytest -q -n 2 --dist load -p tests.planted_bug_record
+PLANTED := $(BIN)/python -m pytest -q -n 2 --dist load -p tests.kit.planted_bug_record
 planted-bugs: setup ## Plant each known bug, demand red, and write the record a release needs
 	$(PLANTED) -m "planted_bug and not slow"
 
 attested: setup # The record is of this code, or is made now by the quick part of the suite
-	@$(BIN)/python -m fedemb.planted_bug_suite || $(PLANTED) -m "planted_bug and not slow and not mutation"
+	@$(BIN)/python -m fedemb.runtime.planted_bug_suite || $(PLANTED) -m "planted_bug and not slow and not mutation"
 
 wheel: planted-bugs ## Build the wheel, with the record of the planted-bug suite in it
 	$(BIN)/uv build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist

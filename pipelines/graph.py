@@ -11,7 +11,7 @@ from typing import Any
 from fedemb.config import RunConfig
 from fedemb.config.parameters import PARAMETERS, parameters_of
 from fedemb.documents.artifacts import Artifact
-from fedemb.step import Step, declared
+from fedemb.runtime.step import Step, declared
 
 
 @dataclass(frozen=True)

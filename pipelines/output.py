@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from fedemb.addresses import redacted
+from fedemb.foundation.addresses import redacted
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories: control, format (direction, zero width), surrogates, line separators."""

@@ -19,12 +19,12 @@ import yaml
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
-from fedemb.files import write_bytes
+from fedemb.foundation.files import write_bytes
+from fedemb.pipelines.component_docs import generated_pages
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.graph import Pipeline
-from fedemb.pipelines.pages import generated_pages
-from fedemb.step import Rights, Step, declared
+from fedemb.runtime.step import Rights, Step, declared
 
 PIPELINES = (DP_FEDEMB, DP_SGD)
 
@@ -122,7 +122,7 @@ automountServiceAccountToken: false
 RIGHTS_HEAD = """\
 # Who may do what: the table behind the service accounts, Terraform and the S3 policies. Made of the
 # declarations of the steps by `python -m fedemb.pipelines.steps`, where every word is explained
-# (`Rights` in components/fedemb/step.py); do not edit it here.
+# (`Rights` in components/fedemb/runtime/step.py); do not edit it here.
 # Tests hold everything else against it, and run the real steps behind it
 # (tests/integration/test_infra_rights.py): a right too few stops a step there, and so does a right
 # that no step uses.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import shapes
+from tests.kit import shapes
 
 # What `configure_threads` gives a step's own process: bits depend on it, and here TensorFlow runs
 # before a step may ask for it.
@@ -19,8 +19,8 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
     os.environ.setdefault("TMPDIR", str(MEMORY))
 shapes.install()  # before any room is imported
 
-from fedemb import planted_bug_suite  # noqa: E402
-from fedemb.provenance import privacy_code_digest  # noqa: E402
+from fedemb.runtime import planted_bug_suite  # noqa: E402
+from fedemb.runtime.provenance import privacy_code_digest  # noqa: E402
 
 REPOSITORY = Path(__file__).parent.parent
 _PLANTED = pytest.StashKey[set[int]]()

@@ -10,20 +10,20 @@ import logging
 from datetime import datetime
 from typing import Any
 
-from fedemb.documents.artifacts import write_bytes
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, read_evidence
+from fedemb.documents.plan_document import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import PlanMismatch
+from fedemb.foundation.document import Written
+from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Ledger, read_reservation
-from fedemb.lineage import send, steps_of, write_run
-from fedemb.privacy.planning.plan_document import read_plan
+from fedemb.reports.lineage import send, steps_of, write_run
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_page import report_page
 from fedemb.reports.privacy_report_words import report_sentence
-from fedemb.step import leading_to
-from fedemb.step_context import StepContext
+from fedemb.runtime.step import leading_to
+from fedemb.runtime.step_context import StepContext
 
 _log = logging.getLogger(__name__)
 

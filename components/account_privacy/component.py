@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -35,7 +35,7 @@ def account_privacy(
 ):
     """Prices what ran from plan, ledger and round records, and signs the report."""
     from fedemb.reports.figures import privacy_figures
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.account_privacy.account import run
 
     with step_process("account_privacy", locals()) as context:

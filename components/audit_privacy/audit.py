@@ -16,27 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from fedemb import events
 from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
 from fedemb.data.client_data import UserStore
 from fedemb.data.pixels import decode_pngs
-from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.audit import AttackFigures, AuditReport
-from fedemb.documents.document import written
+from fedemb.foundation import step_logging as events
+from fedemb.foundation.document import written
+from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.planted_bug_suite import read_record
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.private_inputs import People, open_private
-from fedemb.provenance import code_digest
 from fedemb.reports.audit_words import audit_sentence
-from fedemb.signed_inputs import read_model, read_start, read_users
-from fedemb.step_context import StepContext
+from fedemb.runtime.planted_bug_suite import read_record
+from fedemb.runtime.private_inputs import People, open_private
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.audit_privacy.attack import MIN_USERS, attack
 from fedemb.steps.audit_privacy.page import audit_page
 from fedemb.steps.audit_privacy.scoring import Scoring, scoring_of
 from fedemb.steps.audit_privacy.self_test import self_test
 from fedemb.storage import Store, open_store
-from fedemb.storage.turns import Turn, TurnStore
+from fedemb.storage.fencing import FencedStore, FencingToken
 
 IMAGES_PER_USER = 8
 """More images of one user hardly sharpen their score."""
@@ -68,7 +69,7 @@ def run(context: StepContext) -> dict[str, Any]:
     read_users(context)
     read_start(context)
     place = context.private("audit")
-    store = TurnStore(open_store(place), Turn(place, "audit_privacy"))
+    store = FencedStore(open_store(place), FencingToken(place, "audit_privacy"))
     scoring = scoring_of(config)
     figures = _attack_real_users(context, scoring, store)
     fields: dict[str, Any] = {
@@ -103,7 +104,7 @@ def _attack_real_users(
     context: StepContext, scoring: Scoring, private: Store
 ) -> AttackFigures | None:
     """Scores both sides, keeps the scores in the private root, returns the figures. Raw."""
-    from fedemb.embedding.loading import load_backbone
+    from fedemb.models.loading import load_backbone
 
     config = context.config
     backbones = [

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -30,7 +30,7 @@ def audit_privacy(
     audit_page: dsl.Output[dsl.HTML],
 ):
     """Attacks the model: can it tell training users from held-out ones?"""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.audit_privacy.audit import run
 
     with step_process("audit_privacy", locals()) as context:

@@ -58,7 +58,7 @@ class VerificationScore(Scoring):
 
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Embeddings of unit length."""
-        from fedemb.embedding import embed
+        from fedemb.engine import embed
 
         return embed(model, images, batch)
 
@@ -84,7 +84,7 @@ class ConfidenceScore(Scoring):
 
     def look(self, model: Any, images: np.ndarray, labels: np.ndarray, batch: int) -> np.ndarray:
         """Log-odds of each image's label, float64 `[images]`."""
-        from fedemb.embedding.inference import classify
+        from fedemb.models.inference import classify
 
         probabilities = classify(model, images, batch).astype(np.float64)
         wanted = labels[:, None] == np.arange(probabilities.shape[1])

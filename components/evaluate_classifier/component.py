@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -35,7 +35,7 @@ def evaluate_classifier(
 ):
     """Measures how often the classifier is right on people who never trained."""
     from fedemb.reports.figures import utility_figures
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
 
     with step_process("evaluate_classifier", locals()) as context:
         # Inside: what TensorFlow writes when it is loaded goes nowhere.

@@ -13,26 +13,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fedemb import events
 from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.embedding.inference import classify
-from fedemb.embedding.loading import load_backbone
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.classification import measure_classifiers
-from fedemb.evaluation.held_out import (
-    apply_models,
-    models_of_run,
-    train_without_privacy,
-)
+from fedemb.evaluation.held_out import apply_models, models_of_run, train_without_privacy
+from fedemb.foundation import step_logging as events
+from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.previous_release import read_release
-from fedemb.private_inputs import open_private
+from fedemb.models.inference import classify
+from fedemb.models.loading import load_backbone
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_averages, read_model, read_start, read_users
-from fedemb.step_context import StepContext
+from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.signed_inputs import read_averages, read_model, read_start, read_users
+from fedemb.runtime.step_context import StepContext
+from fedemb.serving.previous_release import read_release
 from fedemb.steps.evaluate_classifier.page import classifier_page
 
 _COMPARED = (*ClassifierReport.starts, "centralized", "previous_release", "averages")

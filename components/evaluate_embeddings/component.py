@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -40,7 +40,7 @@ def evaluate_embeddings(
 ):
     """Measures verification and retrieval on identities that never trained."""
     from fedemb.reports.figures import utility_figures
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.evaluate_embeddings.evaluate import run
 
     with step_process("evaluate_embeddings", locals()) as context:

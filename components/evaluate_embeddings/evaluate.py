@@ -14,24 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from fedemb import events
 from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import config_digest, write_bytes
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name
-from fedemb.embedding.inference import embed
-from fedemb.evaluation.held_out import (
-    Subjects,
-    apply_models,
-    models_of_run,
-    train_without_privacy,
-)
+from fedemb.evaluation.held_out import Subjects, apply_models, models_of_run, train_without_privacy
+from fedemb.foundation import step_logging as events
+from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, write_signed
-from fedemb.previous_release import read_release
-from fedemb.private_inputs import open_private
+from fedemb.models.inference import embed
 from fedemb.reports.utility_words import utility_sentence
-from fedemb.signed_inputs import read_model, read_start, read_users
-from fedemb.step_context import StepContext
+from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.signed_inputs import read_model, read_start, read_users
+from fedemb.runtime.step_context import StepContext
+from fedemb.serving.previous_release import read_release
 from fedemb.steps.evaluate_embeddings import measure as m
 from fedemb.steps.evaluate_embeddings.page import utility_page
 from fedemb.steps.evaluate_embeddings.previous import compare_with_previous

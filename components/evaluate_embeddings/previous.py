@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.utility import embedding_space_id
-from fedemb.embedding.inference import embed
-from fedemb.embedding.loading import load_backbone
 from fedemb.errors import FedEmbError
 from fedemb.evaluation.held_out import Subjects, apply_models
+from fedemb.foundation import step_logging as events
+from fedemb.foundation.digests import file_digest
+from fedemb.models.inference import embed
+from fedemb.models.loading import load_backbone
 from fedemb.steps.evaluate_embeddings.measure import differences, measure
 
 _log = logging.getLogger(__name__)

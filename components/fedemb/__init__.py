@@ -35,25 +35,25 @@ if TYPE_CHECKING:
     from fedemb.config import TrainingConfig as TrainingConfig
     from fedemb.data.array_users import ArrayUsers as ArrayUsers
     from fedemb.data.glyphs import glyphs as glyphs
-    from fedemb.embedding import ClientExamples as ClientExamples
-    from fedemb.embedding import Feed as Feed
-    from fedemb.embedding import Round as Round
-    from fedemb.embedding import RoundFunction as RoundFunction
-    from fedemb.embedding import RoundSums as RoundSums
-    from fedemb.embedding import assign_weights as assign_weights
-    from fedemb.embedding import build_backbone as build_backbone
-    from fedemb.embedding import build_loss as build_loss
-    from fedemb.embedding import configure_threads as configure_threads
-    from fedemb.embedding import embed as embed
-    from fedemb.embedding import initial_state as initial_state
-    from fedemb.embedding import load_backbone as load_backbone
-    from fedemb.embedding import pretrain as pretrain
-    from fedemb.embedding import released_weights as released_weights
-    from fedemb.embedding import run_rounds as run_rounds
-    from fedemb.embedding import save_backbone as save_backbone
-    from fedemb.embedding import server_step as server_step
-    from fedemb.embedding import train_centralized as train_centralized
-    from fedemb.embedding import trainable_variables as trainable_variables
+    from fedemb.engine import ClientExamples as ClientExamples
+    from fedemb.engine import Feed as Feed
+    from fedemb.engine import Round as Round
+    from fedemb.engine import RoundFunction as RoundFunction
+    from fedemb.engine import RoundSums as RoundSums
+    from fedemb.engine import assign_weights as assign_weights
+    from fedemb.engine import build_backbone as build_backbone
+    from fedemb.engine import build_loss as build_loss
+    from fedemb.engine import configure_threads as configure_threads
+    from fedemb.engine import embed as embed
+    from fedemb.engine import initial_state as initial_state
+    from fedemb.engine import load_backbone as load_backbone
+    from fedemb.engine import pretrain as pretrain
+    from fedemb.engine import released_weights as released_weights
+    from fedemb.engine import run_rounds as run_rounds
+    from fedemb.engine import save_backbone as save_backbone
+    from fedemb.engine import server_step as server_step
+    from fedemb.engine import train_centralized as train_centralized
+    from fedemb.engine import trainable_variables as trainable_variables
     from fedemb.errors import FedEmbError as FedEmbError
     from fedemb.evaluation.bootstrap import Estimate as Estimate
     from fedemb.evaluation.metrics import arrange as arrange
@@ -91,8 +91,8 @@ if TYPE_CHECKING:
     from fedemb.privacy.queries import Mechanism as Mechanism
     from fedemb.privacy.queries import build_mechanism as build_mechanism
     from fedemb.privacy.queries.dp_query import ClippedSumQuery as ClippedSumQuery
-    from fedemb.simulation import Simulation as Simulation
-    from fedemb.simulation import SimulationResult as SimulationResult
+    from fedemb.training.simulation import Simulation as Simulation
+    from fedemb.training.simulation import SimulationResult as SimulationResult
 
 _NAMES = {
     "config": (

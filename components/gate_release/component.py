@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -29,7 +29,7 @@ def gate_release(
     lineage: dsl.Output[dsl.Artifact],
 ):
     """Recomputes, compares, and allows the release or raises."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.gate_release.gate import run
 
     with step_process("gate_release", locals()) as context:

@@ -14,26 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.documents.artifacts import config_digest, write_bytes
-from fedemb.documents.document import read
+from fedemb.config.digest import config_digest
 from fedemb.documents.evidence import Evidence, read_evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
-from fedemb.errors import (
-    AwaitingApproval,
-    GateDenied,
-    LedgerError,
-    SignatureInvalid,
-    StorageError,
-)
+from fedemb.errors import AwaitingApproval, GateDenied, LedgerError, SignatureInvalid, StorageError
+from fedemb.foundation.document import read
+from fedemb.foundation.files import write_bytes
 from fedemb.gate.case import Reason, Verdict
 from fedemb.gate.decide import applied_waivers, decide, given_approvals
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Ledger
-from fedemb.lineage import send, write_run
-from fedemb.step import leading_to
-from fedemb.step_context import StepContext
+from fedemb.reports.lineage import send, write_run
+from fedemb.runtime.step import leading_to
+from fedemb.runtime.step_context import StepContext
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +37,7 @@ def run(context: StepContext) -> dict[str, Any]:
     """Decides, writes the signed `verdict` and `verdict_page`, and raises if it denies.
 
     Writes `lineage` too, unless the evidence cannot be read. On a cluster kfp keeps them only if
-    the gate does not deny; see `fedemb.outcome` for what is kept of a denied run.
+    the gate does not deny; see `fedemb.runtime.outcome` for what is kept of a denied run.
 
     Returns:
       The verdict. A simulation gets `{"allow": false, "simulation": true}`: it is never released,

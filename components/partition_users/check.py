@@ -18,7 +18,7 @@ from fedemb.config import EvaluationByHash, RunConfig, SourceConfig
 from fedemb.data.hashing import LEAST_CLASSES
 from fedemb.data.photos import MAX_BYTES
 from fedemb.data.source_parts import csv_image_root
-from fedemb.documents.artifacts import canonical_json, sha256_hex
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.privacy.accounting.units import UNITS, count_of
 from fedemb.reports.report import histogram_chart, render
 from fedemb.steps.partition_users import shards

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -39,7 +39,7 @@ def partition_users(
 
     The users themselves stay below the private root.
     """
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.partition_users.partition import run
 
     with step_process("partition_users", locals()) as context:

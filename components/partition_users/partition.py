@@ -20,24 +20,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fedemb import events
 from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
 from fedemb.data.beam_engine import run_on_beam
 from fedemb.data.hashing import KeyRef
 from fedemb.data.identity import rule_named
 from fedemb.data.input_version import fingerprint_input
 from fedemb.data.sources import find_parts
-from fedemb.documents.artifacts import canonical_json, config_digest
 from fedemb.documents.reservation import ReservationDocument
 from fedemb.documents.users import UsersManifest
 from fedemb.errors import ConfigError, InputError, PlanMismatch
+from fedemb.foundation import step_logging as events
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import commit_to, commit_to_people, commitment_key
 from fedemb.keys.deletion_marks import check_deletion_marks, read_deletion_marks
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
-from fedemb.private_inputs import People, commitment_to
-from fedemb.signed_inputs import read_reserved
-from fedemb.step_context import StepContext
+from fedemb.runtime.private_inputs import People, commitment_to
+from fedemb.runtime.signed_inputs import read_reserved
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.partition_users import shards
 
 _log = logging.getLogger(__name__)

@@ -32,10 +32,10 @@ from fedemb.data.user_layout import (
     index_name,
     shard_name,
 )
-from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import StorageError
+from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
 from fedemb.storage import Store, join, open_store
-from fedemb.storage.turns import TURNS, Turn, TurnStore
+from fedemb.storage.fencing import TURNS, FencedStore, FencingToken
 
 USERS, EVALUATION, REJECTS, WORK = "users", "evaluation", "rejects", "partition"
 COUNTS = f"{WORK}/counts.json"
@@ -52,17 +52,17 @@ class Place:
 
     root: str
     """Address below which the folders of the run are."""
-    turn: Turn
+    turn: FencingToken
 
     @classmethod
     def take(cls, root: str) -> Place:
         """The next turn at `root`; an earlier pass that still runs has lost its own."""
-        return cls(root, Turn(join(root, WORK), "partition_users"))
+        return cls(root, FencingToken(join(root, WORK), "partition_users"))
 
     @property
     def store(self) -> Store:
         """The folders, for as long as it is its turn."""
-        return TurnStore(open_store(self.root), self.turn)
+        return FencedStore(open_store(self.root), self.turn)
 
 
 def clean(place: Place) -> None:

@@ -27,13 +27,7 @@ from fedemb.data.user_layout import group_files
 from fedemb.keys.deletion_marks import read_deletion_marks
 from fedemb.steps.partition_users import shards
 from fedemb.steps.partition_users.assignment import Assigner, columns_of
-from fedemb.steps.partition_users.prepare import (
-    Preparer,
-    UserPart,
-    merge,
-    new_part,
-    settle,
-)
+from fedemb.steps.partition_users.prepare import Preparer, UserPart, merge, new_part, settle
 from fedemb.steps.partition_users.public_set import PublicSet
 from fedemb.steps.partition_users.reading import Job, read_batches
 

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -36,7 +36,7 @@ def plan_privacy(
     """Checks the parameters, hands them on as one configuration, and prices its mechanism."""
     from pathlib import Path
 
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.plan_privacy.plan import run
 
     with step_process("plan_privacy", locals()) as context:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError
+from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.planning.extrapolation import COMPUTE, GROWTH, compared, points
 from fedemb.steps.plan_privacy.figure import extrapolation_svg

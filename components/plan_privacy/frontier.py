@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError
+from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.frontier import (
     NOISES,

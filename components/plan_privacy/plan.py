@@ -11,9 +11,10 @@ import math
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import config_digest
+from fedemb.config.digest import config_digest
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.errors import ConfigError
+from fedemb.foundation.runtime_env import require_backend
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Charge, charged_content, series_of, terms_of
 from fedemb.ledger.budget import spent
@@ -24,9 +25,8 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import figures, guarantee_of, privacy_curve
 from fedemb.privacy.planning.projection import Projection, project
-from fedemb.promised import require_backend
 from fedemb.reports.privacy_report_words import guarantee_sentence
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 
 HELPFUL_NOISE = 0.001
 """Noise on the mean / clip up to which the study finds a certain gain over the public start; its

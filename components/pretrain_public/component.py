@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -18,7 +18,7 @@ def pretrain_public(
     model: str, pretraining: str, seed: int, keys: str, pretrained: dsl.Output[dsl.Model]
 ):
     """Trains the backbone on public images, imports one, or draws initial weights."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.pretrain_public.pretrain import run
 
     with step_process("pretrain_public", locals()) as context:

@@ -10,7 +10,7 @@ from jaxtyping import Int, UInt8
 
 from fedemb.config import PretrainingConfig
 from fedemb.documents.model import PublicTraining
-from fedemb.embedding import embed, pretrain
+from fedemb.engine import embed, pretrain
 from fedemb.errors import InputError
 from fedemb.evaluation.metrics import recall
 

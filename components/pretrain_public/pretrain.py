@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
 from fedemb.documents.model import Pretrained, PublicTraining
-from fedemb.embedding import build_backbone, pretrain, save_backbone
-from fedemb.embedding.backbones import cut, trainable_variables
-from fedemb.embedding.backbones.build import learned_parts
-from fedemb.embedding.classifier import with_head, without_head
-from fedemb.embedding.imported import import_backbone
-from fedemb.embedding.loading import require_finite
-from fedemb.embedding.whitened import fit_constants
+from fedemb.engine import build_backbone, pretrain, save_backbone
 from fedemb.errors import ConfigError, InputError
 from fedemb.keys import KeyStore
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.backbones import cut, trainable_variables
+from fedemb.models.backbones.build import learned_parts
+from fedemb.models.classifier import with_head, without_head
+from fedemb.models.imported import import_backbone
+from fedemb.models.loading import require_finite
+from fedemb.models.whitened import fit_constants
 from fedemb.steps.pretrain_public.doublings import train_while_it_helps
 
 if TYPE_CHECKING:

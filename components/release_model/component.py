@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -30,7 +30,7 @@ def release_model(
     release: dsl.Output[dsl.Artifact],
 ):
     """Verifies again, then publishes the signed bundle by exclusive create."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.release_model.release import run
 
     with step_process("release_model", locals()) as context:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver
+from fedemb.foundation.document import Written
 from fedemb.gate.decide import applied_waivers
 from fedemb.ledger import Ledger
 from fedemb.reports.headline import Headline, RunFacts, headline

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedemb import bundle as parts
-from fedemb.bundle import read_marker
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import read, written
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseMarker
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import read, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
+from fedemb.serving import bundle as parts
+from fedemb.serving.bundle import read_marker
 from fedemb.storage import Store, create_tree, join, local_tree
 
 

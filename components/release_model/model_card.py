@@ -13,11 +13,11 @@ import yaml
 from fedemb.config import RunConfig
 from fedemb.config.policy import Unit
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.fields import Interval
 from fedemb.documents.privacy_report import PrivacyReport, UsefulClassifier
 from fedemb.documents.utility import AnyUtility
+from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.reports.audit_words import audit_sentence

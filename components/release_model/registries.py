@@ -23,19 +23,19 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from fedemb import bundle as parts
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
 from fedemb.documents.utility import utility_kind
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import InputError
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import read
 from fedemb.gate.checklist import one_line
 from fedemb.reports.headline import RunFacts, headline
 from fedemb.reports.privacy_report_words import guarantee_sentence
 from fedemb.reports.utility_words import best_start
+from fedemb.serving import bundle as parts
 
 SECONDS = 30
 """For one registry in all; one that answers byte by byte outlasts the time limits of a socket."""
@@ -202,7 +202,7 @@ def _mlflow(url: str, release: Release) -> None:
             if "://" in release.uri
             else f"fedemb://{release.name}/{release.version}",
             "run_id": run,
-            "tags": _pairs({**tags, **figures, "fedemb.bundle": release.uri}),
+            "tags": _pairs({**tags, **figures, "fedemb.serving.bundle": release.uri}),
             "description": release.description,
         },
     )

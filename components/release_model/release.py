@@ -14,29 +14,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedemb import bundle as parts
 from fedemb.config import StorageConfig
-from fedemb.documents.artifacts import (
-    Noised,
-    Public,
-    canonical_json,
-    file_digest,
-    tree_digests,
-    write_bytes,
-)
-from fedemb.documents.document import Written, read, write
+from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import MODEL_FILES, Evidence, read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import FedEmbError, GateDenied, Refused, SignatureInvalid
+from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.digests import file_digest, tree_digests
+from fedemb.foundation.document import Written, read, write
+from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import applied_waivers, decide
 from fedemb.keys.signatures import Signer, current_bundle_key
 from fedemb.ledger import Ledger, read_reservation
-from fedemb.lineage import FILE_NAME, send, steps_of, write_run
+from fedemb.reports.lineage import FILE_NAME, send, steps_of, write_run
 from fedemb.reports.privacy_report_page import report_page
-from fedemb.step import leading_to
-from fedemb.step_context import StepContext
+from fedemb.runtime.step import leading_to
+from fedemb.runtime.step_context import StepContext
+from fedemb.serving import bundle as parts
 from fedemb.steps.release_model.marker import Identity, Marker
 from fedemb.steps.release_model.model_card import model_card
 from fedemb.steps.release_model.registries import Release, register

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedemb.bundle import SAVED_MODEL_FILES
 from fedemb.config import ModelConfig, RunConfig
 from fedemb.data import photos
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import Refused
+from fedemb.foundation.files import write_bytes
+from fedemb.serving.bundle import SAVED_MODEL_FILES
 
 _LONGEST_NUMBER = 12
 """Digits."""
@@ -34,7 +34,7 @@ def load_whitelisted(path: Path, start: Path, model: ModelConfig) -> Any:
     Raises:
       Refused: a tensor is missing, extra, or has another shape.
     """
-    from fedemb.embedding.loading import load_backbone
+    from fedemb.models.loading import load_backbone
 
     backbone = load_backbone(path, model)
     allowed = {_variable(item) for item in load_backbone(start, model).weights}
@@ -61,7 +61,7 @@ def save_for_serving(backbone: Any, model: ModelConfig, folder: Path) -> None:
     """
     import tensorflow as tf
 
-    from fedemb.embedding import preprocess
+    from fedemb.engine import preprocess
 
     trainable, fixed = backbone.trainable_variables, backbone.non_trainable_variables
     pixels = tf.TensorSpec(
@@ -118,7 +118,7 @@ def serving_problem(folder: Path, backbone: Path, model: ModelConfig) -> str | N
     """
     import tensorflow as tf
 
-    from fedemb.embedding.loading import load_backbone
+    from fedemb.models.loading import load_backbone
 
     with tempfile.TemporaryDirectory(prefix="fedemb-serving-") as scratch:
         again = Path(scratch, folder.name)
@@ -165,8 +165,8 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
     Raises:
       Refused: they do not.
     """
-    from fedemb.embedding.inference import classify, embed
-    from fedemb.embedding.released import PARITY, ReleasedModel, require_parity, write_parity
+    from fedemb.models.inference import classify, embed
+    from fedemb.serving.released import PARITY, ReleasedModel, require_parity, write_parity
 
     reader = photos.PhotoReader.of(config.model, config.data.max_pixels)
     compute = classify if config.model.classes else embed
@@ -185,7 +185,7 @@ def save_preprocessing(backbone: Any, config: RunConfig, bundle: Path) -> None:
 
 def check_parity(bundle: Path) -> None:
     """Raises Refused where a bundle gives other embeddings than it was released with."""
-    from fedemb.embedding.released import ReleasedModel
+    from fedemb.serving.released import ReleasedModel
 
     ReleasedModel(bundle).check_parity()
 

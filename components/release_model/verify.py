@@ -13,21 +13,22 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from fedemb import bundle as parts
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest, strict_json
-from fedemb.documents.document import Written, read
 from fedemb.documents.evidence import Evidence, gather, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import BundleManifest
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError, SignatureInvalid
+from fedemb.foundation.canonical_json import strict_json
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import Written, read
 from fedemb.gate.case import Verdict
 from fedemb.gate.decide import decide, given_approvals
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import Anchor, Ledger, open_ledger
 from fedemb.reports.privacy_report_words import all_runs, report_sentence
+from fedemb.serving import bundle as parts
 from fedemb.steps.release_model.headline import release_headline
 
 

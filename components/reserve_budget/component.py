@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -34,7 +34,7 @@ def reserve_budget(
     reservation: dsl.Output[dsl.Artifact],
 ):
     """Charges the ledger before the first private byte is read, or refuses."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.reserve_budget.reserve import run
 
     with step_process("reserve_budget", locals()) as context:

@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from fedemb.config import ONE_COHORT, RunConfig
+from fedemb.config.digest import config_digest
 from fedemb.data.input_version import fingerprint_input, local_path
-from fedemb.documents.artifacts import config_digest
+from fedemb.documents.plan_document import read_plan
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused
 from fedemb.gate.before_charge import check_before_charge
 from fedemb.keys import (
@@ -41,12 +42,11 @@ from fedemb.ledger import (
     terms_of,
     write_reservation,
 )
-from fedemb.planted_bug_suite import read_record
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.plan_document import read_plan
-from fedemb.provenance import code_digest
-from fedemb.signed_inputs import check_start
-from fedemb.step_context import StepContext
+from fedemb.runtime.planted_bug_suite import read_record
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import check_start
+from fedemb.runtime.step_context import StepContext
 from fedemb.storage import open_store
 
 _log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import step
+from fedemb.runtime.step import step
 
 
 @step(
@@ -19,7 +19,7 @@ def show_outcome(
     verdict: dsl.Output[dsl.Artifact],
 ):
     """Shows how the run ended: verdict, figures and every reason. It decides nothing."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.show_outcome.outcome import run
 
     with step_process("show_outcome", locals()) as context:

@@ -8,14 +8,14 @@ has no key, so it verifies nothing and nothing follows from it: the gate has dec
 
 from __future__ import annotations
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import FedEmbError
-from fedemb.lineage import StepLineage, read_steps
-from fedemb.outcome import outcomes, run_folder
+from fedemb.foundation.files import write_bytes
 from fedemb.reports.figures import privacy_figures, utility_figures
 from fedemb.reports.headline import Failure, RunFacts, headline
-from fedemb.step import declared
-from fedemb.step_context import StepContext
+from fedemb.reports.lineage import StepLineage, read_steps
+from fedemb.runtime.outcome import outcomes, run_folder
+from fedemb.runtime.step import declared
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page, summary
 from fedemb.steps.show_outcome.papers import RunPapers, read_papers
 from fedemb.storage import join, open_store

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedemb.documents.release import ReleaseResult
-from fedemb.lineage import StepLineage
 from fedemb.reports.dag import lineage_dag
 from fedemb.reports.headline import Headline, RunFacts
+from fedemb.reports.lineage import StepLineage
 from fedemb.reports.report import render
 
 PAGES = {

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import Document, Written, parse
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.utility import AnyUtility, UtilityReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError
+from fedemb.foundation.document import Document, Written, parse
 from fedemb.storage import Store
 
 D = TypeVar("D", bound=Document)

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore, load_examples
-from fedemb.embedding.central import train_centralized
-from fedemb.embedding.server import ServerState, decays, initial_state
+from fedemb.engine.central import train_centralized
+from fedemb.engine.server import ServerState, decays, initial_state
 from fedemb.errors import ConfigError
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress

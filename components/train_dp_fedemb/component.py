@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Noised
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -32,7 +32,7 @@ def train_dp_fedemb(
     model: dsl.Output[dsl.Model],
 ):
     """Runs the private rounds; the output is the noised backbone and its public round log."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.train_dp_fedemb.train import run
 
     with step_process("train_dp_fedemb", locals()) as context:

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.embedding.backend_rounds import client_rounds
-from fedemb.embedding.feature_cache import FrozenFeatures
-from fedemb.embedding.round_kind import RoundKind
+from fedemb.engine.backend_rounds import client_rounds
+from fedemb.engine.feature_cache import FrozenFeatures
+from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ConfigError
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.train_dp_fedemb import centralized
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader, all_classes
@@ -37,7 +37,7 @@ def _rounds(  # noqa: PLR0917 - as `Rounds` has them
     workers: int,
     devices: Sequence[str] | None,
     shared_head_rows: int = 0,
-) -> tuple[RoundKind, Any]:
+) -> tuple[TrainingRound, Any]:
     return client_rounds(
         backbone,
         mechanism,

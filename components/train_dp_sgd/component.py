@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from fedemb.documents.artifacts import Noised
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(
@@ -33,7 +33,7 @@ def train_dp_sgd(
     averages: dsl.Output[dsl.Model],
 ):
     """Runs the rounds of DP-SGD; the output is the noised classifier and its public round log."""
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
 
     with step_process("train_dp_sgd", locals()) as context:
         # Inside: what TensorFlow writes when it is loaded goes nowhere.

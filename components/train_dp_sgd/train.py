@@ -7,16 +7,16 @@ from typing import Any
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.embedding.backbones import with_bfloat16
-from fedemb.embedding.backend_rounds import unit_rounds
-from fedemb.embedding.classifier import without_head
-from fedemb.embedding.feature_cache import FeatureCache, UnitFeatures, unit_key
-from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.least_squares_head import LeastSquaresFunction
-from fedemb.embedding.round_kind import RoundKind
+from fedemb.engine.backend_rounds import unit_rounds
+from fedemb.engine.feature_cache import FeatureCache, UnitFeatures, unit_key
+from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.units.head_gradient import HeadGradientFunction
+from fedemb.engine.units.least_squares_head import LeastSquaresFunction
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.sampling import VirtualClient
-from fedemb.step_context import StepContext
+from fedemb.models.backbones import with_bfloat16
+from fedemb.models.classifier import without_head
+from fedemb.privacy.randomness.sampling import VirtualClient
+from fedemb.runtime.step_context import StepContext
 from fedemb.training.attempt import run_attempt
 from fedemb.training.client_loader import ClientLoader
 from fedemb.training.trainer import Attempt, Trained, Trainer
@@ -38,7 +38,7 @@ def run(context: StepContext, *, root_key: bytes | None = None) -> dict[str, Any
 
 def _rounds(
     config: RunConfig, classifier: Any, mechanism: Any, workers: int, devices: Sequence[str] | None
-) -> tuple[RoundKind, Any]:
+) -> tuple[TrainingRound, Any]:
     training = config.training
     if config.model.trainable != "head":
         function = unit_rounds(

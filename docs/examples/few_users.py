@@ -14,7 +14,7 @@ from PIL import Image
 
 import fedemb
 from fedemb.config import PretrainingConfig
-from fedemb.embedding import build_backbone, embed, pretrain
+from fedemb.engine import build_backbone, embed, pretrain
 from fedemb.evaluation.metrics import recall
 
 parser = argparse.ArgumentParser()

@@ -11,7 +11,7 @@ import fedemb
 from fedemb.config import PretrainingConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
-from fedemb.embedding import build_backbone, pretrain
+from fedemb.engine import build_backbone, pretrain
 
 parser = argparse.ArgumentParser()
 parser.add_argument("photos", help="Parquet with the columns image and label")

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 import fedemb
 from fedemb.data.photos import PhotoReader
-from fedemb.embedding import build_backbone, embed
-from fedemb.embedding.loading import load_model
+from fedemb.engine import build_backbone, embed
 from fedemb.evaluation.metrics import recall
+from fedemb.models.loading import load_model
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.plan import plan
 

@@ -16,7 +16,7 @@ from fedemb.errors import ConfigError
 from fedemb.pipelines.output import say
 
 if TYPE_CHECKING:
-    from fedemb.embedding.jax_speed import Speed
+    from fedemb.engine.jax.speed import Speed
 
 CLASSES = tuple("abcdefghij")
 _IN_ALL = 1.2
@@ -50,11 +50,11 @@ def bench(
             "fedemb bench measures accelerators; say --accelerator, or run `make bench` in a clone "
             "for processors"
         )
-    from fedemb.backend import use_backend
+    from fedemb.models.keras_backend import use_backend
 
     use_backend("jax")
     from fedemb.config import ModelConfig
-    from fedemb.embedding.jax_speed import describe_device, fastest, measure
+    from fedemb.engine.jax.speed import describe_device, fastest, measure
 
     model = ModelConfig(
         backbone=backbone, image_size=image_size, channels=3, classes=CLASSES, head_init="glorot"
@@ -105,7 +105,7 @@ def _ends(seconds: float, output: Path) -> Iterator[None]:
 
 
 def _keep(output: Path, found: dict[str, Any]) -> None:
-    from fedemb.documents.artifacts import write_bytes
+    from fedemb.foundation.files import write_bytes
 
     write_bytes(output, (json.dumps(found, indent=1) + "\n").encode())
 

@@ -8,7 +8,7 @@ from fedemb.config import RunConfig
 from fedemb.data.sources import find_parts
 from fedemb.errors import ArtifactError
 from fedemb.ledger import Ledger, policies
-from fedemb.pipelines.cli.ledger_summary import (
+from fedemb.pipelines.cli.ledger_commands.ledger_summary import (
     admission,
     content_of,
     load,
@@ -17,10 +17,10 @@ from fedemb.pipelines.cli.ledger_summary import (
 )
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.planted_bug_suite import read_record, record_problem
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.planning.prices import guarantee_of
-from fedemb.provenance import privacy_code_digest
+from fedemb.runtime.planted_bug_suite import read_record, record_problem
+from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.partition_users.assignment import columns_of
 from fedemb.steps.plan_privacy.plan import check_first_run
 from fedemb.storage import open_store

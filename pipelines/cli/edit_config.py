@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.load_config import load_config
 
 

@@ -115,9 +115,9 @@ def init(
     Asks for the three numbers that only you know, unless they are given. What is counted is private
     and is printed for you alone; no count goes into the file.
     """
-    from fedemb.documents.artifacts import write_bytes
+    from fedemb.foundation.files import write_bytes
     from fedemb.pipelines.cli.init_classifier import as_classifier, source_of_classes
-    from fedemb.pipelines.cli.plan import calibrated
+    from fedemb.pipelines.cli.planning.plan import calibrated
     from fedemb.pipelines.run.load_config import load_config, validate
     from fedemb.privacy.accounting.units import UNITS
     from fedemb.steps.partition_users.check import too_few_classes
@@ -315,7 +315,7 @@ def _imported(start: str, pixels: str | None) -> dict[str, Any]:
 
 
 def _images_of(start: str) -> tuple[int, int] | None:
-    from fedemb.embedding.imported import check_import, image_shape
+    from fedemb.models.imported import check_import, image_shape
 
     check_import(Path(start), _FROZEN_NET.model["trainable"])
     return image_shape(Path(start))
@@ -324,7 +324,7 @@ def _images_of(start: str) -> tuple[int, int] | None:
 def _pixels_of(start: str, said: str | None) -> str:
     """What the file was trained on: pixels read otherwise would be other photos to it."""
     from fedemb.config import PretrainingConfig
-    from fedemb.embedding.imported import known_pixels
+    from fedemb.models.imported import known_pixels
 
     known, name = known_pixels(Path(start)), Path(start).name
     if said is None and known:
@@ -474,7 +474,7 @@ def _public_start(start: str) -> dict[str, Any]:
 
 def _prospects(config: RunConfig) -> list[str]:
     """What can be had, in the study's terms."""
-    from fedemb.pipelines.cli.plan_words import PROTECTS_UP_TO
+    from fedemb.pipelines.cli.planning.plan_text import PROTECTS_UP_TO
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.plan_privacy.plan import HELPFUL_NOISE, noise_on_mean, warnings
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedemb.errors import ConfigError, FedEmbError, InputError, Refused
-from fedemb.pipelines.cli.approve import approve
 from fedemb.pipelines.cli.bench import bench
 from fedemb.pipelines.cli.data import check_data, make_data
 from fedemb.pipelines.cli.doctor import doctor
-from fedemb.pipelines.cli.forget import forget
+from fedemb.pipelines.cli.inference_commands import embed, export, search, serve
 from fedemb.pipelines.cli.init import init
-from fedemb.pipelines.cli.ledger import app as ledger_app
+from fedemb.pipelines.cli.ledger_commands.approve import approve
+from fedemb.pipelines.cli.ledger_commands.forget import forget
+from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
 from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
-from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
-from fedemb.pipelines.cli.use import embed, export, search, serve
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
 from fedemb.pipelines.output import say, say_block, say_json
 
@@ -260,7 +260,7 @@ def compile_(
     ] = "dp-fedemb",
 ) -> None:
     """Compile a pipeline for a cluster and check the result."""
-    from fedemb.documents.artifacts import file_digest
+    from fedemb.foundation.digests import file_digest
     from fedemb.pipelines.compile.cluster import compile_pipeline, parse_images
     from fedemb.pipelines.steps import pipeline_named
 

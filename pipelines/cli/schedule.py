@@ -156,14 +156,10 @@ def submit(
 
     Example: fedemb submit dp-fedemb.yaml --config run.yaml --host https://kubeflow.example/pipeline
     """
-    from fedemb.documents.artifacts import json_digest
+    from fedemb.foundation.canonical_json import json_digest
     from fedemb.pipelines.run.load_config import load_config
     from fedemb.pipelines.schedules import submission
-    from fedemb.pipelines.schedules.package import (
-        check_package,
-        checked_digest,
-        run_arguments,
-    )
+    from fedemb.pipelines.schedules.package import check_package, checked_digest, run_arguments
     from fedemb.reports.privacy_report_words import guarantee_sentence
     from fedemb.steps.plan_privacy.plan import document
 

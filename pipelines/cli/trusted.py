@@ -35,7 +35,7 @@ def require_released(bundle: Path, trust: Path | None) -> None:
       SignatureInvalid: it is not what was released.
       ArtifactError: the pinned keys or the manifest cannot be read.
     """
-    from fedemb.bundle import check_origin
+    from fedemb.serving.bundle import check_origin
 
     if not bundle.is_dir():
         raise InputError(f"there is no release folder {bundle}; check the address")

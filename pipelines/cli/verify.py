@@ -29,7 +29,7 @@ def verify_release(
     json_: JsonOption = False,
 ) -> None:
     """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
-    from fedemb.bundle import locate
+    from fedemb.serving.bundle import locate
 
     locate(bundle)  # what is mistyped is told before TensorFlow is loaded
     with quiet(), suppress(ImportError):  # verify says what it could not look into without it
@@ -63,8 +63,8 @@ def register(
     trust: TrustOption = None,
 ) -> None:
     """Make a release known to model registries; told again, a registry changes nothing."""
-    from fedemb.bundle import locate
     from fedemb.errors import StorageError
+    from fedemb.serving.bundle import locate
     from fedemb.steps.release_model.registries import Release
     from fedemb.steps.release_model.registries import register as tell
     from fedemb.storage import local_tree
@@ -96,7 +96,7 @@ def lineage(
     json_: JsonOption = False,
 ) -> None:
     """Print where an artifact comes from, as a tree."""
-    from fedemb.lineage import read_steps, tree_lines
+    from fedemb.reports.lineage import read_steps, tree_lines
 
     steps = read_steps(run)
     if json_:

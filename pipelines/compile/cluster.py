@@ -12,16 +12,15 @@ import yaml
 from pydantic import Field, ValidationError
 
 from fedemb.config import Section
-from fedemb.config.strict_yaml import NotYaml, parse_yaml
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError
-from fedemb.files import read_regular
+from fedemb.foundation.files import read_regular, write_bytes
+from fedemb.foundation.runtime_env import ACCELERATOR, BACKEND, Backend
+from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.pipelines.compile.hosts import training_runtime, violations_of_hosts
 from fedemb.pipelines.compile.rules import STEP_LABEL, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
-from fedemb.promised import ACCELERATOR, BACKEND, Backend
-from fedemb.step import Step
+from fedemb.runtime.step import Step
 from fedemb.training import train_job
 
 PROFILES = Path(__file__).parent.parent / "profiles"
@@ -307,7 +306,7 @@ def _promised(wanted: StepResources) -> dict[str, str]:
 def _configure(step: Step, task: Any, profile: Profile) -> None:
     from kfp import kubernetes
 
-    from fedemb.step import PLACEHOLDER_IMAGES
+    from fedemb.runtime.step import PLACEHOLDER_IMAGES
 
     wanted = profile.steps[step.name]
     task.set_cpu_request(wanted.cpu).set_cpu_limit(wanted.cpu)
@@ -364,7 +363,7 @@ def _give_access(step: Step, task: Any, profile: Profile) -> None:
 
 
 def _pin_images(spec: dict[str, Any], images: Mapping[str, str]) -> None:
-    from fedemb.step import PLACEHOLDER_IMAGES
+    from fedemb.runtime.step import PLACEHOLDER_IMAGES
 
     references = {PLACEHOLDER_IMAGES[name]: images[name] for name in PLACEHOLDER_IMAGES}
     for executor in spec["deploymentSpec"]["executors"].values():

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json, sha256_hex
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.training.train_job import CONTAINER, HOST_LABEL
 
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fedemb.documents.artifacts import Noised, Public
-from fedemb.events import EVERYTHING
+from fedemb.foundation.step_logging import EVERYTHING
 
 if TYPE_CHECKING:
-    from fedemb.step import Step
+    from fedemb.runtime.step import Step
 
 SECRET_WORDS = re.compile(r"(secret|password|token|private_key|access_key|credential)", re.I)
 SECRET_VALUES = re.compile(
@@ -302,7 +302,7 @@ def no_debug_pause(spec: Spec, _: Spec) -> Iterator[str]:
 def closed_logs(spec: Spec, _: Spec) -> Iterator[str]:
     """What libraries say in a private step stays in it; only a data owner's own machine may tell.
 
-    See `fedemb.events`.
+    See `fedemb.foundation.step_logging`.
     """
     for name, executor in spec["deploymentSpec"]["executors"].items():
         for variable in executor.get("container", {}).get("env", []):

@@ -19,16 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.documents.artifacts import (
-    Artifact,
-    Noised,
-    canonical_json,
-    config_digest,
-    file_digest,
-    json_digest,
-    require_publishable,
-)
+from fedemb.config.digest import config_digest
+from fedemb.documents.artifacts import Artifact, Noised, require_publishable
 from fedemb.errors import ConfigError, LedgerError
+from fedemb.foundation.canonical_json import canonical_json, json_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.ledger.root import TRUST_NAME
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import View

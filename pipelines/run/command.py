@@ -16,18 +16,12 @@ from rich.text import Text
 from fedemb import errors
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.errors import AwaitingApproval, ConfigError, Refused, StorageError
-from fedemb.files import write_bytes
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.output import escaped, say
 from fedemb.pipelines.run.artifact_store import Publisher, PublishingView, check_stores
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import BUILTIN, load_config, policy_overrides, with_data
-from fedemb.pipelines.run.local import (
-    Outcome,
-    PlainView,
-    View,
-    closing_lines,
-    run_pipeline,
-)
+from fedemb.pipelines.run.local import Outcome, PlainView, View, closing_lines, run_pipeline
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.resume import steps_taken_over
 from fedemb.pipelines.steps import pipeline_of
@@ -125,7 +119,7 @@ def checked(
         )
     check_stores(found, "RunConfig" if loaded is config else str(config), parent)
     if found.pretraining.kind == "import":
-        from fedemb.embedding.imported import check_import
+        from fedemb.models.imported import check_import
 
         check_import(Path(found.pretraining.import_path or ""), found.model.trainable)
     return found
@@ -147,7 +141,7 @@ def _said_of(config: RunConfig) -> list[str]:
 def _with_builtin_data(config: RunConfig, parent: Path) -> RunConfig:
     """Draws the glyphs once per parameter set, below `<runs>/builtin-data/`."""
     from fedemb.data.glyphs import write_builtin
-    from fedemb.documents.artifacts import json_digest
+    from fedemb.foundation.canonical_json import json_digest
 
     size = config.model.image_size
     digest = json_digest({**config.data.builtin.model_dump(), "size": size})[:12]

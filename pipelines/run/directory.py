@@ -19,9 +19,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from fedemb.config import RunConfig
-from fedemb.config.strict_yaml import parse_yaml
-from fedemb.documents.artifacts import create_bytes, write_bytes, write_error
 from fedemb.errors import ArtifactError, InputError, StorageError
+from fedemb.foundation.files import create_bytes, write_bytes, write_error
+from fedemb.foundation.strict_yaml import parse_yaml
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

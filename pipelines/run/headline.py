@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from fedemb.documents.document import Written
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import AppliedWaiver, VerdictDocument
 from fedemb.errors import FedEmbError
+from fedemb.foundation.document import Written
 from fedemb.gate.decide import applied_waivers
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import ledger_of, signed_report, signed_utility, signed_verdict

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import Artifact, file_digest, json_digest, tree_digest
+from fedemb.documents.artifacts import Artifact
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.headline import run_headline
 from fedemb.pipelines.run.report_pages import PAGES

@@ -12,11 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from fedemb.config import MechanismConfig, RunConfig
 from fedemb.config.mechanism import mechanism_sections
-from fedemb.config.section import CREDENTIALS
-from fedemb.config.strict_yaml import NotYaml, parse_yaml
-from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
-from fedemb.files import read_regular
+from fedemb.foundation.files import read_regular, require_folder
+from fedemb.foundation.section import CREDENTIALS
+from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 
 BUILTIN = "builtin"
 """The source URI that stands for the generated glyphs."""

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from fedemb.config import RunConfig
 from fedemb.errors import AwaitingApproval, FedEmbError, Refused
-from fedemb.files import open_log
+from fedemb.foundation.files import open_log
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import ledger_of, signed_plan, signed_report, signed_utility
 from fedemb.privacy.accounting.units import UNITS

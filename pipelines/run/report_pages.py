@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, read_evidence
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.foundation.document import Written
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import (
     ledger_of,

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 from fedemb.config import RunConfig
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import Document, Written, read
+from fedemb.documents.plan_document import read_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError, FedEmbError
+from fedemb.foundation.document import Document, Written, read
 from fedemb.ledger import Ledger, open_ledger, read_trust
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.storage import open_store
 
 D = TypeVar("D", bound=Document)

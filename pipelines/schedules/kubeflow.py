@@ -19,12 +19,7 @@ from typing import Any
 
 from fedemb.errors import ConfigError, StorageError
 from fedemb.pipelines.schedules.load import Loaded
-from fedemb.pipelines.schedules.names import (
-    LONGEST_VERSION_TEXT,
-    Version,
-    experiment_name,
-    fitted,
-)
+from fedemb.pipelines.schedules.names import LONGEST_VERSION_TEXT, Version, experiment_name, fitted
 from fedemb.pipelines.schedules.schedule import as_utc
 from fedemb.pipelines.steps import PIPELINES, pipeline_of
 

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
-from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.errors import ConfigError
-from fedemb.files import read_regular
+from fedemb.foundation.files import read_regular
+from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.pipelines.schedules.cost import Cost, check_together, cost_of
 from fedemb.pipelines.schedules.names import fitted, recurring_run_name
 from fedemb.pipelines.schedules.package import check_package, run_arguments

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import canonical_json, file_digest, json_digest, sha256_hex
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
+from fedemb.foundation.digests import file_digest
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 
 LONGEST_TEXT = 255

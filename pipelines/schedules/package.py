@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.runtime_env import BACKEND
 from fedemb.pipelines.compile.rules import SECRET_VALUES, Spec, read_compiled
 from fedemb.pipelines.run.load_config import BUILTIN
 from fedemb.pipelines.steps import pipeline_of
-from fedemb.promised import BACKEND
 
 SECRET_OPTION = re.compile(r"--\w*(secret|password|token|access_key)\w*[= ]", re.I)
 

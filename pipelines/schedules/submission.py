@@ -16,29 +16,13 @@ from pathlib import Path
 
 from fedemb.config import RunConfig
 from fedemb.config.parameters import run_config
-from fedemb.documents.artifacts import file_digest
 from fedemb.errors import ConfigError, StorageError
+from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.schedules.cluster_objects import ClusterObjects, Workflow
 from fedemb.pipelines.schedules.kubeflow import Kubeflow, ListedRun, OutcomeUnknown
-from fedemb.pipelines.schedules.names import (
-    KEY_LABEL,
-    Version,
-    fitted,
-    idempotency_key,
-    run_name,
-)
-from fedemb.pipelines.schedules.package import (
-    check_package,
-    labelled,
-    resumed,
-    run_arguments,
-)
-from fedemb.pipelines.schedules.taken_over import (
-    Addresses,
-    addresses,
-    finished_before,
-    taken_over,
-)
+from fedemb.pipelines.schedules.names import KEY_LABEL, Version, fitted, idempotency_key, run_name
+from fedemb.pipelines.schedules.package import check_package, labelled, resumed, run_arguments
+from fedemb.pipelines.schedules.taken_over import Addresses, addresses, finished_before, taken_over
 from fedemb.pipelines.steps import pipeline_of
 
 WAITS = (0.0, 2.0, 5.0)

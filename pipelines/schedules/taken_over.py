@@ -17,7 +17,7 @@ from fedemb.documents.artifacts import Noised, Public
 from fedemb.errors import ConfigError, InputError
 from fedemb.pipelines.compile.rules import RULES, Spec, no_raw_outputs, read_compiled
 from fedemb.pipelines.graph import Pipeline
-from fedemb.step import Step
+from fedemb.runtime.step import Step
 from fedemb.storage import open_store
 
 LAST = "gate_release"

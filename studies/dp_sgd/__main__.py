@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fedemb.documents.artifacts import read_json, write_json
 from fedemb.errors import InputError
+from fedemb.foundation.json_files import read_json, write_json
 from fedemb.pipelines.cli.main import errors_as_sentences
 
 SCHEMA = "fedemb/dp_sgd_study_row/1"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fedemb.documents.artifacts import json_digest
+from fedemb.foundation.canonical_json import json_digest
 
 Part = Literal["ladder", "layers", "noise", "units", "samplers", "squares"]
 DELTA = 1e-5

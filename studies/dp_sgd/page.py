@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import write_bytes
+from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import Line, line_chart
 from studies.dp_sgd.grid import HELD_OUT, TITLES, TRAIN, Part, Row
 from studies.utility.page import standalone

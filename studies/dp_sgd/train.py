@@ -27,20 +27,20 @@ from fedemb.data.dead_leaves import dead_leaves
 from fedemb.data.glyphs import PRIVATE, draw_classes
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
-from fedemb.documents.artifacts import json_digest
-from fedemb.embedding import assign_weights, build_backbone, configure_threads, pretrain
-from fedemb.embedding.classifier import without_head
-from fedemb.embedding.feature_cache import UnitFeatures, rows_of
-from fedemb.embedding.feed import Feed
-from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.inference import classify
-from fedemb.embedding.least_squares_head import LeastSquaresFunction
-from fedemb.embedding.preprocessing import preprocess
-from fedemb.embedding.round_loop import run_rounds
-from fedemb.embedding.rounds import ClientExamples
-from fedemb.embedding.server import initial_state, released_weights
-from fedemb.embedding.unit_gradient import UnitGradientFunction
-from fedemb.embedding.whitened import fit_constants
+from fedemb.engine import assign_weights, build_backbone, configure_threads, pretrain
+from fedemb.engine.feature_cache import UnitFeatures, rows_of
+from fedemb.engine.feed import Feed
+from fedemb.engine.round_loop import run_rounds
+from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.server import initial_state, released_weights
+from fedemb.engine.units.head_gradient import HeadGradientFunction
+from fedemb.engine.units.least_squares_head import LeastSquaresFunction
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.models.classifier import without_head
+from fedemb.models.inference import classify
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.whitened import fit_constants
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -262,7 +262,7 @@ def _head(row: Row, data: Data) -> dict[str, Any]:
 def _linear(dim: int) -> Any:
     import keras
 
-    from fedemb.embedding.classifier import HEAD
+    from fedemb.models.classifier import HEAD
 
     inputs = keras.Input((dim,))
     head = keras.layers.Dense(len(CLASSES), kernel_initializer="zeros", name=HEAD)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import file_digest, read_json, write_json
 from fedemb.errors import InputError
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.json_files import read_json, write_json
 from studies.utility.protocol import Protocol
 from studies.utility.rows import Row
 

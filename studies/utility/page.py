@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedemb.documents.artifacts import write_bytes
+from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import SERIES, SOFT, figure_svg, new_figure
 from fedemb.reports.report import write_page
 from studies.utility.rows import METHODS, NETS, Method

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from fedemb.documents.artifacts import sha256_hex
+from fedemb.foundation.canonical_json import sha256_hex
 
 Stage = Literal["selection", "final"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import json_digest
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.not_private import NotPrivate

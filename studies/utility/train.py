@@ -17,8 +17,7 @@ import numpy as np
 from fedemb.config import RunConfig, SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.sources import read_public_images
-from fedemb.documents.artifacts import json_digest, write_bytes
-from fedemb.embedding import (
+from fedemb.engine import (
     Round,
     assign_weights,
     build_backbone,
@@ -28,10 +27,12 @@ from fedemb.embedding import (
     train_centralized,
 )
 from fedemb.evaluation.held_out import Subjects
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.provenance import code_digest
-from fedemb.simulation import Simulation
+from fedemb.runtime.provenance import code_digest
 from fedemb.steps.evaluate_embeddings.measure import measure, rate_name
+from fedemb.training.simulation import Simulation
 from studies.utility.protocol import Split
 from studies.utility.rows import CENTRALIZED, Row
 

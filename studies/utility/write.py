@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import json_digest, read_json, write_bytes, write_json
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.files import write_bytes
+from fedemb.foundation.json_files import read_json, write_json
 from studies.utility.certify import certificates
 from studies.utility.decide import Decided
 from studies.utility.execute import Study

@@ -2,10 +2,10 @@
 
 import shutil
 
-import honest_run
 import pytest
 
 from fedemb.ledger import rotate_keys
+from tests.kit.pipeline_runs import honest_run
 
 
 @pytest.fixture(scope="session")

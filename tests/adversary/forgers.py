@@ -9,16 +9,15 @@ import json
 import os
 from contextlib import contextmanager
 
-import honest_run
-
-from fedemb.documents.artifacts import write_bytes
-from fedemb.documents.document import encode
+from fedemb.foundation.document import encode
+from fedemb.foundation.files import write_bytes
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.steps.audit_privacy import audit
 from fedemb.steps.evaluate_embeddings import evaluate
 from fedemb.steps.partition_users import partition
 from fedemb.steps.train_dp_fedemb import train
 from fedemb.training import attempt
+from tests.kit.pipeline_runs import honest_run
 
 
 def _set(*path_and_value):

@@ -26,18 +26,19 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
-import honest_run
 import yaml
 from typer.testing import CliRunner
 
-from fedemb import lineage, planted_bug_suite
-from fedemb.documents.artifacts import remove_leftovers
 from fedemb.errors import FedEmbError
+from fedemb.foundation.files import remove_leftovers
 from fedemb.keys import LocalKeyStore, reservation_key_name
 from fedemb.ledger import Ledger, chain
 from fedemb.pipelines.cli.main import app
-from fedemb.provenance import privacy_code_digest
+from fedemb.reports import lineage
+from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.storage.local import LocalStore
+from tests.kit.pipeline_runs import honest_run
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 EVENTS = {

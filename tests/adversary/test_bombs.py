@@ -8,14 +8,15 @@ import zipfile
 from pathlib import Path
 
 import h5py
-import honest_run
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import LARGEST_JSON, file_digest, limited_digest, strict_json
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
-from tests.verified import problems_of
+from fedemb.foundation.canonical_json import LARGEST_JSON, strict_json
+from fedemb.foundation.digests import file_digest, limited_digest
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.verified import problems_of
 
 GIGABYTE = 1 << 30
 
@@ -215,7 +216,7 @@ def test_large_file_of_a_bundle_is_refused_small_and_fast(bundle, attack):
 
 def test_bundle_without_sizes_is_read_within_limits(bundle, monkeypatch):
     """Manifests of version 1 name none."""
-    from fedemb import bundle as parts
+    from fedemb.serving import bundle as parts
 
     folder, trust = bundle
     monkeypatch.setattr(parts, "LARGEST_FILE", (folder / "ledger.jsonl").stat().st_size - 1)

@@ -9,9 +9,9 @@ import json
 import forgers
 import pytest
 
-from fedemb.documents.artifacts import write_bytes
-from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied, SignatureInvalid
+from fedemb.foundation.document import encode
+from fedemb.foundation.files import write_bytes
 
 FAST = ("kept", "own_key", "other_role", "retired_key", "unsigned", "free_text", "twice")
 """Ways that `make test` tries; the others are tried by night."""
@@ -196,7 +196,7 @@ def test_utility_that_was_measured_otherwise_is_denied_whoever_signs_it(run, cha
 
 def test_evidence_has_no_field_for_free_text():
     """What is published word for word may say only what a schema bounds: no sentence fits."""
-    from tests.document_kinds import all_documents, json_schema
+    from tests.kit.document_kinds import all_documents, json_schema
 
     def texts(node, path=()):
         if isinstance(node, dict):

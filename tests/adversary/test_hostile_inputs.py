@@ -9,7 +9,6 @@ import stat
 import struct
 
 import google_crc32c
-import honest_run
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedemb.config import SourceConfig, StorageConfig
-from fedemb.config.strict_yaml import NotYaml, parse_yaml
 from fedemb.data.photos import BadImageError
 from fedemb.data.source_files import ImageFiles, Part, iter_tfrecord
 from fedemb.data.sources import find_parts, image_files, read_part, split_part
-from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError, InputError, StorageError
+from fedemb.foundation.document import encode
+from fedemb.foundation.strict_yaml import NotYaml, parse_yaml
 from fedemb.keys import open_key_store, partition_key
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
@@ -32,7 +31,8 @@ from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
-from tests.ledger_kit import with_policy_key
+from tests.kit.ledger_kit import with_policy_key
+from tests.kit.pipeline_runs import honest_run
 
 PRESET = "quickstart"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding.imported import check_import, import_backbone
 from fedemb.errors import ArtifactError, ConfigError, FedEmbError
+from fedemb.models.imported import check_import, import_backbone
 
 MODEL = ModelConfig(backbone="tiny", image_size=8, channels=3, embedding_dim=4)
 

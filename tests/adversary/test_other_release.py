@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fedemb.documents.document import encode, read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import GateDenied
+from fedemb.foundation.document import encode, read
 from fedemb.keys.signatures import Signer, sign_document
 
 OTHER = ({"release.version": "2"}, {"release.name": "faces"}, {"release.version": None})

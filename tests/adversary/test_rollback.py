@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import honest_run
 import pytest
 from typer.testing import CliRunner
 
@@ -13,7 +12,8 @@ from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import check_high_water, mark_high_water, rotate_keys
 from fedemb.pipelines.cli.main import app
-from tests.ledger_kit import connect
+from tests.kit.ledger_kit import connect
+from tests.kit.pipeline_runs import honest_run
 
 
 class Team:

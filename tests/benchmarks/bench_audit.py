@@ -53,7 +53,7 @@ def measure(name: str, audited: bool) -> dict[str, float]:
     rounds that are run again at its end.
     """
     from fedemb.training import trainer
-    from tests.training_run import Unaudited, config, prepare
+    from tests.kit.pipeline_runs.training_run import Unaudited, config, prepare
 
     seconds: dict[str, float] = {"every_round": 0.0, "at_the_end": 0.0}
 

@@ -37,9 +37,9 @@ UNITS = {"W3": (64, 1), "W3-views16": (8, 16)}
 
 def _clients(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[Any]]:
     from fedemb.config import LocalTrainingConfig, ModelConfig, TrainingConfig
-    from fedemb.embedding.backbones import build_backbone
-    from fedemb.embedding.backend_rounds import client_rounds
-    from fedemb.embedding.rounds import ClientExamples
+    from fedemb.engine.backend_rounds import client_rounds
+    from fedemb.engine.rounds import ClientExamples
+    from fedemb.models.backbones import build_backbone
 
     net, size, channels, examples, batch, epochs = CLIENTS[name]
     model = ModelConfig(backbone=net, image_size=size, channels=channels)
@@ -58,9 +58,9 @@ def _clients(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, lis
 
 def _units(name: str, backend: Literal["tensorflow", "jax"]) -> tuple[Any, list[Any]]:
     from fedemb.config import ModelConfig, TrainingConfig, UnitGradientConfig
-    from fedemb.embedding.backbones import build_backbone
-    from fedemb.embedding.backend_rounds import unit_rounds
-    from fedemb.embedding.rounds import ClientExamples
+    from fedemb.engine.backend_rounds import unit_rounds
+    from fedemb.engine.rounds import ClientExamples
+    from fedemb.models.backbones import build_backbone
 
     count, views = UNITS[name]
     model = ModelConfig(
@@ -97,11 +97,11 @@ def _mechanism() -> Any:
 
 
 def _work(name: str, backend: Literal["tensorflow", "jax"]) -> Callable[[], None]:
-    from fedemb.backend import use_backend
+    from fedemb.models.keras_backend import use_backend
 
     use_backend(backend)
     if backend == "tensorflow":
-        from fedemb.embedding.threads import configure_threads
+        from fedemb.engine.threads import configure_threads
 
         configure_threads(1)
     function, units = (_clients if name in CLIENTS else _units)(name, backend)

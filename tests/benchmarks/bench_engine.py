@@ -66,7 +66,7 @@ class Bench:
 
     def __init__(self, workload: Workload, cores: int) -> None:
         import fedemb
-        from fedemb.embedding.backbones import with_bfloat16
+        from fedemb.models.backbones import with_bfloat16
 
         workers = fedemb.configure_threads(cores)
         self.workload, self.cores = workload, cores
@@ -229,9 +229,9 @@ def _open_index(clients: int = 1_000_000) -> dict[str, Any]:
     """Opens an index of a million virtual clients of two users each and asks for a thousand."""
     from fedemb.data.client_data import STORE_SCHEMA
     from fedemb.data.group_index import GroupIndex
-    from fedemb.documents.artifacts import write_json
-    from tests.partition_run import write_index_files
-    from tests.verified_folder import as_committed
+    from fedemb.foundation.json_files import write_json
+    from tests.kit.pipeline_runs.partition_run import write_index_files
+    from tests.kit.verified_folder import as_committed
 
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:

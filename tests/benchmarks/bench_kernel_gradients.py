@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_kernel_gradients
 
 The eight convolutions of ResNet-8 at 32x32, one image a unit, one core; processor milliseconds,
-medians of nine. `fedemb.embedding.kernel_gradients` takes all at once where a unit needs at most
+medians of nine. `fedemb.engine.units.kernel_gradients` takes all at once where a unit needs at most
 `MOST_PRODUCTS` multiplications.
 """
 
@@ -45,7 +45,7 @@ def main() -> None:
     import numpy as np
     import tensorflow as tf
 
-    from fedemb.embedding import kernel_gradients
+    from fedemb.engine.units import kernel_gradients
 
     tf.get_logger().setLevel("ERROR")
     random = np.random.default_rng(0)

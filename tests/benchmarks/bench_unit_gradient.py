@@ -56,9 +56,9 @@ class NetBench:
 
     def __init__(self, cores: int, *, units: int, views: int, microbatch: int) -> None:
         from fedemb.config import ModelConfig, UnitGradientConfig
-        from fedemb.embedding import ClientExamples, build_backbone
-        from fedemb.embedding.threads import configure_threads
-        from fedemb.embedding.unit_gradient import UnitGradientFunction
+        from fedemb.engine import ClientExamples, build_backbone
+        from fedemb.engine.threads import configure_threads
+        from fedemb.engine.units.unit_gradient import UnitGradientFunction
 
         workers = configure_threads(cores)
         model = ModelConfig(
@@ -116,10 +116,10 @@ class HeadBench:
         import keras
 
         from fedemb.config import UnitGradientConfig
-        from fedemb.embedding.classifier import HEAD
-        from fedemb.embedding.feature_cache import rows_of
-        from fedemb.embedding.head_gradient import HeadGradientFunction
-        from fedemb.embedding.threads import configure_threads
+        from fedemb.engine.feature_cache import rows_of
+        from fedemb.engine.threads import configure_threads
+        from fedemb.engine.units.head_gradient import HeadGradientFunction
+        from fedemb.models.classifier import HEAD
 
         configure_threads(cores)
         random = np.random.default_rng(0)

@@ -34,13 +34,14 @@ from dp_accounting import dp_event as dpe
 from dp_accounting import pld
 
 from fedemb.privacy.accounting.accounting import price
-from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
+from fedemb.privacy.mechanisms import tree_sensitivity
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
+from fedemb.privacy.mechanisms.round_robin import even_round_robin
 from fedemb.privacy.mechanisms.tree_aggregation import TreeAggregation
-from fedemb.privacy.mechanisms.turns import even_turns
 from fedemb.privacy.mechanisms.user_poisson import UserPoisson
+from fedemb.privacy.randomness import toeplitz
 
 BltParameters = tuple[tuple[float, ...], tuple[float, ...]]
 """Decays and scales."""
@@ -131,7 +132,7 @@ def cells(users: int) -> Iterator[Cell]:
             at_settings=on_grid(plan, delta, COARSE_GRID),
             setting=f"grid 1e-3; 1e-5 gives {on_grid(plan, delta, 1e-5):.4f}" if far else "",
         )
-    separation, most = even_turns(base.virtual_clients, clients, ROUNDS)
+    separation, most = even_round_robin(base.virtual_clients, clients, ROUNDS)
     epochs = math.ceil(ROUNDS / separation)
     restarts = {
         "restart_every": separation,

@@ -20,7 +20,7 @@ def main(runs: int) -> None:
     from fedemb.documents.mechanism_audit import MechanismAudit
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.train_dp_sgd import train
-    from tests.training_run import ReadyRun, classifier_config, prepare
+    from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, prepare
 
     config = classifier_config(
         **{

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    from browser_page import chromium
+    from tests.kit.browser_page import chromium
 
     if not (shutil.which("chromium") or shutil.which("chromium-browser")):
         pytest.skip("no chromium binary; apt-get install chromium lets these tests look")

@@ -1,16 +1,16 @@
 """Every page opens without a network, without errors, and fits a phone, in light and dark."""
 
 import pytest
-from evaluation_run import config, shared_run
-from sealed_bundle import seal
 
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
+from fedemb.foundation.document import read
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.headline import Failure, RunFacts, headline
 from fedemb.reports.report import render_run_index
 from fedemb.reports.utility_words import utility_sentence
+from tests.kit.pipeline_runs.evaluation_run import config, shared_run
+from tests.kit.sealed_bundle import seal
 
 pytestmark = pytest.mark.browser
 
@@ -98,7 +98,7 @@ def build_audit_of_release(folder, _):
 
 
 def build_privacy_report(folder, _):
-    from honest_run import start
+    from tests.kit.pipeline_runs.honest_run import start
 
     first = start(folder / "one").until_gate()
     second = start(folder / "two", run_id="tuesday", policy_root=first.policy_root).until_gate()

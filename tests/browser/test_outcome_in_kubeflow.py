@@ -4,15 +4,15 @@ import html
 
 import pytest
 
-from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.release import ReleaseResult
 from fedemb.documents.utility import UtilityReport
 from fedemb.documents.verdict import VerdictDocument
-from fedemb.lineage import read_steps
+from fedemb.foundation.document import read
 from fedemb.reports.headline import Failure, RunFacts, headline
+from fedemb.reports.lineage import read_steps
 from fedemb.steps.show_outcome.page import PAGES, Shown, outcome_page
-from tests import honest_run
+from tests.kit.pipeline_runs import honest_run
 
 pytestmark = pytest.mark.browser
 

@@ -20,22 +20,22 @@ from node import Ended, Node
 from typer.testing import CliRunner
 from world import IMAGE, USER, PodRun, World
 
-from fedemb import planted_bug_suite
 from fedemb.config.parameters import parameters_of
 from fedemb.data.glyphs import write_builtin
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
 from fedemb.documents.model import ModelCard
 from fedemb.documents.utility import UtilityReport
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.dp_sgd import DP_SGD
 from fedemb.pipelines.run.load_config import load_config
-from fedemb.provenance import code_digest
-from fedemb.step import declared
+from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.step import declared
 from fedemb.steps.reserve_budget import reserve
-from tests import honest_run
-from tests.whole_run import SMALL_CLASSIFIER
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.whole_run import SMALL_CLASSIFIER
 
 pytestmark = pytest.mark.timeout(3600)
 """Six pods that load TensorFlow one after the other, on a machine that may have other work."""
@@ -82,7 +82,7 @@ def world(plane, node, tmp_path_factory) -> World:
 @pytest.fixture(scope="module")
 def same_code(world):
     """What the image holds is the code whose run it continues."""
-    asked = "from fedemb.provenance import code_digest as d; print(d())"
+    asked = "from fedemb.runtime.provenance import code_digest as d; print(d())"
     ended = world.step("plan-privacy", ["-c", asked], ["python3"])
     assert ended.exit_code == 0, ended.log
     if ended.log.strip() != code_digest():
@@ -192,7 +192,7 @@ def attested():
 @pytest.fixture(scope="module")
 def weekly(world):
     """A third run of the policy, over drawn pictures."""
-    from tests.partition_run import rows_of, write_parquet
+    from tests.kit.pipeline_runs.partition_run import rows_of, write_parquet
 
     photos = write_parquet(world.root / "photos.parquet", rows_of(60))
     run = honest_run.start(

@@ -16,7 +16,7 @@ from conftest import INFRA, runbook_block
 from typer.testing import CliRunner
 
 from tests.conftest import REPOSITORY
-from tests.partition_run import make_config
+from tests.kit.pipeline_runs.partition_run import make_config
 
 PORT = 9123
 URL = f"http://127.0.0.1:{PORT}"

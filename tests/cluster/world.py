@@ -16,9 +16,9 @@ from pods import compiled
 from fedemb.config import RunConfig
 from fedemb.pipelines.graph import Pipeline, pipeline_arguments
 from fedemb.pipelines.steps import all_steps, key_claims
-from fedemb.step import Step, declared
-from tests import honest_run
+from fedemb.runtime.step import Step, declared
 from tests.conftest import REPOSITORY
+from tests.kit.pipeline_runs import honest_run
 
 USER = 65532
 """Of the images."""

@@ -18,14 +18,13 @@ GOLDEN = TESTS / "golden" / "v1"
 
 
 def main() -> None:
-    import honest_run
-
-    from fedemb import planted_bug_suite
-    from fedemb.documents.artifacts import file_digest
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.loading import save_backbone
-    from fedemb.provenance import privacy_code_digest
+    from fedemb.engine import build_backbone
+    from fedemb.foundation.digests import file_digest
+    from fedemb.models.loading import save_backbone
+    from fedemb.runtime import planted_bug_suite
+    from fedemb.runtime.provenance import privacy_code_digest
     from fedemb.steps.release_model import release
+    from tests.kit.pipeline_runs import honest_run
 
     if GOLDEN.exists():
         sys.exit(f"{GOLDEN} exists; version 1 is written once")

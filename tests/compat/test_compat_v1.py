@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import read
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger import open_ledger
-from tests.verified import problems_of
+from tests.kit.verified import problems_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 TRUST = GOLDEN / "ledger" / "trust.json"

@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import privacy_worlds
 import pytest
 from dp_accounting import dp_event as dpe
-from privacy_worlds import ROOT, World, make_plan
 from pydantic import NonNegativeFloat, create_model
 
 import fedemb
 from fedemb.config import RunConfig, ServerConfig, TrainingConfig
 from fedemb.config.mechanism import NoisedConfig
-from fedemb.config.section import Probability
-from fedemb.embedding import backbones
-from fedemb.embedding.backbones import registry
 from fedemb.errors import ConfigError
+from fedemb.foundation.section import Probability
+from fedemb.models import backbones
+from fedemb.models.backbones import registry
 from fedemb.pipelines.cli import describe_config
 from fedemb.pipelines.run import load_config
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
+from tests.kit import privacy_worlds
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 TOY = '''
-from fedemb.embedding.backbones.blocks import embedding, layers
-from fedemb.embedding.backbones.registry import backbone
+from fedemb.models.backbones.blocks import embedding, layers
+from fedemb.models.backbones.registry import backbone
 
 
 @backbone("toy")
@@ -46,7 +46,7 @@ def toy(tmp_path, monkeypatch):
     yield
     registry.backbones.cache_clear()
     registry._FOUND.pop("toy", None)
-    sys.modules.pop("fedemb.embedding.backbones.toy", None)
+    sys.modules.pop("fedemb.models.backbones.toy", None)
 
 
 def test_a_backbone_is_one_module(toy):
@@ -111,7 +111,7 @@ class Halves(HalvesConfig, MechanismPlan):
         return self.weight
 
     def sample(self, round_key, round_index, index):
-        from fedemb.privacy.mechanisms.sampling import sample_groups
+        from fedemb.privacy.randomness.sampling import sample_groups
 
         return sample_groups(self, self.share, round_key, round_index, index)
 

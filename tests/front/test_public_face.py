@@ -11,7 +11,7 @@ import pytest
 
 import fedemb
 from tests.conftest import REPOSITORY
-from tests.front.readme import lines_of_readme
+from tests.kit.readme import lines_of_readme
 
 
 def test_import_brings_nothing_along():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
 
-from fedemb.embedding import embed, losses
+from fedemb.engine import embed
 from fedemb.evaluation.bootstrap import weighted_mean
-from fedemb.privacy.mechanisms.noise import heads
+from fedemb.models import losses
+from fedemb.privacy.randomness.noise import heads
 
 
 def test_wrong_shapes_and_types_are_refused():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.front.readme import lines_of_readme
+from tests.kit.readme import lines_of_readme
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 UV = Path(sys.executable).with_name("uv")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from partition_run import Partitioner, Result, picture, rows_of
+
+from tests.kit.pipeline_runs.partition_run import Partitioner, Result, picture, rows_of
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.integration.test_whole_pipeline import _command
+from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
 from tests.planted_bugs.mutants import mechanism
 from tests.planted_bugs.mutants.training import MUTANTS
 from tests.planted_bugs.mutation import Mutant, planted
-from tests.whole_run import SMALL_EMBEDDING
 
 RECORD = """
 from fedemb import planted_bug_suite as suite
-from fedemb.provenance import privacy_code_digest
+from fedemb.runtime.provenance import privacy_code_digest
 suite.RECORD.unlink(missing_ok=True)
 suite.write_record(suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest())
 """

@@ -1,6 +1,6 @@
 """What private steps say: every one runs as its pod does, well and not, and all its output is read.
 
-Noise is planted in the process by tests/logged_step.py; what leaves must be of the closed set.
+Noise is planted in the process by tests/kit/pipeline_runs/logged_step.py; what leaves must be of the closed set.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from fedemb import events
+from fedemb.foundation import step_logging as events
 from fedemb.pipelines.steps import all_steps
-from tests.forked import Forked
-from tests.logged_step import SECRET
-from tests.partition_run import reserve_for, reserved_config
+from tests.kit.pipeline_runs.forked import Forked
+from tests.kit.pipeline_runs.logged_step import SECRET
+from tests.kit.pipeline_runs.partition_run import reserve_for, reserved_config
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"step_started", "step_finished", "step_failed"}
@@ -60,7 +60,7 @@ def _not_of_the_set(output: str) -> list[str]:
 def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, str]:
     words, env = (step, fault, folder), {**os.environ, **environment}
     if (step, fault) == ("train_dp_fedemb", "none"):  # says what TensorFlow says while it is loaded
-        command = [sys.executable, "-m", "tests.logged_step", *map(str, words)]
+        command = [sys.executable, "-m", "tests.kit.pipeline_runs.logged_step", *map(str, words)]
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -72,28 +72,30 @@ def _run(step: str, fault: str, folder: Path, **environment: str) -> tuple[int, 
         )
         code, output = done.returncode, done.stdout
     else:
-        forked = Forked(folder.parent / "logs", "tests.logged_step", *words, env=env)
+        forked = Forked(
+            folder.parent / "logs", "tests.kit.pipeline_runs.logged_step", *words, env=env
+        )
         code, output = forked.wait(), forked.output()
     return code, output.partition(json.dumps({"before": step}) + "\n")[2]
 
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    from tests.training_run import prepare
+    from tests.kit.pipeline_runs.training_run import prepare
 
     return prepare(tmp_path_factory.mktemp("untrained") / "run").root
 
 
 @pytest.fixture(scope="module")
 def untrained_classifier(tmp_path_factory):
-    from tests.training_run import classifier_config, prepare
+    from tests.kit.pipeline_runs.training_run import classifier_config, prepare
 
     return prepare(tmp_path_factory.mktemp("classifier") / "run", classifier_config()).root
 
 
 @pytest.fixture(scope="module")
 def trained_classifier(untrained_classifier, tmp_path_factory):
-    from tests.training_run import finished_classifier
+    from tests.kit.pipeline_runs.training_run import finished_classifier
 
     folder = tmp_path_factory.mktemp("trained_classifier") / "run"
     return finished_classifier(untrained_classifier, folder)
@@ -108,7 +110,7 @@ def unpartitioned(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    from tests.evaluation_run import finished_run
+    from tests.kit.pipeline_runs.evaluation_run import finished_run
 
     return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 

@@ -32,7 +32,7 @@ SMALL = [
 PIPELINE = """
 import sys
 from kfp import dsl, local
-from tests.integration.docker_runner import container_runner
+from tests.kit.servers.docker_runner import container_runner
 
 @dsl.component(base_image="fedemb-python-light:unpinned", install_kfp_package=False)
 def first(fail: bool, note: dsl.Output[dsl.Artifact]):
@@ -136,8 +136,8 @@ def test_light_image_holds_accounting_ledger_and_gate_without_tensorflow(engine)
 def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
     program = (
         "import json\n"
-        "from fedemb.planted_bug_suite import read_record, record_problem\n"
-        "from fedemb.provenance import code_digest, privacy_code_digest\n"
+        "from fedemb.runtime.planted_bug_suite import read_record, record_problem\n"
+        "from fedemb.runtime.provenance import code_digest, privacy_code_digest\n"
         "assert record_problem(read_record(), privacy_code_digest()) is None\n"
         "parts = json.load(open('/opt/fedemb/sbom.cdx.json'))['components']\n"
         "print(json.dumps([code_digest(), len(parts)]))"

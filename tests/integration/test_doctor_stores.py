@@ -19,7 +19,7 @@ from fedemb.pipelines.doctor.doctor import Doctor
 from fedemb.pipelines.doctor.kubernetes_api import Answer
 from fedemb.pipelines.doctor.stores import condition_of, places, stores
 from fedemb.pipelines.steps import rights_of_groups
-from tests.partition_run import make_config
+from tests.kit.pipeline_runs.partition_run import make_config
 
 INFRA = Path(__file__).parents[2] / "infra"
 GROUPS = ("run", *rights_of_groups())

@@ -155,7 +155,7 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
 )
 def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, package, tmp_path):
     planted = tmp_path / "step.py"
-    planted.write_text(f"from fedemb.embedding.{module} import anything\n")
+    planted.write_text(f"from fedemb.engine.{module} import anything\n")
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
     assert package in missing(needed([*roots(flavour), planted]), lock, KNOWN.get(flavour, {}))
 
@@ -163,7 +163,9 @@ def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, pa
 def test_image_that_serves_has_what_the_server_opens():
     lock = (ROOT / "requirements" / "serve.txt").read_text()
     folder = PACKAGES / "fedemb" / "embedding"
-    names = needed([folder / "serve.py", folder / "released.py", folder.parent / "bundle.py"])
+    names = needed(
+        [folder / "serve.py", folder / "released.py", folder.parent / "serving/bundle.py"]
+    )
     assert {"fastapi", "tensorflow"} <= {name.partition(".")[0] for name in names}
     assert not missing(names, lock, NOT_IN_SERVE)
     assert "apache-beam" not in lock

@@ -20,13 +20,13 @@ from fedemb.keys import open_key_store, partition_key, secret_manager
 from fedemb.keys.deletion_marks import mark_deleted, read_deletion_marks
 from fedemb.ledger import begin_policy, ensure_trust, open_ledger, series_of, terms_of
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.storage import gcs, open_store, put_tree
-from tests import honest_run
-from tests.ledger_kit import with_policy_key
-from tests.partition_run import make_config, rows_of
-from tests.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
-from tests.sealed_bundle import seal
+from tests.kit.ledger_kit import with_policy_key
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.partition_run import make_config, rows_of
+from tests.kit.rights_fence import GROUPS, Fence, FencedBucket, FencedKeys
+from tests.kit.sealed_bundle import seal
 
 LEDGER, PRIVATE, KEYS = "gs://ledger", "gs://private", "gsm://keys/fedemb"
 DELETION_MARKS, RELEASES = "gs://private/policy/deletion_marks", "gs://releases"

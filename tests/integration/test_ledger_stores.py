@@ -1,12 +1,12 @@
 """The ledger on a folder, moto's S3 and the GCS stand-in, which enforces preconditions."""
 
-import ledger_kit as kit_
-import ledger_race
 import pytest
 
 from fedemb.errors import LedgerError
 from fedemb.keys import open_key_store
 from fedemb.storage import open_store
+from tests.kit import ledger_kit as kit_
+from tests.kit.pipeline_runs import ledger_race
 
 
 def test_life_of_a_run_is_the_same_on_every_store(store_uri, tmp_path):
@@ -30,10 +30,9 @@ def test_processes_at_once_never_pass_the_cap_on_object_stores(kind, processes, 
 
 
 def test_remote_ledger_is_never_made_by_accident(s3_store_uri, tmp_path):
-    import honest_run
-
     from fedemb.privacy.mechanisms.registry import plan_mechanism
     from fedemb.steps.reserve_budget.reserve import open_or_create
+    from tests.kit.pipeline_runs import honest_run
 
     run = honest_run.start(tmp_path)
     keys = open_key_store(run.keys_uri)

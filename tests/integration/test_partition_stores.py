@@ -7,12 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from partition_run import KEY, Partitioner, Result, make_config, rows_of, write_parquet
 
 from fedemb.data.hashing import KeyRef
-from fedemb.documents.artifacts import tree_digest
+from fedemb.foundation.digests import tree_digest
 from fedemb.steps.partition_users.partition import partition_images
 from fedemb.storage import join, local_tree, open_store
+from tests.kit.pipeline_runs.partition_run import (
+    KEY,
+    Partitioner,
+    Result,
+    make_config,
+    rows_of,
+    write_parquet,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,12 @@ import shutil
 import signal
 from pathlib import Path
 
-import honest_run
-import killed_step
 import pytest
 
-from fedemb.storage import turns
-from tests import evaluation_run
-from tests.forked import Forked
-from tests.partition_run import reserve_for, reserved_config
+from fedemb.storage import fencing as turns
+from tests.kit.pipeline_runs import evaluation_run, honest_run, killed_step
+from tests.kit.pipeline_runs.forked import Forked
+from tests.kit.pipeline_runs.partition_run import reserve_for, reserved_config
 
 LEDGER_ACTS = ("reserve", "bind", "commit", "account", "release")
 QUICK = {("commit", "before record"), ("release", "before marker")}
@@ -53,14 +51,14 @@ def _race(first: list[str | Path], second: list[str | Path], *kept: Path) -> tup
 
 
 def _race_of(step: str, point: str, folder: Path, *kept: str) -> tuple[int, str]:
-    command = ["tests.stopped_step", step]
+    command = ["tests.kit.pipeline_runs.stopped_step", step]
     places = [folder / name for name in kept]
     return _race([*command, point, folder], [*command, "-", folder], *places)
 
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
-    from tests.training_run import prepare
+    from tests.kit.pipeline_runs.training_run import prepare
 
     return prepare(tmp_path_factory.mktemp("untrained") / "run").root
 
@@ -87,7 +85,7 @@ def test_two_trainers_of_one_attempt(untrained, tmp_path, point, superseded):
 
 @pytest.fixture(scope="module")
 def untrained_classifier(tmp_path_factory):
-    from tests.training_run import classifier_config, prepare
+    from tests.kit.pipeline_runs.training_run import classifier_config, prepare
 
     return prepare(tmp_path_factory.mktemp("untrained") / "run", classifier_config()).root
 
@@ -119,7 +117,7 @@ def test_two_partitions_of_one_run(tmp_path, point):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    from tests.evaluation_run import finished_run
+    from tests.kit.pipeline_runs.evaluation_run import finished_run
 
     return finished_run(tmp_path_factory.mktemp("trained") / "run").root
 
@@ -164,7 +162,11 @@ def test_two_evaluations_of_one_model(trained, tmp_path, point, superseded):
 
 @pytest.mark.slow
 def test_two_evaluations_of_one_classifier(untrained_classifier, tmp_path):
-    from tests.training_run import ReadyRun, classifier_config, finished_classifier
+    from tests.kit.pipeline_runs.training_run import (
+        ReadyRun,
+        classifier_config,
+        finished_classifier,
+    )
 
     folder = finished_classifier(untrained_classifier, tmp_path / "run")
     kept = ("private", "keys", "report.json", "report.html")
@@ -193,7 +195,7 @@ def ready(tmp_path_factory):
 def test_two_of_one_act_leave_one_record_and_the_same_documents(ready, tmp_path, act, point):
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
-    command = ["killed_step", act]
+    command = ["tests.kit.pipeline_runs.killed_step", act]
     code, said = _race([*command, point, root, "SIGSTOP"], [*command, "-", root, "SIGSTOP"], root)
     assert code == 0, said
     honest_run.at(root).ledger().verify()

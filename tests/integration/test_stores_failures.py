@@ -5,10 +5,10 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from cutting_proxy import CuttingProxy
 
 from fedemb.errors import StorageError
 from fedemb.storage import open_store
+from tests.kit.servers.cutting_proxy import CuttingProxy
 
 SECONDS = 20
 SHARD = 24 << 20

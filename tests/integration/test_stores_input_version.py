@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from partition_run import make_config, rows_of, write_parquet
 
 from fedemb.data.input_version import fingerprint_input
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import PlanMismatch
 from fedemb.keys import commitment_key
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.partition_users.partition import run as partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
 from fedemb.storage import join, open_store
-from tests.public_start import sign_start
+from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
+from tests.kit.public_start import sign_start
 
 KEY = b"k" * 32
 

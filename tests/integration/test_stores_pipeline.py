@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.documents.artifacts import tree_digest
+from fedemb.foundation.digests import tree_digest
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.storage import join, local_tree, open_store
-from tests.whole_run import SMALL_EMBEDDING
+from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
 
 pytestmark = pytest.mark.slow
 

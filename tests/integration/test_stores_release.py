@@ -5,17 +5,17 @@ import os
 import shutil
 from pathlib import Path
 
-import honest_run
 import pytest
 
-from fedemb.documents.document import encode
 from fedemb.errors import FedEmbError, InputError, Refused
+from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
 from fedemb.steps.release_model import release
 from fedemb.storage import join, open_store
-from tests.forked import SERVER
-from tests.verified import problems_of
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.forked import SERVER
+from tests.kit.verified import problems_of
 
 AT_NIGHT_ON_S3 = ["gcs", pytest.param("s3", marks=pytest.mark.slow)]
 

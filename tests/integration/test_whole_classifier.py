@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
-from fedemb.step_context import StepContext
-from tests.whole_run import (
+from fedemb.runtime.step_context import StepContext
+from tests.kit.pipeline_runs.whole_run import (
     CLASSIFIER_ROUNDS,
     SMALL_CLASSIFIER,
     closing_line,

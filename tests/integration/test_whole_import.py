@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from tests.verified_folder import as_committed
-from tests.whole_run import closing_line, fedemb, finish, run_command
+from tests.kit.pipeline_runs.whole_run import closing_line, fedemb, finish, run_command
+from tests.kit.verified_folder import as_committed
 
 SMALL = [
     "data.source.label_scope=user",

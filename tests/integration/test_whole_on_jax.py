@@ -8,7 +8,13 @@ from typer.testing import CliRunner
 
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
-from tests.whole_run import SMALL_CLASSIFIER, SMALL_EMBEDDING, closing_line, finish, run_command
+from tests.kit.pipeline_runs.whole_run import (
+    SMALL_CLASSIFIER,
+    SMALL_EMBEDDING,
+    closing_line,
+    finish,
+    run_command,
+)
 
 DOCUMENTS = ("privacy_plan", "reservation", "audit_report", "utility_report", "privacy_report")
 

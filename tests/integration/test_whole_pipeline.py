@@ -16,7 +16,13 @@ import yaml
 from typer.testing import CliRunner
 
 from fedemb.pipelines.cli.main import app
-from tests.whole_run import SMALL_EMBEDDING, closing_line, fedemb, finish, run_command
+from tests.kit.pipeline_runs.whole_run import (
+    SMALL_EMBEDDING,
+    closing_line,
+    fedemb,
+    finish,
+    run_command,
+)
 
 
 def _command(runs: Path, *extra: str, overrides: list[str] = SMALL_EMBEDDING) -> list[str]:

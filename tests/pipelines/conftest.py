@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from kfp_stand_in import KfpStandIn
-from schedule_kit import IMAGE, change_schedule
+
+from tests.kit.schedule_kit import IMAGE, change_schedule
+from tests.kit.servers.kfp_stand_in import KfpStandIn
 
 
 @pytest.fixture(scope="session")

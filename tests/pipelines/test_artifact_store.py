@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.documents.artifacts import Raw, file_digest, tree_digest
+from fedemb.documents.artifacts import Raw
 from fedemb.errors import ConfigError, InputError, LedgerError, Refused, StorageError
+from fedemb.foundation.digests import file_digest, tree_digest
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import Pipeline, build_pipeline
 from fedemb.pipelines.run.artifact_store import Publisher, check_stores, store_overrides

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
     file = tmp_path / "bench.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.bench_without_tensorflow", file],
+        [sys.executable, "-m", "tests.kit.jax.bench_without_tensorflow", file],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -51,7 +51,7 @@ def test_figures_are_printed_and_kept_without_tensorflow(tmp_path):
 def test_it_ends_in_time_even_in_the_middle_of_a_measurement(tmp_path):
     file = tmp_path / "bench.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipelines.bench_without_tensorflow", file, "endless"],
+        [sys.executable, "-m", "tests.kit.jax.bench_without_tensorflow", file, "endless"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -79,8 +79,8 @@ def test_an_accelerator_that_is_not_seen_is_refused_before_anything_is_measured(
 
 def test_rounds_of_virtual_clients_are_those_of_the_docs():
     from fedemb.config import ModelConfig
-    from fedemb.embedding.backbones import build_backbone
-    from fedemb.embedding.jax_speed import WORKLOADS
+    from fedemb.engine.jax.speed import WORKLOADS
+    from fedemb.models.backbones import build_backbone
 
     first, second = WORKLOADS["W1"], WORKLOADS["W2"]
     assert first == ("lenet", 28, 1, 16, 128, 32, 4, 64)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.addresses import credentials_in, redacted, split_address
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.addresses import credentials_in, redacted, split_address
 from fedemb.keys import open_key_store
 from fedemb.pipelines.cli import main as cli
 from fedemb.storage import open_store
@@ -16,7 +16,7 @@ BUNDLE = str(ROOT / "tests/golden/v1/bundle")
 TRUST = ("--trust", str(ROOT / "tests/golden/v1/ledger/trust.json"))
 NEW = ("--users-lower-bound", "60", "--epsilon", "8", "--by-user")
 PARSERS = {
-    "components/fedemb/addresses.py",
+    "components/fedemb/foundation/addresses.py",
     "components/partition_users/check.py",  # of a configuration, which is without secrets
     "pipelines/doctor/stores.py",  # of a configuration
 }

@@ -1,17 +1,17 @@
 """Wrong input on the command line: one sentence, the right exit code, no traceback."""
 
-import ledger_kit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import ConfigError, InputError, LedgerError, StorageError
-from fedemb.lineage import StepLineage, tree_lines
+from fedemb.foundation.files import write_bytes
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.run.command import prepare
 from fedemb.pipelines.run.load_config import load_config, policy_overrides, with_data
+from fedemb.reports.lineage import StepLineage, tree_lines
+from tests.kit import ledger_kit
 
 
 def run(capsys, *words):
@@ -150,7 +150,7 @@ def test_unknown_artifact_of_a_lineage_names_the_known_ones():
 def test_forget_in_a_wrong_folder_forgets_nobody_and_says_so(tmp_path, monkeypatch):
     import io
 
-    from fedemb.pipelines.cli.forget import forget
+    from fedemb.pipelines.cli.ledger_commands.forget import forget
 
     monkeypatch.setattr("sys.stdin", io.StringIO("someone\n"))
     with pytest.raises(LedgerError, match="no ledger was made there"):

@@ -8,13 +8,13 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fedemb import planted_bug_suite
-from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import ConfigError, InputError, Refused
+from fedemb.foundation.document import read
 from fedemb.pipelines.cli.main import app, main
 from fedemb.pipelines.run.directory import RunDirectory
-from tests import honest_run
+from fedemb.runtime import planted_bug_suite
+from tests.kit.pipeline_runs import honest_run
 
 HEAVY = (
     "tensorflow keras kfp kubernetes apache_beam matplotlib pandas pyarrow PIL google.cloud.storage"

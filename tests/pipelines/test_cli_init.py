@@ -18,7 +18,7 @@ from fedemb.config import PolicyConfig
 from fedemb.errors import ConfigError, FedEmbError, InputError
 from fedemb.pipelines.cli.init import _policy_id, _rounded_down, init
 from fedemb.pipelines.cli.main import app as fedemb
-from fedemb.pipelines.cli.plan import plan
+from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.steps.partition_users.check import LEFT_OUT, check
 

@@ -2,18 +2,18 @@
 
 import json
 
-import honest_run
-import ledger_kit
 import pytest
 
-from fedemb.documents.document import read
 from fedemb.documents.model import ModelCard
 from fedemb.errors import ArtifactError, InputError, LedgerError, Refused
+from fedemb.foundation.document import read
 from fedemb.gate.decide import WAIVABLE
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.run.directory import RunDirectory
+from tests.kit import ledger_kit
+from tests.kit.pipeline_runs import honest_run
 
 REASON = ("--reason", "the node pool was gone")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedemb.errors import ArtifactError, ConfigError, InputError
-from fedemb.files import MOST_TEXT, read_foreign, read_regular
+from fedemb.foundation.files import MOST_TEXT, read_foreign, read_regular
 from fedemb.keys.trust import TrustStore
 from fedemb.pipelines.cli import main as cli
 from fedemb.pipelines.compile.cluster import load_profile

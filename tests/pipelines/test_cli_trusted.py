@@ -3,19 +3,19 @@
 import json
 import shutil
 
-import honest_run
 import pytest
 import yaml
 
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import encode
-from fedemb.embedding import released as module
 from fedemb.errors import ArtifactError, FedEmbError, InputError, SignatureInvalid
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import encode
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import Signer, sign_document, trust_of
 from fedemb.pipelines.cli.main import app
+from fedemb.serving import released as module
 from fedemb.steps.release_model import registries
 from tests.conftest import REPOSITORY
+from tests.kit.pipeline_runs import honest_run
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "v1"
 TRUST = GOLDEN / "ledger" / "trust.json"

@@ -4,10 +4,10 @@ import json
 import re
 import shutil
 
-import honest_run
 import pytest
 
 from fedemb.pipelines.cli import main as cli
+from tests.kit.pipeline_runs import honest_run
 
 
 def call(capsys, *words):

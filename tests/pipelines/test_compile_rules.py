@@ -12,7 +12,7 @@ from fedemb.pipelines.compile.hosts import violations_of_hosts
 from fedemb.pipelines.compile.rules import RULES, read_compiled, violations
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.steps import PIPELINES, pipeline_named
-from fedemb.step import Rights, declared
+from fedemb.runtime.step import Rights, declared
 from fedemb.training import train_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -12,9 +12,10 @@ from fedemb.keys import LocalKeyStore, open_key_store, partition_key
 from fedemb.keys.deletion_marks import check_deletion_marks, mark_deleted, read_deletion_marks
 from fedemb.pipelines.cli.main import app
 from fedemb.storage.local import LocalStore
-from tests import honest_run, ledger_kit
-from tests.ledger_kit import with_policy_key
-from tests.partition_run import KEY, Partitioner, rows_of
+from tests.kit import ledger_kit
+from tests.kit.ledger_kit import with_policy_key
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.partition_run import KEY, Partitioner, rows_of
 
 
 def test_forgotten_user_is_as_if_never_there(tmp_path):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import read
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import AwaitingApproval, GateDenied, Refused
+from fedemb.foundation.document import read
 from fedemb.gate.decide import RULES
 from fedemb.keys.signatures import Signer
 from fedemb.pipelines.cli.main import app
@@ -22,8 +22,8 @@ from fedemb.pipelines.run.report_pages import collect_reports
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.audit_words import audit_answer
 from fedemb.steps.release_model.registries import Release
-from tests import honest_run
-from tests.run_folder import run_folder
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.run_folder import run_folder
 
 WAITING = {"exit_code": 6, "failed_step": "gate_release", "error": "AwaitingApproval"}
 DENIED = {"exit_code": 3, "failed_step": "gate_release", "error": "GateDenied"}

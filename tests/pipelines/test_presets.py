@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import fedemb.pipelines
-from fedemb.documents.artifacts import canonical_json
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.ledger import series_of, terms_of
 from fedemb.ledger.budget import Charge, spent
 from fedemb.pipelines.run.load_config import load_config

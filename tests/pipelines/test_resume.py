@@ -8,17 +8,18 @@ import pytest
 import yaml
 
 from fedemb.config import FREE_SECTIONS, RunConfig
-from fedemb.config.section import Section
+from fedemb.config.digest import config_digest
 from fedemb.documents import artifacts
-from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.section import Section
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.pipelines.run.resume import measured_otherwise, paths_taken_over, steps_taken_over
-from fedemb.step_context import StepContext
-from tests import honest_run
+from fedemb.runtime.step_context import StepContext
+from tests.kit.pipeline_runs import honest_run
 
 
 class _Changed(Section):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
-from tests import honest_run
+from tests.kit.pipeline_runs import honest_run
 
 WATCHED = """#!{python} -u
 # Stands for kfp and its step: of a step that ends at once, a last word, and then nothing.

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedemb.documents.artifacts import Public
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.events import EVENT_PREFIX
+from fedemb.foundation.step_logging import EVENT_PREFIX
 from fedemb.pipelines.cli.results import price
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.run import command as run_command
@@ -16,7 +16,7 @@ from fedemb.pipelines.run.command import LiveView
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.load_config import load_config, with_data
 from fedemb.pipelines.run.local import Outcome, Pace, PlainView, _follow, _guarantee
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import run as plan_privacy
 
 
@@ -26,8 +26,8 @@ class _Child:
 
 LINES = [
     EVENT_PREFIX + json.dumps({"kind": "step_started", "step": "account_privacy", "pid": 1}),
-    "INFO fedemb.lineage: nothing to see",
-    "13:00 WARNING fedemb.lineage: lineage was not sent (ConnectionError)",
+    "INFO fedemb.reports.lineage: nothing to see",
+    "13:00 WARNING fedemb.reports.lineage: lineage was not sent (ConnectionError)",
     "WARNING other.package: noise of a library",
     EVENT_PREFIX + json.dumps({"kind": "step_finished", "step": "account_privacy", "seconds": 2}),
 ]

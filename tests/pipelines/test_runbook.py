@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import Result
-from kfp_stand_in import KfpStandIn
 from typer.testing import CliRunner
 
-from fedemb.documents.artifacts import file_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.cli.main import app
-from tests import honest_run
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers.kfp_stand_in import KfpStandIn
 
 INFRA = Path(__file__).parents[2] / "infra"
 RUNBOOK = (INFRA / "README.md").read_text()

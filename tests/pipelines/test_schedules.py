@@ -9,12 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from kfp_stand_in import AGENT_TTL, Fault, schedule_of, time_to_live
-from schedule_kit import IMAGE, SCHEDULES, change_schedule
 from typer.testing import CliRunner
 
-from fedemb.documents.artifacts import file_digest, json_digest
 from fedemb.errors import BudgetExceeded, ConfigError, StorageError
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.pipelines.cli.schedule import objects
 from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import reconcile, replace
@@ -24,6 +23,8 @@ from fedemb.pipelines.schedules.names import Version
 from fedemb.pipelines.schedules.package import checked_digest
 from fedemb.pipelines.schedules.schedule import json_schema
 from fedemb.steps.plan_privacy.plan import document
+from tests.kit.schedule_kit import IMAGE, SCHEDULES, change_schedule
+from tests.kit.servers.kfp_stand_in import AGENT_TTL, Fault, schedule_of, time_to_live
 
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
 RUNNING = datetime(2027, 1, 13, 12, tzinfo=UTC)

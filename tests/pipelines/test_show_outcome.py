@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-import fedemb.lineage
-import fedemb.outcome
+import fedemb.reports.lineage
+import fedemb.runtime.outcome
 import fedemb.steps.show_outcome.outcome
 from fedemb.documents.artifacts import Public
-from fedemb.documents.document import read
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import Superseded
+from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import name_approvers, read_reservation
-from fedemb.outcome import keep_outcome, outcomes, run_folder
 from fedemb.reports.figures import privacy_figures, utility_figures
-from fedemb.step import declared, step_process
+from fedemb.runtime.outcome import keep_outcome, outcomes, run_folder
+from fedemb.runtime.step import declared, step_process
 from fedemb.storage import LocalStore, open_store
-from fedemb.storage.turns import Turn
-from tests import honest_run
+from fedemb.storage.fencing import FencingToken
+from tests.kit.pipeline_runs import honest_run
 
 GATE = ("verdict", "verdict_page", "lineage")
 
@@ -43,7 +43,11 @@ def bucket(tmp_path, monkeypatch):
         name = str(uri).removeprefix("gs://public").strip("/")
         return _Bucket(tmp_path / "bucket" / name)
 
-    for module in (fedemb.outcome, fedemb.lineage, fedemb.steps.show_outcome.outcome):
+    for module in (
+        fedemb.runtime.outcome,
+        fedemb.reports.lineage,
+        fedemb.steps.show_outcome.outcome,
+    ):
         monkeypatch.setattr(module, "open_store", opened)
     return tmp_path / "bucket"
 
@@ -227,7 +231,7 @@ def test_a_state_nobody_knows_is_unknown_and_has_no_exit_code(bucket, tmp_path):
 
 def _die_in_turn(*stores: str) -> None:
     for store in stores:
-        Turn(store, "train_dp_fedemb")
+        FencingToken(store, "train_dp_fedemb")
     raise OSError("the disk is full")
 
 

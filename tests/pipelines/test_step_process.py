@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedemb.errors import BudgetExceeded
-from fedemb.events import EVENT_PREFIX
-from fedemb.step import step_process
+from fedemb.foundation.step_logging import EVENT_PREFIX
+from fedemb.runtime.step import step_process
 
 
 def _events(capfd):

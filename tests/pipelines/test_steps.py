@@ -19,22 +19,22 @@ import yaml
 from kfp import dsl
 
 import fedemb.steps
-from fedemb import lineage
 from fedemb.documents.artifacts import Noised, Public
 from fedemb.documents.evidence import read_evidence
 from fedemb.pipelines import steps
 from fedemb.pipelines.compile.cluster import IMAGE_NAMES, compile_pipeline, parse_images
 from fedemb.pipelines.dp_fedemb import DP_FEDEMB
 from fedemb.pipelines.graph import build_pipeline
-from fedemb.step import Rights, declared, leading_to, step
-from tests import honest_run
+from fedemb.reports import lineage
+from fedemb.runtime.step import Rights, declared, leading_to, step
+from tests.kit.pipeline_runs import honest_run
 
 REPOSITORY = Path(__file__).parents[2]
 TOY = """
 from kfp import dsl
 
 from fedemb.documents.artifacts import Public
-from fedemb.step import Rights, step
+from fedemb.runtime.step import Rights, step
 
 
 @step(image="light", private=False, outputs={"toys": Public}, rights=Rights(ledger="read"))
@@ -42,7 +42,7 @@ def count_toys(
     config: str, ledger: str, model: dsl.Input[dsl.Model], toys: dsl.Output[dsl.Artifact]
 ):
     'Counts the rounds of the model.'
-    from fedemb.step import step_process
+    from fedemb.runtime.step import step_process
     from fedemb.steps.count_toys.count import run
 
     with step_process("count_toys", locals()) as context:
@@ -267,7 +267,7 @@ def test_lineage_follows_from_the_declarations(tmp_path):
 def test_declarations_are_known_in_a_pod_too():
     """There kfp can run a component and not make one; a step must still know what it is."""
     code = (
-        "from fedemb.step import declared, step_process\n"
+        "from fedemb.runtime.step import declared, step_process\n"
         "for name in ('plan_privacy', 'train_dp_fedemb', 'show_outcome'):\n"
         "    with step_process(name, {}): pass\n"
         "print(declared('train_dp_fedemb').private, sorted(declared('gate_release').outputs))"

@@ -5,8 +5,6 @@ import re
 
 import pytest
 import yaml
-from kfp_stand_in import LONGEST, Fault
-from schedule_kit import change_schedule
 from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError, StorageError
@@ -16,6 +14,8 @@ from fedemb.pipelines.run.load_config import load_config
 from fedemb.pipelines.schedules import submission
 from fedemb.pipelines.schedules.load import load_schedule
 from fedemb.pipelines.schedules.names import KEY_LABEL, fitted
+from tests.kit.schedule_kit import change_schedule
+from tests.kit.servers.kfp_stand_in import LONGEST, Fault
 
 
 @pytest.fixture(autouse=True)

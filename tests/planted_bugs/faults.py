@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 from layers import TARGET, System, real_document
-from privacy_worlds import World, adaptive
 
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.mechanisms import sampling
-from fedemb.privacy.mechanisms.noise import add_rounded_noise
+from fedemb.privacy.randomness import sampling
+from fedemb.privacy.randomness.noise import add_rounded_noise
+from tests.kit.privacy_worlds import World, adaptive
 
 GRID = 2.0**32
 

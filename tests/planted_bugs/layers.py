@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from privacy_worlds import World
 from scipy.stats import chi2
 
 from fedemb.privacy.accounting.accounting import price
@@ -19,6 +18,7 @@ from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.privacy.queries import Mechanism, build_mechanism
+from tests.kit.privacy_worlds import World
 
 TARGET = 1_000
 USERS = frozenset(range(120))

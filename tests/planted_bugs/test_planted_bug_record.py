@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import fedemb
-from fedemb.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
-from fedemb.provenance import privacy_code_digest
+from fedemb.runtime.planted_bug_suite import KNOWN_BUGS, SCHEMA, record_problem
+from fedemb.runtime.provenance import privacy_code_digest
 
 PACKAGED = Path(fedemb.__file__).parent / "planted_bug_suite.json"
 GOOD = {"passed": 50, "total": 50, "privacy_code_sha": "a" * 64}

@@ -3,7 +3,8 @@
 import pytest
 from faults import FAULTS
 from layers import LAYERS, System
-from privacy_worlds import adaptive, make_plan
+
+from tests.kit.privacy_worlds import adaptive, make_plan
 
 PLAN = {"rounds": 400, "noise_multiplier": 2.0, "virtual_clients": 30, "sampling_probability": 0.4}
 

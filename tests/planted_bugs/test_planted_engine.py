@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
-from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.classifier import with_head
-from fedemb.embedding.rounds import ClientExamples, seed_of
-from fedemb.embedding.server import initial_state, released_weights
-from fedemb.embedding.unit_gradient import UnitGradientFunction, UnitShare
-from fedemb.embedding.views import apply_moves, draw_moves
+from fedemb.engine.rounds import ClientExamples, seed_of
+from fedemb.engine.server import initial_state, released_weights
+from fedemb.engine.units.unit_gradient import UnitGradientFunction, UnitShare
+from fedemb.engine.units.views import apply_moves, draw_moves
+from fedemb.models.backbones import trainable_variables
+from fedemb.models.classifier import with_head
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 
@@ -307,8 +307,8 @@ def test_an_average_of_weights_without_noise_is_seen():
 @pytest.mark.planted_bug
 def test_another_micro_batch_is_another_run():
     """Its size is in the digest that a reservation, a round record and a checkpoint carry."""
-    from fedemb.documents.artifacts import config_digest
-    from tests.training_run import config
+    from fedemb.config.digest import config_digest
+    from tests.kit.pipeline_runs.training_run import config
 
     one = config()
     other = one.updated({"training.unit_gradient.microbatch": 32})

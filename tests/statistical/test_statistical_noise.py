@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import binom, chi2, chisquare, kstest, kurtosis
 
-from fedemb.privacy.mechanisms import noise
+from fedemb.privacy.randomness import noise
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
 SIZE = 1_000_000

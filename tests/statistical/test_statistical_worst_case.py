@@ -12,11 +12,11 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
-from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import norm
 
 from fedemb.privacy.accounting.loss_grid import pld_of
-from fedemb.privacy.mechanisms.noise import coins, gaussian
+from fedemb.privacy.randomness.noise import coins, gaussian
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 pytestmark = pytest.mark.statistical
 

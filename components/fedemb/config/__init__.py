@@ -23,8 +23,6 @@ from fedemb.config.policy import TuningConfig as TuningConfig
 from fedemb.config.run import FREE_SECTIONS as FREE_SECTIONS
 from fedemb.config.run import PublicStart as PublicStart
 from fedemb.config.run import RunConfig as RunConfig
-from fedemb.config.section import Name as Name
-from fedemb.config.section import Section as Section
 from fedemb.config.training import AugmentationConfig as AugmentationConfig
 from fedemb.config.training import LocalTrainingConfig as LocalTrainingConfig
 from fedemb.config.training import LossConfig as LossConfig
@@ -33,5 +31,7 @@ from fedemb.config.training import PretrainingConfig as PretrainingConfig
 from fedemb.config.training import ServerConfig as ServerConfig
 from fedemb.config.training import TrainingConfig as TrainingConfig
 from fedemb.config.training import UnitGradientConfig as UnitGradientConfig
+from fedemb.foundation.section import Name as Name
+from fedemb.foundation.section import Section as Section
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig as AdaptiveClipConfig
 from fedemb.privacy.mechanisms.section import MechanismConfig as MechanismConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fedemb.config.section import Address, Fraction, Section
+from fedemb.foundation.section import Address, Fraction, Section
 
 ONE_COHORT = "all"
 """Cohort of all users where no column names one."""

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from fedemb.config.policy import StorageConfig
 from fedemb.config.run import SCHEMA_VERSION, PublicStart, RunConfig
-from fedemb.config.section import Section
 from fedemb.config.training import TrainingConfig
 from fedemb.errors import ConfigError
+from fedemb.foundation.section import Section
 
 T = TypeVar("T", bound=Section)
 

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedemb.config.section import Address, Name, Section, WebAddress
+from fedemb.foundation.section import Address, Name, Section, WebAddress
 from fedemb.privacy.accounting.units import Unit
 
 PRIVATE_FOLDERS = {

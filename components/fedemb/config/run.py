@@ -16,8 +16,8 @@ from fedemb.config.policy import (
     StorageConfig,
     TuningConfig,
 )
-from fedemb.config.section import Section
 from fedemb.config.training import ModelConfig, PretrainingConfig, TrainingConfig
+from fedemb.foundation.section import Section
 
 SCHEMA_VERSION = 1
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")

@@ -14,8 +14,8 @@ from pydantic import (
 )
 
 from fedemb.config.data import SourceConfig
-from fedemb.config.section import Address, Section
-from fedemb.promised import Backend
+from fedemb.foundation.runtime_env import Backend
+from fedemb.foundation.section import Address, Section
 
 
 class ModelConfig(Section):

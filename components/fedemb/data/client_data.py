@@ -18,8 +18,8 @@ from fedemb.data.pixels import decode_pngs
 from fedemb.data.records import UserRecord, decode_user
 from fedemb.data.user_layout import STORE_SCHEMA
 from fedemb.data.verified_folder import VerifiedFolder
-from fedemb.documents.artifacts import read_json
 from fedemb.errors import ArtifactError
+from fedemb.foundation.json_files import read_json
 
 __all__ = ["GroupIndex", "UserStore", "load_examples"]
 

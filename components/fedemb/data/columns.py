@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from fedemb.addresses import split_address
 from fedemb.config import SourceConfig
 from fedemb.config.data import format_of
 from fedemb.data.source_files import (
@@ -20,6 +19,7 @@ from fedemb.data.source_files import (
 )
 from fedemb.data.source_parts import find_files
 from fedemb.errors import InputError
+from fedemb.foundation.addresses import split_address
 from fedemb.storage import open_store
 
 _USER = (

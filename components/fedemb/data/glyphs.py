@@ -19,7 +19,7 @@ import numpy as np
 
 from fedemb.config import BuiltinData
 from fedemb.data.pixels import encode_png
-from fedemb.files import new_file
+from fedemb.foundation.files import new_file
 
 _CHUNK = 500
 """Identities drawn from one random stream; fixed, so that the first N never depend on the rest."""

@@ -27,8 +27,8 @@ from fedemb.data.user_layout import (
     index_name,
 )
 from fedemb.data.verified_folder import VerifiedFolder
-from fedemb.documents.artifacts import read_json
 from fedemb.errors import ArtifactError
+from fedemb.foundation.json_files import read_json
 
 _OPEN_FILES = 256
 _PIECE = 1 << 18

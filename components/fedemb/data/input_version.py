@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from fedemb.documents.artifacts import canonical_json
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import commit_to
 from fedemb.storage import Entry, open_store
 from fedemb.storage.patterns import local_path, locate

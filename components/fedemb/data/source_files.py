@@ -24,7 +24,7 @@ from fedemb.data.identity import SinglePrecision
 from fedemb.data.photos import MAX_BYTES, BadImageError
 from fedemb.data.records import example_class
 from fedemb.errors import InputError, StorageError
-from fedemb.files import open_regular, read_at_most
+from fedemb.foundation.files import open_regular, read_at_most
 from fedemb.storage import nameable, open_store
 
 KNOWN_ENDINGS = (

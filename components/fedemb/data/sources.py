@@ -29,12 +29,7 @@ from fedemb.data.source_files import (
     path_values,
     plain_name,
 )
-from fedemb.data.source_parts import (
-    check_parquet,
-    csv_image_root,
-    find_parts,
-    split_part,
-)
+from fedemb.data.source_parts import check_parquet, csv_image_root, find_parts, split_part
 from fedemb.errors import InputError
 from fedemb.storage import open_store
 

@@ -1,7 +1,7 @@
 """A private folder whose content matches the commitment in the ledger.
 
 `UserStore` and `GroupIndex` open nothing else, so a step cannot read users that were not checked.
-Steps get such a folder from `fedemb.private_inputs.open_private`.
+Steps get such a folder from `fedemb.runtime.private_inputs.open_private`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedemb.documents.artifacts import tree_digest
 from fedemb.errors import PlanMismatch
+from fedemb.foundation.digests import tree_digest
 from fedemb.keys import commit_to_people
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from fedemb.config.policy import Unit
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Interval, Name, PlantedBugs, Rate, Sha
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.foundation.document import Document, Part, Since
 
 MOST_ALARMS = 7
 """95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""

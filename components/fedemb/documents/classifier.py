@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 from pydantic import model_validator
 
 from fedemb.config.policy import Unit
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Code, Count, Interval, Name, Sha, Share, Spread, SubgroupName
 from fedemb.documents.starts import OverStarts
+from fedemb.foundation.document import Document, Part, Since
 
 
 class Classified(Part):

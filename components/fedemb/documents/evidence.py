@@ -13,9 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import canonical_json, config_digest, file_digest, strict_json
+from fedemb.config.digest import config_digest
 from fedemb.documents.audit import AuditReport
-from fedemb.documents.document import Written, read
 from fedemb.documents.fields import Tensor
 from fedemb.documents.model import ModelCard, RoundLine
 from fedemb.documents.model_files import stored_tensors
@@ -25,6 +24,9 @@ from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.documents.users import UsersManifest
 from fedemb.documents.utility import AnyUtility, utility_kind
 from fedemb.errors import ArtifactError, FedEmbError
+from fedemb.foundation.canonical_json import canonical_json, strict_json
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import Written, read
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
 """What a model artifact holds, and nothing else."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from fedemb.config.policy import Unit
-from fedemb.documents.document import Part
+from fedemb.foundation.document import Part
 
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, or a keyed commitment."""

@@ -22,8 +22,8 @@ from pydantic import (
 )
 from pydantic_core.core_schema import ValidationInfo
 
-from fedemb.documents.document import Document, Part
 from fedemb.documents.fields import Address, Count, Delta, Json, Name, Purpose, Sha
+from fedemb.foundation.document import Document, Part
 
 
 def _different(names: list[str]) -> list[str]:

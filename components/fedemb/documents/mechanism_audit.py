@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedemb.documents.document import Part
 from fedemb.documents.fields import Code, Count
+from fedemb.foundation.document import Part
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Json, Name, Sha, Share, Tensor
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
+from fedemb.foundation.document import Document, Part, Since
 
 
 class PublicTraining(Part):

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import strict_json
 from fedemb.documents.fields import Tensor
 from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import strict_json
 
 MEMORY = 4 << 30
 """Bytes of address space for the look inside; the weights themselves are never read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import (
     Comparison,
     Count,
@@ -17,7 +16,8 @@ from fedemb.documents.fields import (
     Purpose,
     Sha,
 )
-from fedemb.promised import Backend
+from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.runtime_env import Backend
 
 
 class Projected(Part):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from fedemb.documents.audit import SelfTest
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import (
     Address,
     Code,
@@ -31,7 +30,8 @@ from fedemb.documents.fields import (
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.documents.users import Commitments
 from fedemb.documents.utility import Recall, SpaceId
-from fedemb.promised import Backend
+from fedemb.foundation.document import Document, Part, Since
+from fedemb.foundation.runtime_env import Backend
 
 
 class Recurring(Part):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from fedemb.documents.document import Document, Since
 from fedemb.documents.fields import Address, Count, Name, Sha
+from fedemb.foundation.document import Document, Since
 
 
 class BundleManifest(Document):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedemb.documents.document import Document
 from fedemb.documents.fields import Address, Count, Delta, Json, Name, Purpose, Sha
+from fedemb.foundation.document import Document
 
 
 class ReservationDocument(Document):

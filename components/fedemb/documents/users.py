@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedemb.documents.document import Document, Part
 from fedemb.documents.fields import Count, Name, Sha
+from fedemb.foundation.document import Document, Part
 
 
 class Commitments(Part):

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import StringConstraints, model_validator
 
 from fedemb.config import ModelConfig
-from fedemb.documents.artifacts import json_digest
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Count, Depth, Interval, Name, Rate, Sha, SubgroupName
 from fedemb.documents.starts import OverStarts
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.document import Document, Part, Since
 
 SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from fedemb.documents.document import Document, Part, Since
 from fedemb.documents.fields import Code, Count, Name, Sha
+from fedemb.foundation.document import Document, Part, Since
 
 Line = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """One line of text, shown as it is."""

@@ -77,10 +77,10 @@ class Subjects:
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
     """The trained model, and what it must be better than (`starts_of`) as far as it is a model."""
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.backbones import cut
-    from fedemb.embedding.loading import load_backbone
-    from fedemb.embedding.raw_pixels import raw_pixels
+    from fedemb.engine import build_backbone
+    from fedemb.models.backbones import cut
+    from fedemb.models.loading import load_backbone
+    from fedemb.models.raw_pixels import raw_pixels
 
     start = load_backbone(artifacts.pretrained / "backbone.keras", config.model)
     untrained_seed = config.training.seed + UNTRAINED_SEED
@@ -102,8 +102,8 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFo
       pretrained: folder of the public start.
       users: folder of the training users.
     """
-    from fedemb.embedding import train_centralized
-    from fedemb.embedding.loading import load_backbone
+    from fedemb.engine import train_centralized
+    from fedemb.models.loading import load_backbone
 
     backbone = load_backbone(pretrained / "backbone.keras", config.model)
     store = UserStore(users)
@@ -153,13 +153,13 @@ def apply_models(
     Returns:
       The subjects, and by name float32 [n, width].
     """
-    from fedemb.embedding.inference import SideBySide
+    from fedemb.models.inference import VectorizedRounds
 
     labels: list[int] = []
     users: list[int] = []
     subgroups: list[str] = []
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in models}
-    shown = SideBySide(models, config.model.trainable, apply)
+    shown = VectorizedRounds(models, config.model.trainable, apply)
     waiting: list[bytes] = []
 
     def flush() -> None:

@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from fedemb.documents.artifacts import config_digest, file_digest, json_digest
+from fedemb.config.digest import config_digest
 from fedemb.documents.audit import attack_on
 from fedemb.documents.model import RoundLine
 from fedemb.documents.model_files import stored_move, tensor_problem
 from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.gate.differences import LATER_TOLERANCE, RELATIVE_TOLERANCE, differences
-from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting.events import event_to_json
-from fedemb.privacy.auditing.noise_floor import noise_floor
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.provenance import privacy_code_digest
+from fedemb.reports.noise_floor import noise_floor
 from fedemb.reports.privacy_report import build_report
+from fedemb.runtime.planted_bug_suite import record_problem
+from fedemb.runtime.provenance import privacy_code_digest
 
 CLOCK_TOLERANCE = timedelta(minutes=10)
 

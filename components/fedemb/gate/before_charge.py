@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedemb.config import RunConfig
+from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.model_files import first_not_finite, stored_tensors, tensor_problem
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused
 from fedemb.gate.privacy_rules import accountants_disagree
 from fedemb.ledger import Ledger
-from fedemb.planted_bug_suite import record_problem
 from fedemb.privacy.accounting import accounting
-from fedemb.privacy.auditing.noise_floor import noise_floor
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
-from fedemb.provenance import privacy_code_digest
+from fedemb.reports.noise_floor import noise_floor
+from fedemb.runtime.planted_bug_suite import record_problem
+from fedemb.runtime.provenance import privacy_code_digest
 
 _log = logging.getLogger(__name__)
 

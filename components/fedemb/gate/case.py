@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
+from fedemb.documents.plan_document import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.verdict import NOT_APPROVED
+from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Reservation
 from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.plan_document import check_plan
 
 RERUN = "run account_privacy again on the artifacts of this run"
 """The remedy where the report alone is at fault."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence, sentence_of
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import StorageError
+from fedemb.foundation.document import Written
 from fedemb.gate import artifact_rules as artifacts
 from fedemb.gate import privacy_rules as privacy
 from fedemb.gate import utility_rules as utility

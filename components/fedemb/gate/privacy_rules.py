@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fedemb.config.adjacency import covers_change_own_data
 from fedemb.gate.case import RERUN, Case, Reason, waiver
 from fedemb.ledger import Anchor, terms_of
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
 from fedemb.reports.privacy_report import block_table
 

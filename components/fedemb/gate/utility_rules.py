@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedemb.documents.artifacts import config_digest
+from fedemb.config.digest import config_digest
 from fedemb.documents.fields import Interval
 from fedemb.documents.starts import starts_of
 from fedemb.documents.utility import UtilityReport, embedding_space_id, rate_name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from fedemb.addresses import split_address
-from fedemb.documents.artifacts import require_folder
 from fedemb.errors import ConfigError
+from fedemb.foundation.addresses import split_address
+from fedemb.foundation.files import require_folder
 from fedemb.keys.base import KEY_BYTES as KEY_BYTES
 from fedemb.keys.base import KeyStore as KeyStore
 from fedemb.keys.base import reservation_key_name as reservation_key_name

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedemb.documents.artifacts import create_bytes, make_folder
 from fedemb.errors import LedgerError, StorageError
+from fedemb.foundation.files import create_bytes, make_folder
 from fedemb.keys.base import DESTROYED, KEY_BYTES, KeyStore, checked_name, generation_name
 
 

@@ -17,19 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedemb.documents.document import D, Written, write
 from fedemb.errors import LedgerError
+from fedemb.foundation.document import D, Written, write
 from fedemb.keys.base import KeyStore, generation_name
 from fedemb.keys.derived import derive
-from fedemb.keys.trust import (
-    ALGORITHM,
-    APPROVER,
-    ROLES,
-    TrustedKey,
-    TrustStore,
-    key_id_of,
-    message,
-)
+from fedemb.keys.trust import ALGORITHM, APPROVER, ROLES, TrustedKey, TrustStore, key_id_of, message
 
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 

@@ -22,10 +22,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedemb.documents.artifacts import canonical_json, json_digest, parse_json, write_json
-from fedemb.documents.document import Document, Written
 from fedemb.errors import ArtifactError, LedgerError, SignatureInvalid, StorageError
-from fedemb.files import read_regular
+from fedemb.foundation.canonical_json import canonical_json, json_digest, parse_json
+from fedemb.foundation.document import Document, Written
+from fedemb.foundation.files import read_regular
+from fedemb.foundation.json_files import write_json
 
 ROLES = (
     *("policy", "ledger"),

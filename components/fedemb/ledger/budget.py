@@ -26,8 +26,8 @@ from typing import Any, Literal, Self
 
 from dp_accounting import DpEvent, NeighboringRelation, NoOpDpEvent, SelfComposedDpEvent
 
-from fedemb.documents.artifacts import canonical_json, sha256_hex
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex
 from fedemb.ledger.terms import PolicyTerms
 from fedemb.privacy.accounting.sampler_share import with_sampler_share
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from fedemb.documents.document import parse, written
 from fedemb.documents.ledger_record import LedgerHead
 from fedemb.errors import ArtifactError, LedgerError, StorageError
+from fedemb.foundation.document import parse, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.records import GENESIS, Record, decode_record, encode_record, record_name

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json
-from fedemb.documents.document import Written, parse, written
 from fedemb.documents.ledger_record import LedgerRecord
 from fedemb.errors import ArtifactError, LedgerError
+from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.document import Written, parse, written
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import APPROVER, TrustStore
 

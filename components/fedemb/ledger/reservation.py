@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.document import read
 from fedemb.documents.reservation import ReservationDocument
+from fedemb.foundation.document import read
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.keys.trust import TrustStore
 from fedemb.ledger.chain import Anchor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import LedgerError, Refused
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import KeyStore, policy_key_name
 from fedemb.keys.signatures import Signer, public_key, trust_of
 from fedemb.keys.trust import ROLES, TRUST_SCHEMA, TrustedKey, TrustStore

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self, cast
 from fedemb.config import ONE_COHORT, PartitionConfig, RunConfig, SourceConfig
 from fedemb.config.policy import Unit
 from fedemb.data.identity import CURRENT, rule_named
-from fedemb.documents.artifacts import json_digest
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 

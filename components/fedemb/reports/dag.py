@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedemb.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from fedemb.lineage import StepLineage
+    from fedemb.reports.lineage import StepLineage
 
 _GAP, _BETWEEN, _LINE, _HEAD = 16, 24, 16, 28
 """Pixels between columns and rows, of a further line, and of a box with its name alone."""

@@ -14,18 +14,18 @@ import math
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import json_digest, sha256_hex
+from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
 from fedemb.errors import LedgerError
+from fedemb.foundation.canonical_json import json_digest, sha256_hex
 from fedemb.ledger import Ledger, Reservation, Spent
 from fedemb.ledger.state import Attempt, LedgerState
 from fedemb.privacy.accounting import accounting, loss_grid
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.adjacency import covers_change_own_data
 from fedemb.privacy.planning.prices import figures, finite, guarantee_of, privacy_curve
 from fedemb.reports.privacy_report_words import TRUST, assumptions, limitations
 

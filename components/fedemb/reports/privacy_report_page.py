@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fedemb.documents.document import Written
 from fedemb.documents.evidence import Evidence
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import Written
 from fedemb.ledger import Ledger, Spent
 from fedemb.ledger.state import PricePoint
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.privacy.auditing.noise_floor import why_no_floor
 from fedemb.privacy.mechanisms.registry import plan_from_json
 from fedemb.reports import privacy_report_words as words
 from fedemb.reports import report as pages
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.reports.dag import lineage_dag
+from fedemb.reports.noise_floor import why_no_floor
 from fedemb.reports.utility_words import floors_sentence, utility_sentence
 
 if TYPE_CHECKING:
-    from fedemb.lineage import StepLineage
+    from fedemb.reports.lineage import StepLineage
 
 _TICKS = 6
 """Dates on the axis of spending, at most."""

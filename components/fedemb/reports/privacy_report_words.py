@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fedemb.config.policy import Unit
 from fedemb.documents.fields import Guarantee
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.runtime_env import Backend
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.units import UNITS
-from fedemb.promised import Backend
 
 if TYPE_CHECKING:
     from fedemb.config import PretrainingConfig

@@ -19,9 +19,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.documents.fields import Interval
 from fedemb.errors import ArtifactError
+from fedemb.foundation.files import write_bytes
 from fedemb.reports.charts import Bar, Line, bar_chart, figure_svg, histogram_chart, line_chart
 from fedemb.reports.dag import layout_dag
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from fedemb.addresses import split_address
 from fedemb.errors import InputError, StorageError
+from fedemb.foundation.addresses import split_address
 from fedemb.storage.base import Entry as Entry
 from fedemb.storage.base import Store as Store
 from fedemb.storage.base import nameable as nameable

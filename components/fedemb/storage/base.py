@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from fedemb.documents.artifacts import (
-    canonical_json,
-    file_digest,
-    json_digest,
-    parse_json,
-    tree_digests,
-)
 from fedemb.errors import ArtifactError, StorageError
+from fedemb.foundation.canonical_json import canonical_json, json_digest, parse_json
+from fedemb.foundation.digests import file_digest, tree_digests
 
 TREE_SCHEMA = "fedemb/tree/1"
 PARALLEL_TRANSFERS = 8

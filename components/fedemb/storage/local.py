@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedemb.documents.artifacts import file_digest
 from fedemb.errors import InputError, StorageError
-from fedemb.files import (
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.files import (
     create_bytes,
     make_folder,
     new_file,

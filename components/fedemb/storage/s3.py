@@ -11,16 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedemb.documents.artifacts import sha256_hex
 from fedemb.errors import StorageError
-from fedemb.storage.base import (
-    PARALLEL_TRANSFERS,
-    Entry,
-    Store,
-    check_name,
-    visible,
-    why_failed,
-)
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.storage.base import PARALLEL_TRANSFERS, Entry, Store, check_name, visible, why_failed
 
 CHUNK = 8 << 20
 """Bytes of one part; above twice this size uploads are multipart, each part retried alone."""

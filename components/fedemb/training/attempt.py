@@ -19,43 +19,37 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.backend import use_backend
 from fedemb.config import RunConfig, TrainingConfig
-from fedemb.documents.artifacts import (
-    canonical_json,
-    config_digest,
-    json_digest,
-    remove_leftovers,
-    sha256_hex,
-    strict_json,
-    write_bytes,
-)
-from fedemb.documents.document import Written, parse
+from fedemb.config.digest import config_digest
 from fedemb.documents.model import ModelCard
+from fedemb.documents.plan_document import read_plan
 from fedemb.documents.users import UsersManifest
-from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.hosts import connect, several
-from fedemb.embedding.loading import load_backbone, save_backbone
-from fedemb.embedding.round_audit import AttemptKeys
-from fedemb.embedding.round_kind import RoundKind
-from fedemb.embedding.rounds import assign_weights
-from fedemb.embedding.server import ServerState, released_weights
-from fedemb.embedding.side_by_side import SideBySide
-from fedemb.embedding.standardized import plain_form
-from fedemb.embedding.threads import accelerators, configure_threads
+from fedemb.engine.audit.round_audit import AttemptKeys
+from fedemb.engine.hosts import connect, several
+from fedemb.engine.rounds import assign_weights
+from fedemb.engine.server import ServerState, released_weights
+from fedemb.engine.threads import accelerators, configure_threads
+from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
+from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex, strict_json
+from fedemb.foundation.document import Written, parse
+from fedemb.foundation.files import remove_leftovers, write_bytes
 from fedemb.keys import commitment_key, reservation_key_name
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import Reservation
+from fedemb.models.backbones import trainable_variables
+from fedemb.models.keras_backend import use_backend
+from fedemb.models.loading import load_backbone, save_backbone
+from fedemb.models.standardized import plain_form
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.privacy.queries import KeylessMechanism, build_mechanism
-from fedemb.private_inputs import open_private
-from fedemb.provenance import code_digest
-from fedemb.signed_inputs import read_reserved, read_start, read_users
-from fedemb.step_context import StepContext
+from fedemb.runtime.private_inputs import open_private
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.signed_inputs import read_reserved, read_start, read_users
+from fedemb.runtime.step_context import StepContext
 from fedemb.storage import Store, open_store
-from fedemb.storage.turns import Turn, TurnStore
+from fedemb.storage.fencing import FencedStore, FencingToken
 from fedemb.training import checkpoint
 from fedemb.training.averages import write_averages
 from fedemb.training.claim import claim
@@ -73,7 +67,7 @@ _EVIDENCE = "evidence.json"
 _NO_EVIDENCE = {"mechanism_audit": None, "independence": None}
 """Of a training without noise."""
 
-Rounds = Callable[[RunConfig, Any, Any, int, Sequence[str] | None], tuple[RoundKind, Any]]
+Rounds = Callable[[RunConfig, Any, Any, int, Sequence[str] | None], tuple[TrainingRound, Any]]
 """From configuration, backbone, mechanism, workers and devices: the rounds, and the frozen trunk
 whose features they take in place of images, or None."""
 
@@ -135,7 +129,7 @@ def run_attempt(
             private_root=claim(store, commitments),
             keys=keys,
         )
-        turn, trust = Turn(store.uri, step), ledger.chain.trust
+        turn, trust = FencingToken(store.uri, step), ledger.chain.trust
         signer = Signer.current(keys, "trainer", trust)
         store = SignedState(
             store,
@@ -167,7 +161,7 @@ def run_attempt(
                     users=folder,
                     store=store,
                     log=log,
-                    diagnostics=TurnStore(open_store(context.private("diagnostics")), turn),
+                    diagnostics=FencedStore(open_store(context.private("diagnostics")), turn),
                     workers=workers,
                     devices=devices,
                 )
@@ -228,8 +222,8 @@ def _inputs_sha(
 
 
 def _rehearsed(
-    run_id: str, config: RunConfig, build: Callable[[], tuple[RoundKind, Any]]
-) -> tuple[RoundKind, Any]:
+    run_id: str, config: RunConfig, build: Callable[[], tuple[TrainingRound, Any]]
+) -> tuple[TrainingRound, Any]:
     """The rounds, shown on generated records to be able to train.
 
     Nothing is bound yet, so the charge of a run whose rounds are refused can be given back.
@@ -238,7 +232,7 @@ def _rehearsed(
         function, trunk = build()
         function.mechanism.require_drawable(function.dim)
         alone = config.training.backend == "tensorflow" or not several()
-        if isinstance(function, SideBySide) and alone:
+        if isinstance(function, VectorizedRounds) and alone:
             function.rehearse()
     except (ConfigError, Refused) as error:
         raise type(error)(
@@ -248,7 +242,7 @@ def _rehearsed(
     return function, trunk
 
 
-def _with(mechanism: Any, function: RoundKind, trunk: Any) -> tuple[RoundKind, Any]:
+def _with(mechanism: Any, function: TrainingRound, trunk: Any) -> tuple[TrainingRound, Any]:
     """Rehearsed rounds under the mechanism that has the keys; what they compute stays the same."""
     function.mechanism = mechanism
     return function, trunk

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from fedemb.config import RunConfig
-from fedemb.documents.artifacts import remove_leftovers
 from fedemb.documents.model import Averages, ModelCard, average_file
 from fedemb.documents.run_artifacts import RunArtifacts
-from fedemb.embedding.backbones import trainable_variables
-from fedemb.embedding.loading import save_backbone
-from fedemb.embedding.rounds import assign_weights
-from fedemb.embedding.server import ServerState, released_weights
-from fedemb.embedding.standardized import plain_form
+from fedemb.engine.rounds import assign_weights
+from fedemb.engine.server import ServerState, released_weights
+from fedemb.foundation.files import remove_leftovers
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.backbones import trainable_variables
+from fedemb.models.loading import save_backbone
+from fedemb.models.standardized import plain_form
 
 
 def write_averages(

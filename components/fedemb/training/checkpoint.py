@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedemb.embedding.packed_state import pack, unpack
-from fedemb.embedding.server import STATE_ARRAYS, ServerState
+from fedemb.engine.packed_state import pack, unpack
+from fedemb.engine.server import STATE_ARRAYS, ServerState
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.storage import Store
 

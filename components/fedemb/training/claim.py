@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from fedemb.documents.artifacts import canonical_json
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.keys import commit_to
 from fedemb.storage import Store
 

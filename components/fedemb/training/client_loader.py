@@ -9,7 +9,7 @@ import numpy as np
 
 from fedemb.config import ModelConfig
 from fedemb.data.client_data import UserStore, load_examples
-from fedemb.embedding.rounds import ClientExamples
+from fedemb.engine.rounds import ClientExamples
 
 CACHE_BYTES = 256 << 20
 """Decoded images kept for later rounds, at most."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.embedding.round_loop import Round
-from fedemb.embedding.rounds import STATISTICS
+from fedemb.engine.round_loop import Round
+from fedemb.engine.rounds import STATISTICS
 from fedemb.storage import Store, put_tree
 
 _FILE = "diagnostics.jsonl"

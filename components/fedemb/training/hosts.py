@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.backend import use_backend
 from fedemb.config import RunConfig
-from fedemb.embedding.backend_rounds import client_rounds, unit_rounds
-from fedemb.embedding.hosts import LOST, Message, Place, connect, hear, part, several, tell
-from fedemb.embedding.jax_rounds import JaxRounds
-from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.engine.backend_rounds import client_rounds, unit_rounds
+from fedemb.engine.hosts import LOST, Message, Place, connect, hear, part, several, tell
+from fedemb.engine.jax.rounds import JaxRounds
 from fedemb.errors import ConfigError, PlanMismatch, StorageError
+from fedemb.models.keras_backend import use_backend
+from fedemb.models.loading import load_backbone, save_backbone
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.queries import KeylessMechanism
-from fedemb.provenance import code_digest
-from fedemb.step import watched
+from fedemb.runtime.provenance import code_digest
+from fedemb.runtime.step import watched
 
 
 @contextmanager

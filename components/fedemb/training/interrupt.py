@@ -7,7 +7,7 @@ import signal
 import threading
 from types import FrameType
 
-from fedemb import events
+from fedemb.foundation import step_logging as events
 
 _LOG = logging.getLogger(__name__)
 

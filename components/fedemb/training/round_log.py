@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedemb.documents.artifacts import sha256_hex
-from fedemb.documents.document import parse, written
 from fedemb.documents.evidence import write_rounds
 from fedemb.documents.model import RoundHead, RoundLine
 from fedemb.errors import ArtifactError, PlanMismatch
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.document import parse, written
 from fedemb.privacy.accounting.events import event_to_json
 from fedemb.storage import Store
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedemb.documents.artifacts import canonical_json, sha256_hex, strict_json
 from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex, strict_json
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
 from fedemb.storage import Store
-from fedemb.storage.turns import Turn, TurnStore
+from fedemb.storage.fencing import FencedStore, FencingToken
 
 _SCHEMA = "fedemb/working_state/1"
 _LONGEST = 1000
@@ -31,7 +31,7 @@ class Origin:
     inputs_sha: str
 
 
-class SignedState(TurnStore):
+class SignedState(FencedStore):
     """Objects with a line before them: a signature over origin, name and content.
 
     Args:
@@ -44,7 +44,13 @@ class SignedState(TurnStore):
     """
 
     def __init__(  # noqa: PLR0917 - whose turn, whose state, whose signature
-        self, store: Store, turn: Turn, origin: Origin, signer: Signer, trust: TrustStore, at: int
+        self,
+        store: Store,
+        turn: FencingToken,
+        origin: Origin,
+        signer: Signer,
+        trust: TrustStore,
+        at: int,
     ) -> None:
         super().__init__(store, turn)
         self._origin, self._signer, self._trust, self._at = origin, signer, trust, at

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedemb.embedding.hosts import CHIEF, Place
+from fedemb.engine.hosts import CHIEF, Place
 from fedemb.errors import ConfigError, StorageError
 
 _LOG = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedemb import events
 from fedemb.config import RunConfig
 from fedemb.data.group_index import GroupIndex
 from fedemb.data.verified_folder import VerifiedFolder
-from fedemb.embedding.feed import Feed
-from fedemb.embedding.round_audit import AttemptKeys, RoundAudit
-from fedemb.embedding.round_kind import RoundKind
-from fedemb.embedding.round_loop import run_rounds
-from fedemb.embedding.server import ServerState, initial_state
+from fedemb.engine.audit.round_audit import AttemptKeys, RoundAudit
+from fedemb.engine.feed import Feed
+from fedemb.engine.round_loop import run_rounds
+from fedemb.engine.server import ServerState, initial_state
+from fedemb.engine.training_round import TrainingRound
 from fedemb.errors import ArtifactError, Interrupted
+from fedemb.foundation import step_logging as events
 from fedemb.storage import Store
 from fedemb.training import checkpoint
 from fedemb.training.checkpoint import Progress
@@ -37,7 +37,7 @@ class Attempt:
     """Where the rounds start from."""
     mechanism: Any
     """`privacy.queries.Mechanism` of the attempt: clips, sums, noises and prices."""
-    rounds: tuple[RoundKind, Any] | None
+    rounds: tuple[TrainingRound, Any] | None
     """As rehearsed, with this mechanism, and the frozen trunk whose features they take or None;
     None where they depend on private data."""
     keys: AttemptKeys
@@ -75,7 +75,9 @@ class Trainer:
       load: reads what a `sampling.VirtualClient` brings.
     """
 
-    def __init__(self, attempt: Attempt, function: RoundKind, load: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, attempt: Attempt, function: TrainingRound, load: Callable[[Any], Any]
+    ) -> None:
         self._attempt, self._function, self._load = attempt, function, load
         self._server = attempt.config.training.server
         self._uncovered: list[RoundRecord] = []

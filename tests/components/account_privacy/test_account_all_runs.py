@@ -3,13 +3,13 @@
 import shutil
 from pathlib import Path
 
-import honest_run
 import pytest
 
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.local import Outcome, closing_lines
 from fedemb.reports.privacy_report_words import all_runs
 from fedemb.steps.release_model.verify import verify_release
+from tests.kit.pipeline_runs import honest_run
 
 
 @pytest.fixture(scope="module")

@@ -135,8 +135,8 @@ def test_self_test_catches_a_score_that_mixes_up_users():
 
 def test_confidence_is_the_log_odds_of_the_label_of_a_real_classifier():
     from fedemb.config import ModelConfig
-    from fedemb.embedding.backbones import build_backbone
-    from fedemb.embedding.inference import classify
+    from fedemb.models.backbones import build_backbone
+    from fedemb.models.inference import classify
 
     model = ModelConfig(
         backbone="tanh_cnn", image_size=12, embedding_dim=8, classes=("a", "b", "c")

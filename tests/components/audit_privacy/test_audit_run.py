@@ -3,23 +3,23 @@
 import io
 import shutil
 
-import honest_run
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from evaluation_run import FinishedRun, config, teach
 
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.audit import AuditReport, finding
-from fedemb.documents.document import parse, read
 from fedemb.documents.model import ModelCard
-from fedemb.embedding.loading import load_backbone
 from fedemb.errors import ArtifactError
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import parse, read
+from fedemb.models.loading import load_backbone
 from fedemb.reports.audit_words import audit_sentence
 from fedemb.steps.audit_privacy import audit
 from fedemb.steps.audit_privacy.audit import run
-from tests.verified_folder import as_committed
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, teach
+from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from fedemb.config import FREE_SECTIONS, RunConfig, TrainingConfig
+from fedemb.config.digest import config_digest
 from fedemb.config.parameters import STORES, parameters_of, run_config
-from fedemb.documents.artifacts import config_digest, json_digest
 from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.pipelines.cli.describe_config import describe
 from fedemb.pipelines.run.load_config import load_config, overridden, preset_names, validate
 from fedemb.privacy.mechanisms.registry import plan_mechanism

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from partition_run import make_config, rows_of, write_parquet
 from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
 from fedemb.errors import InputError
 from fedemb.steps.partition_users.check import check
+from tests.kit.pipeline_runs.partition_run import make_config, rows_of, write_parquet
 
 
 def test_good_data_passes_and_only_the_page_stays(tmp_path: Path) -> None:

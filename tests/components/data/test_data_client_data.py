@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_run import SIZE, Partitioner, rows_of, write_index_files
 
 from fedemb.data.client_data import GroupIndex, UserStore, load_examples
 from fedemb.data.group_index import encode_groups, split_groups
@@ -28,9 +27,10 @@ from fedemb.data.user_layout import (
     groups_name,
     shard_name,
 )
-from fedemb.documents.artifacts import write_json
 from fedemb.errors import ArtifactError
-from tests.verified_folder import as_committed
+from fedemb.foundation.json_files import write_json
+from tests.kit.pipeline_runs.partition_run import SIZE, Partitioner, rows_of, write_index_files
+from tests.kit.verified_folder import as_committed
 
 ROOT = Path(__file__).parents[3]
 
@@ -213,7 +213,7 @@ def test_index_of_a_million_groups_opens_in_two_seconds_within_200_megabytes(
     code = f"""
 import time, pathlib, pyarrow.parquet
 from fedemb.data.client_data import GroupIndex
-from tests.verified_folder import as_committed
+from tests.kit.verified_folder import as_committed
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
 folder = as_committed(pathlib.Path({str(tmp_path)!r}))

@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedemb.documents.artifacts import parse_json, read_json
 from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import parse_json
+from fedemb.foundation.json_files import read_json
 
 SCHEMA = "fedemb/thing/1"
 

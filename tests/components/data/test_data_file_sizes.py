@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from partition_run import make_config, picture
 from PIL import Image
 
 from fedemb.data import photos, source_files
 from fedemb.data.photos import MAX_BYTES, BadImageError, PhotoReader
 from fedemb.data.source_files import ImageFiles
-from fedemb.embedding.photo_parts import PhotoSource, Pixels
+from fedemb.serving.photo_parts import PhotoSource, Pixels
 from fedemb.steps.partition_users.check import check
 from fedemb.storage import open_store
+from tests.kit.pipeline_runs.partition_run import make_config, picture
 
 HUGE = 30 << 30
 

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedemb.data.records import (
-    UserRecord,
-    decode_user,
-    encode_example,
-    encode_user,
-)
+from fedemb.data.records import UserRecord, decode_user, encode_example, encode_user
 from fedemb.errors import ArtifactError
 
 records = st.integers(0, 5).flatmap(

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import (
+from fedemb.engine import (
     build_backbone,
     check_backbone,
     embed,
@@ -11,10 +11,10 @@ from fedemb.embedding import (
     save_backbone,
     trainable_variables,
 )
-from fedemb.embedding.backbones.channel_norm import channel_group_norm
-from fedemb.embedding.losses import penalized
-from fedemb.embedding.standardized import plain_form
 from fedemb.errors import ConfigError
+from fedemb.models.backbones.channel_norm import channel_group_norm
+from fedemb.models.losses import penalized
+from fedemb.models.standardized import plain_form
 
 
 def _count(variables):

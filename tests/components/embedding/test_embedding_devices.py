@@ -14,8 +14,8 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
 from fedemb.config import LocalTrainingConfig, ModelConfig
-from fedemb.embedding import ClientExamples, RoundFunction, build_backbone
-from fedemb.embedding import configure_threads
+from fedemb.engine import ClientExamples, RoundFunction, build_backbone
+from fedemb.engine import configure_threads
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 

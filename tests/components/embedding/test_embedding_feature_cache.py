@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import ClientExamples, build_backbone, feature_cache
-from fedemb.embedding.feature_cache import FeatureCache
+from fedemb.engine import ClientExamples, build_backbone, feature_cache
+from fedemb.engine.feature_cache import FeatureCache
 from fedemb.storage import open_store
 
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=8)

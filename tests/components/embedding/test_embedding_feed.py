@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedemb.embedding.feed import Feed
+from fedemb.engine.feed import Feed
 from fedemb.errors import ArtifactError
 
 

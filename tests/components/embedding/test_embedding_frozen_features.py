@@ -5,14 +5,14 @@ import pytest
 
 from fedemb.config import AugmentationConfig, LocalTrainingConfig, ModelConfig
 from fedemb.data.client_data import choose_examples
-from fedemb.embedding import ClientExamples, RoundFunction, build_backbone, trainable_variables
-from fedemb.embedding.backbones import cut
-from fedemb.embedding.feature_cache import FrozenFeatures, keeps_features, unit_key
-from fedemb.embedding.loading import load_backbone, save_backbone
+from fedemb.engine import ClientExamples, RoundFunction, build_backbone, trainable_variables
+from fedemb.engine.feature_cache import FrozenFeatures, keeps_features, unit_key
 from fedemb.errors import ConfigError
+from fedemb.models.backbones import cut
+from fedemb.models.loading import load_backbone, save_backbone
 from fedemb.privacy.mechanisms.not_private import NotPrivate
-from fedemb.privacy.mechanisms.sampling import VirtualClient
 from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.randomness.sampling import VirtualClient
 from fedemb.storage import open_store
 
 MODEL = ModelConfig(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig, UnitGradientConfig
-from fedemb.embedding import rounds
-from fedemb.embedding.backbones import build_backbone, trainable_variables
-from fedemb.embedding.central import train_supervised
-from fedemb.embedding.gradient_sums import gradients_summed_in_order
-from fedemb.embedding.rounds import RoundFunction
-from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.engine import rounds
+from fedemb.engine.central import train_supervised
+from fedemb.engine.gradient_sums import gradients_summed_in_order
+from fedemb.engine.rounds import RoundFunction
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.models.backbones import build_backbone, trainable_variables
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.embedding import ClientExamples, build_backbone, trainable_variables
-from fedemb.embedding.classifier import without_head
-from fedemb.embedding.feature_cache import FeatureCache, rows_of
-from fedemb.embedding.head_gradient import HeadGradientFunction
-from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.engine import ClientExamples, build_backbone, trainable_variables
+from fedemb.engine.feature_cache import FeatureCache, rows_of
+from fedemb.engine.units.head_gradient import HeadGradientFunction
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
+from fedemb.models.classifier import without_head
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
 from fedemb.privacy.queries.product_sum import (

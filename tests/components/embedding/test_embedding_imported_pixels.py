@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import build_backbone
-from fedemb.embedding.imported import known_pixels
-from fedemb.embedding.imported_pixels import rescaled
+from fedemb.engine import build_backbone
+from fedemb.models.imported import known_pixels
+from fedemb.models.imported_pixels import rescaled
 
 APPLICATIONS = {
     "MobileNet": ("mobilenet", "-1..1"),

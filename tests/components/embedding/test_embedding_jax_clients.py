@@ -5,13 +5,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from fedemb.embedding.backbones import build_backbone
-from fedemb.embedding.loading import save_backbone
-from fedemb.embedding.rounds import RoundFunction
+from fedemb.engine.rounds import RoundFunction
+from fedemb.models.backbones import build_backbone
+from fedemb.models.loading import save_backbone
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from tests.components.embedding.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
-from tests.components.embedding.without_tensorflow import said_on_jax
+from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
+from tests.kit.jax.without_tensorflow import said_on_jax
 
 ROUND = 3
 """Of `jax_units.total`."""

@@ -8,18 +8,18 @@ import sys
 import numpy as np
 import pytest
 
-from fedemb import backend
-from fedemb.backend import use_backend
 from fedemb.config import ModelConfig, RunConfig, UnitGradientConfig
-from fedemb.embedding.backbones import build_backbone, trainable_variables
-from fedemb.embedding.loading import save_backbone
-from fedemb.embedding.rounds import ClientExamples
-from fedemb.embedding.unit_gradient import UnitGradientFunction
+from fedemb.engine.rounds import ClientExamples
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
 from fedemb.errors import ConfigError
+from fedemb.models import keras_backend as backend
+from fedemb.models.backbones import build_backbone, trainable_variables
+from fedemb.models.keras_backend import use_backend
+from fedemb.models.loading import save_backbone
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from tests.components.embedding.without_tensorflow import said_on_jax
-from tests.training_run import classifier_config
+from tests.kit.jax.without_tensorflow import said_on_jax
+from tests.kit.pipeline_runs.training_run import classifier_config
 
 SIZE, UNITS, ROUND, SEED = 8, 9, 3, 9
 MODEL = ModelConfig(
@@ -215,7 +215,7 @@ def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch)
 
 
 def test_a_gpu_is_told_to_give_the_same_bits_again():
-    say = "import os, fedemb.backend as b; b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
+    say = "import os, fedemb.models.keras_backend as b; b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
     for flags, wanted in (
         ("--xla_cpu_x=1", "--xla_cpu_x=1 --xla_gpu_deterministic_ops=true"),
         ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import build_backbone, load_backbone, save_backbone, trainable_variables
-from fedemb.embedding.backbones.build import learned_parts
-from fedemb.embedding.classifier import without_head
+from fedemb.engine import build_backbone, load_backbone, save_backbone, trainable_variables
 from fedemb.errors import ConfigError
+from fedemb.models.backbones.build import learned_parts
+from fedemb.models.classifier import without_head
 
 SCATTERED = 4 * 4 * 81
 MODEL = ModelConfig(

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from privacy_worlds import ROOT, make_plan
 
 from fedemb.config import ModelConfig, ServerConfig, UnitGradientConfig
-from fedemb.embedding import build_backbone, initial_state, released_weights
-from fedemb.embedding.feature_cache import rows_of
-from fedemb.embedding.least_squares_head import LeastSquaresFunction
+from fedemb.engine import build_backbone, initial_state, released_weights
+from fedemb.engine.feature_cache import rows_of
+from fedemb.engine.units.least_squares_head import LeastSquaresFunction
 from fedemb.privacy.queries import build_mechanism
+from tests.kit.privacy_worlds import ROOT, make_plan
 
 CLASSES = 4
 MODEL = ModelConfig(backbone="tiny", image_size=12, embedding_dim=16, classes=("a", "b", "c", "d"))

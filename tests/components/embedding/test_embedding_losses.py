@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import LossConfig
-from fedemb.embedding.losses import build_loss, contrastive_loss
+from fedemb.models.losses import build_loss, contrastive_loss
 
 RANDOM = np.random.default_rng(7)
 EMBEDDINGS = RANDOM.normal(size=(9, 5))

@@ -18,15 +18,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedemb.data.hostile_photos import hostile_photos
-from fedemb.embedding import photo_parts
-from fedemb.embedding.embed_photos import embed_photos, read_embeddings
-from fedemb.embedding.export import FORMS
-from fedemb.embedding.export import export as export_model
-from fedemb.embedding.photo_parts import SPACE, KeptParts, PhotoSource
-from fedemb.embedding.released import ReleasedModel
-from fedemb.embedding.search import PhotoIndex, collapsed, require_embeddings, threshold
 from fedemb.errors import ArtifactError, FedEmbError, InputError, Refused
-from fedemb.pipelines.cli.use import embed, search
+from fedemb.pipelines.cli.inference_commands import embed, search
+from fedemb.serving import photo_parts
+from fedemb.serving.embed_photos import embed_photos, read_embeddings
+from fedemb.serving.export import FORMS
+from fedemb.serving.export import export as export_model
+from fedemb.serving.photo_parts import SPACE, KeptParts, PhotoSource
+from fedemb.serving.released import ReleasedModel
+from fedemb.serving.search import PhotoIndex, collapsed, require_embeddings, threshold
 
 BUNDLE = Path(__file__).parents[2] / "golden" / "v1" / "bundle"
 ENDINGS = {
@@ -296,11 +296,10 @@ def test_installation_that_reads_otherwise_is_refused(model, folder, tmp_path, m
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     """What a release of a classifier holds, as far as it is used here."""
-    from training_run import classifier_config
-
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.engine import build_backbone
+    from fedemb.models.loading import save_backbone
     from fedemb.steps.release_model.serving import save_for_serving
+    from tests.kit.pipeline_runs.training_run import classifier_config
 
     config, bundle = classifier_config(), tmp_path_factory.mktemp("classifier")
     backbone = build_backbone(config.model, seed=0)

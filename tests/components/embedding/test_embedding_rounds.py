@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedemb import embedding
+from fedemb import engine as embedding
 from fedemb.config import (
     AdaptiveClipConfig,
     AugmentationConfig,
@@ -15,22 +15,22 @@ from fedemb.config import (
     LossConfig,
     ModelConfig,
 )
-from fedemb.embedding import (
+from fedemb.engine import (
     ClientExamples,
     RoundFunction,
     build_backbone,
     preprocess,
     trainable_variables,
 )
-from fedemb.embedding import rounds as rounds_module
-from fedemb.embedding.backbones import with_bfloat16
-from fedemb.embedding.local_training import first_head
-from fedemb.embedding.losses import build_loss
-from fedemb.embedding.objective import Objective
+from fedemb.engine import rounds as rounds_module
+from fedemb.engine.clients.local_training import first_head
+from fedemb.engine.clients.objective import Objective
+from fedemb.models.backbones import with_bfloat16
+from fedemb.models.losses import build_loss
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism
-from tests.privacy_worlds import make_plan
+from tests.kit.privacy_worlds import make_plan
 
 SIZE, DIM = 12, 8
 MODEL = ModelConfig(backbone="tiny", image_size=SIZE, embedding_dim=DIM)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import build_backbone, load_backbone, save_backbone, trainable_variables
-from fedemb.embedding.preprocessing import preprocess
-from fedemb.embedding.scattering import PATHS, mirrored_paths, scattering_layer
+from fedemb.engine import build_backbone, load_backbone, save_backbone, trainable_variables
 from fedemb.errors import ConfigError
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.scattering import PATHS, mirrored_paths, scattering_layer
 
 _BORDER = 4
 

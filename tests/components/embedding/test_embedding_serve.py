@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from fedemb.data.hostile_photos import hostile_photos
-from fedemb.embedding import serve
-from fedemb.embedding.released import ReleasedModel
-from fedemb.embedding.serve import Bodies, TooMuch
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
+from fedemb.serving import serve
+from fedemb.serving.released import ReleasedModel
+from fedemb.serving.serve import Bodies, TooMuch
 from tests.conftest import REPOSITORY
 
 BUNDLE = REPOSITORY / "tests" / "golden" / "v1" / "bundle"
@@ -128,7 +128,7 @@ def test_request_that_is_none_is_said_so(server, body, says):
 
 
 def test_request_beyond_the_bound_is_refused_before_it_is_whole(server):
-    from fedemb.embedding.serve import MOST_BYTES
+    from fedemb.serving.serve import MOST_BYTES
 
     status, answer = post(server, b" " * (MOST_BYTES + 1))
     assert status == 413

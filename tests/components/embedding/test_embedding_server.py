@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedemb.config import ServerConfig
-from fedemb.embedding.server import initial_state, learning_rate, released_weights, server_step
+from fedemb.engine.server import initial_state, learning_rate, released_weights, server_step
 
 MEANS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 

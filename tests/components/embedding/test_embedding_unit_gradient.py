@@ -7,17 +7,12 @@ import pytest
 import tensorflow as tf
 
 from fedemb.config import ModelConfig, UnitGradientConfig
-from fedemb.embedding import (
-    ClientExamples,
-    build_backbone,
-    preprocess,
-    trainable_variables,
-    unit_gradient,
-)
-from fedemb.embedding.kernel_gradients import FEWEST_UNITS
-from fedemb.embedding.rounds import seed_of
-from fedemb.embedding.unit_gradient import UnitGradientFunction
-from fedemb.embedding.views import apply_moves, draw_moves
+from fedemb.engine import ClientExamples, build_backbone, preprocess, trainable_variables
+from fedemb.engine.rounds import seed_of
+from fedemb.engine.units import unit_gradient
+from fedemb.engine.units.kernel_gradients import FEWEST_UNITS
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.engine.units.views import apply_moves, draw_moves
 from fedemb.errors import Refused
 from fedemb.privacy.mechanisms.not_private import NotPrivate
 from fedemb.privacy.queries import build_mechanism

@@ -5,14 +5,14 @@ import pytest
 
 from fedemb.config import ModelConfig, PretrainingConfig, PublicStart
 from fedemb.data.dead_leaves import dead_leaves
-from fedemb.embedding import build_backbone, load_backbone, save_backbone
-from fedemb.embedding.backbones.build import learned_parts
-from fedemb.embedding.classifier import without_head
-from fedemb.embedding.imported import check_import, import_backbone
-from fedemb.embedding.preprocessing import preprocess
-from fedemb.embedding.whitened import constants, fit_constants
+from fedemb.engine import build_backbone, load_backbone, save_backbone
 from fedemb.errors import ConfigError
 from fedemb.keys import open_key_store
+from fedemb.models.backbones.build import learned_parts
+from fedemb.models.classifier import without_head
+from fedemb.models.imported import check_import, import_backbone
+from fedemb.models.preprocessing import preprocess
+from fedemb.models.whitened import constants, fit_constants
 from fedemb.steps.pretrain_public import pretrain
 
 MODEL = ModelConfig(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding.backbones import backbones, build_backbone
-from fedemb.embedding.inference import embed
-from fedemb.embedding.loading import save_backbone
+from fedemb.models.backbones import backbones, build_backbone
+from fedemb.models.inference import embed
+from fedemb.models.loading import save_backbone
 from tests.conftest import REPOSITORY
 
 SMALL = ("lenet", "resnet8_ws", "scatter_linear", "wrn_16_4")
@@ -30,7 +30,7 @@ def lines(tmp_path_factory):
         np.save(folder / f"{name}.images.npy", images)
         np.save(folder / f"{name}.embeddings.npy", embed(backbone, images, 4))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.components.embedding.without_tensorflow", folder],
+        [sys.executable, "-m", "tests.kit.jax.without_tensorflow", folder],
         cwd=REPOSITORY,
         env={**os.environ, "KERAS_BACKEND": "jax"},
         capture_output=True,
@@ -58,7 +58,11 @@ def test_a_backbone_saved_on_tensorflow_embeds_alike_on_jax(lines):
 def test_who_starts_such_processes_stays_on_tensorflow():
     """A worker's environment goes to whatever its tests start."""
     done = subprocess.run(
-        [sys.executable, "-c", "import os, tests.host_processes as h; print(dict(os.environ))"],
+        [
+            sys.executable,
+            "-c",
+            "import os, tests.kit.pipeline_runs.host_processes as h; print(dict(os.environ))",
+        ],
         cwd=REPOSITORY,
         env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"},
         capture_output=True,

@@ -13,22 +13,28 @@ import pytest
 
 from fedemb.config import RunConfig
 from fedemb.data.client_data import UserStore
-from fedemb.documents.artifacts import tree_digests
 from fedemb.documents.classifier import ClassifierReport
-from fedemb.documents.document import read
 from fedemb.documents.evidence import MODEL_FILES
 from fedemb.documents.model import Averages, ModelCard, average_file
-from fedemb.embedding import load_backbone
-from fedemb.embedding.inference import classify
+from fedemb.engine import load_backbone
 from fedemb.errors import ArtifactError, PlanMismatch
 from fedemb.evaluation.held_out import apply_models
+from fedemb.foundation.digests import tree_digests
+from fedemb.foundation.document import read
 from fedemb.gate.utility_rules import measured_as_asked
 from fedemb.keys.signatures import Signer, write_signed
+from fedemb.models.inference import classify
 from fedemb.steps.evaluate_classifier import evaluate
 from fedemb.steps.evaluate_classifier.page import classifier_page
 from fedemb.training.round_log import RoundLog
-from tests.training_run import RUN_ID, ReadyRun, classifier_config, finished_classifier, prepare
-from tests.verified_folder import as_committed
+from tests.kit.pipeline_runs.training_run import (
+    RUN_ID,
+    ReadyRun,
+    classifier_config,
+    finished_classifier,
+    prepare,
+)
+from tests.kit.verified_folder import as_committed
 
 RELEASED, OTHERS = 0.8, (0.8, 0.0, 0.5)
 SERVER = {"learning_rate": 0.5, "momentum": 0.9, "ema_decay": RELEASED}

@@ -1,7 +1,8 @@
 """A finished training to look at."""
 
 import pytest
-from evaluation_run import FinishedRun, shared_run
+
+from tests.kit.pipeline_runs.evaluation_run import FinishedRun, shared_run
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,18 @@ import re
 import shutil
 
 import pytest
-from evaluation_run import FinishedRun, config
-from sealed_bundle import seal
 
-from fedemb.documents.artifacts import write_json
-from fedemb.documents.document import read
 from fedemb.documents.utility import UtilityReport, embedding_space_id
 from fedemb.errors import ArtifactError, Refused, SignatureInvalid
+from fedemb.foundation.document import read
+from fedemb.foundation.json_files import write_json
 from fedemb.ledger import Ledger
 from fedemb.reports.utility_words import utility_sentence
 from fedemb.steps.evaluate_embeddings import evaluate, previous
 from fedemb.steps.evaluate_embeddings.evaluate import run
-from tests.public_start import sign_start
+from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config
+from tests.kit.public_start import sign_start
+from tests.kit.sealed_bundle import seal
 
 
 def _fields(document):
@@ -172,7 +172,7 @@ def test_damaged_backbone_is_one_sentence(copied, tmp_path):
 
 
 def test_previous_release_of_another_shape_is_reported_not_raised(copied, tmp_path, caplog):
-    from fedemb.embedding import build_backbone
+    from fedemb.engine import build_backbone
 
     other = config().model.model_copy(update={"embedding_dim": 8})
     build_backbone(other, seed=0).save(tmp_path / "other.keras")

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.embedding import build_backbone, inference
-from fedemb.embedding.backbones import cut
-from fedemb.embedding.inference import SideBySide, classify, embed
-from fedemb.embedding.raw_pixels import raw_pixels
+from fedemb.engine import build_backbone
+from fedemb.models import inference
+from fedemb.models.backbones import cut
+from fedemb.models.inference import VectorizedRounds, classify, embed
+from fedemb.models.raw_pixels import raw_pixels
 
 CLASSES = ("a", "b", "c")
 
@@ -49,7 +50,7 @@ def test_a_shared_trunk_computes_once_and_changes_nothing(group, apply, classes,
             (examples.ndim == 4 and computed.append(model)) or honest(model, examples, *more)
         ),
     )
-    shown = SideBySide(models, group, apply)
+    shown = VectorizedRounds(models, group, apply)
     found = shown(images, 16)
     shared = 1 if classes else 2
     assert len(computed) == len(models) - shared, "model, start and features have one trunk"
@@ -63,5 +64,5 @@ def test_a_trunk_that_trained_is_not_taken_for_that_of_the_start():
     start = build_backbone(config, 0)
     moved = with_another_end(start, 1)
     moved.weights[0].assign(moved.weights[0] + 1e-6)
-    assert len(SideBySide({"a": start, "b": moved}, "projection", embed).trunks) == 2
-    assert not SideBySide({"a": start, "b": moved}, "all", embed).trunks
+    assert len(VectorizedRounds({"a": start, "b": moved}, "projection", embed).trunks) == 2
+    assert not VectorizedRounds({"a": start, "b": moved}, "all", embed).trunks

@@ -2,8 +2,9 @@
 
 import shutil
 
-import honest_run
 import pytest
+
+from tests.kit.pipeline_runs import honest_run
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,15 @@ The verdict stands for all: one class reads every kind. `LaterVerdict` is what a
 import json
 from typing import Annotated, ClassVar
 
-import honest_run
 import pytest
 
-from fedemb.documents.document import Since, encode, parse
 from fedemb.documents.verdict import VerdictDocument
 from fedemb.errors import ArtifactError
+from fedemb.foundation.document import Since, encode, parse
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.steps.gate_release import gate
 from fedemb.steps.release_model import release, verify
+from tests.kit.pipeline_runs import honest_run
 
 
 class LaterVerdict(VerdictDocument):

@@ -4,11 +4,9 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import honest_run
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedemb.documents.document import read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import (
@@ -19,6 +17,7 @@ from fedemb.errors import (
     Refused,
     SignatureInvalid,
 )
+from fedemb.foundation.document import read
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import key_id_of
@@ -26,6 +25,7 @@ from fedemb.ledger import name_approvers, read_reservation
 from fedemb.ledger.records import encode_record, record_name
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.run.directory import RunDirectory
+from tests.kit.pipeline_runs import honest_run
 
 POLICY = {"approvals": 2}
 

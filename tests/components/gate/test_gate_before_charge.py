@@ -7,19 +7,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from public_start import sign_start, small_weights
 
-from fedemb.documents.artifacts import sha256_hex, write_bytes
 from fedemb.documents.model_files import first_not_finite
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import ArtifactError, BudgetExceeded, Refused
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.files import write_bytes
 from fedemb.gate import before_charge
 from fedemb.gate.before_charge import WHEN
 from fedemb.gate.decide import RULES, WAIVABLE
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
-from tests import honest_run
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.public_start import sign_start, small_weights
 
 ROOT = Path(__file__).parents[3]
 

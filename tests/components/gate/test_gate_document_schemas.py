@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from fedemb.documents.classifier import ClassifiedPart
-from fedemb.documents.document import Part
-from tests.document_kinds import all_documents, fields_of, json_schema, parts_that_grew
+from fedemb.foundation.document import Part
+from tests.kit.document_kinds import all_documents, fields_of, json_schema, parts_that_grew
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "documents"
 FIELDS = Path(__file__).parents[2] / "golden" / "document_fields.json"

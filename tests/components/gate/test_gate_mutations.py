@@ -14,20 +14,21 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime
 
-import honest_run
 import pytest
 from pydantic import ValidationError
 
-from fedemb.documents.artifacts import canonical_json, write_bytes
-from fedemb.documents.document import encode, parse, read, written
 from fedemb.documents.evidence import read_evidence, read_rounds
 from fedemb.documents.model import RoundLine
+from fedemb.documents.plan_document import check_plan
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.errors import ArtifactError, FedEmbError, GateDenied
+from fedemb.foundation.canonical_json import canonical_json
+from fedemb.foundation.document import encode, parse, read, written
+from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import decide
 from fedemb.keys.signatures import Signer, sign_document
-from fedemb.privacy.planning.plan_document import check_plan
 from fedemb.reports.privacy_report import build_report
+from tests.kit.pipeline_runs import honest_run
 
 FREE = {("signature",), ("time",)}
 """Judged by rules of their own, below."""

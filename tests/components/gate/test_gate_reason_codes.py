@@ -8,16 +8,14 @@ rule in turn and runs the tests that name its code.
 import dataclasses
 import json
 
-import honest_run
-import ledger_kit
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from fedemb.documents.artifacts import write_bytes
-from fedemb.documents.document import encode, read, written
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.plan import PrivacyPlan
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import encode, read, written
+from fedemb.foundation.files import write_bytes
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import Ledger, read_reservation
@@ -26,6 +24,8 @@ from fedemb.privacy.accounting.events import event_to_json
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.reports.privacy_report import build_report
 from fedemb.steps.reserve_budget import reserve
+from tests.kit import ledger_kit
+from tests.kit.pipeline_runs import honest_run
 from tests.planted_bugs.gate_reasons import named_codes, reason_codes
 
 

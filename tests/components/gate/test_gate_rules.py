@@ -5,12 +5,9 @@ import json
 import math
 from datetime import UTC, datetime, timedelta
 
-import honest_run
-import ledger_kit
 import pytest
 
-from fedemb.documents.artifacts import file_digest, sha256_hex, write_bytes
-from fedemb.documents.document import encode, parse, read
+from fedemb.config.adjacency import covers_change_own_data
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
 from fedemb.documents.utility import UtilityReport
@@ -23,6 +20,10 @@ from fedemb.errors import (
     Refused,
     StorageError,
 )
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import encode, parse, read
+from fedemb.foundation.files import write_bytes
 from fedemb.gate import privacy_rules
 from fedemb.gate.decide import RULES, WAIVABLE, decide
 from fedemb.keys.signatures import Signer, sign_document
@@ -30,12 +31,13 @@ from fedemb.ledger import read_reservation
 from fedemb.ledger.records import encode_record
 from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
-from fedemb.privacy.planning.adjacency import covers_change_own_data
-from fedemb.provenance import privacy_code_digest
 from fedemb.reports.privacy_report import build_report
 from fedemb.reports.privacy_report_words import report_sentence
+from fedemb.runtime.provenance import privacy_code_digest
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
+from tests.kit import ledger_kit
+from tests.kit.pipeline_runs import honest_run
 
 BLIND = {"value": 0.5, "low": 0.45, "high": 0.55}
 NULLS = honest_run.SELF_TEST["no_leak"]

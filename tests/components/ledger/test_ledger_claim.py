@@ -7,7 +7,6 @@ import shutil
 import threading
 from dataclasses import replace
 
-import ledger_kit as kit_
 import pytest
 
 from fedemb.errors import FedEmbError, LedgerError, Refused
@@ -16,8 +15,9 @@ from fedemb.ledger.terms import terms_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
 from fedemb.training.claim import claim
-from tests.evaluation_run import config
-from tests.training_run import classifier_config
+from tests.kit import ledger_kit as kit_
+from tests.kit.pipeline_runs.evaluation_run import config
+from tests.kit.pipeline_runs.training_run import classifier_config
 
 
 @pytest.fixture

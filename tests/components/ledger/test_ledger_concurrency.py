@@ -1,7 +1,8 @@
 """Many processes at once on local files; the same on S3 and GCS is in tests/integration."""
 
-import ledger_race
 import pytest
+
+from tests.kit.pipeline_runs import ledger_race
 
 
 @pytest.mark.parametrize("processes", [8, pytest.param(50, marks=pytest.mark.slow)])

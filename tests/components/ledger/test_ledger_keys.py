@@ -19,8 +19,8 @@ from fedemb.keys import commit_to, commit_to_people, derive, open_key_store, par
 from fedemb.keys.secret_manager import SecretManagerKeyStore
 from fedemb.keys.signatures import Signer, sign_document, trust_of
 from fedemb.keys.trust import TrustStore
-from tests.fake_secret_manager import FakeSecretManager
-from tests.ledger_kit import with_policy_key
+from tests.kit.ledger_kit import with_policy_key
+from tests.kit.servers.fake_secret_manager import FakeSecretManager
 
 
 @pytest.fixture(params=["folder", "secret manager"])

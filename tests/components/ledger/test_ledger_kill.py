@@ -1,18 +1,17 @@
 """kill -9 at every named point of reserve, bind, commit and release.
 
 After each: the ledger verifies, charges at least what was started, the act repeated is finished
-once, and no partial release is visible. The points are in tests/killed_step.py.
+once, and no partial release is visible. The points are in tests/kit/pipeline_runs/killed_step.py.
 """
 
 import json
 import shutil
 
-import honest_run
-import killed_step
 import pytest
 
 from fedemb.keys import reservation_key_name, unbound_key_name
-from tests.forked import Forked
+from tests.kit.pipeline_runs import honest_run, killed_step
+from tests.kit.pipeline_runs.forked import Forked
 
 ORDER = ("reserve", "bind", "commit", "release")
 POINTS = [(act, point) for act in ORDER for point in killed_step.POINTS[act]]
@@ -45,7 +44,9 @@ def test_kill_leaves_nothing_broken_and_the_act_can_be_repeated(ready, tmp_path,
     root = tmp_path / "run"
     shutil.copytree(ready / act, root)
     run = honest_run.at(root)
-    killed = Forked(tmp_path / "log", "killed_step", act, point, root, "SIGKILL")
+    killed = Forked(
+        tmp_path / "log", "tests.kit.pipeline_runs.killed_step", act, point, root, "SIGKILL"
+    )
     assert killed.wait() == -9, killed.output()
     if (root / "policy" / "ledger" / "weekly").exists():
         ledger = run.ledger()

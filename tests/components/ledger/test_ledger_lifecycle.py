@@ -6,13 +6,11 @@ import math
 import shutil
 from datetime import UTC, datetime, timedelta
 
-import ledger_kit as kit_
 import pytest
 from dp_accounting import NeighboringRelation, pld
 from dp_accounting import dp_event as dpe
 from dp_accounting.rdp import compute_epsilon
 
-from fedemb.documents.artifacts import canonical_json, json_digest, sha256_hex
 from fedemb.errors import (
     BudgetExceeded,
     FedEmbError,
@@ -22,6 +20,7 @@ from fedemb.errors import (
     SignatureInvalid,
     StorageError,
 )
+from fedemb.foundation.canonical_json import canonical_json, json_digest, sha256_hex
 from fedemb.keys import reservation_key_name, unbound_key_name
 from fedemb.keys.signatures import Signer
 from fedemb.keys.trust import TrustStore
@@ -30,10 +29,11 @@ from fedemb.ledger import state as ledger_state
 from fedemb.ledger.budget import lowered, renyi_epsilon, spent
 from fedemb.ledger.chain import Chain
 from fedemb.ledger.records import encode_record
-from fedemb.pipelines.cli.ledger_summary import fitting
+from fedemb.pipelines.cli.ledger_commands.ledger_summary import fitting
 from fedemb.privacy.accounting.accounting import price, rdp_of
 from fedemb.storage import open_store
 from fedemb.storage.local import LocalStore
+from tests.kit import ledger_kit as kit_
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 

@@ -2,11 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import ledger_kit as kit_
 import pytest
 
 from fedemb.errors import LedgerError, Refused, Superseded
 from fedemb.keys.signatures import Signer
+from tests.kit import ledger_kit as kit_
 
 MODEL = kit_.sha("model")
 

@@ -4,8 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import honest_run
-import ledger_kit as kit_
 import numpy as np
 import pytest
 
@@ -19,7 +17,9 @@ from fedemb.ledger.records import encode_record, record_name
 from fedemb.pipelines.run.directory import RunDirectory
 from fedemb.pipelines.run.signed import signed_utility
 from fedemb.storage import open_store
-from tests.verified import problems_of
+from tests.kit import ledger_kit as kit_
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.verified import problems_of
 
 REASON = "a year is over"
 
@@ -320,8 +320,8 @@ def test_releases_of_before_and_after_verify_with_the_keys_pinned_first(two, whi
 
 def test_release_signed_again_with_a_retired_key_is_denied(two, tmp_path):
     """A thief of Monday's keys changes Tuesday's card, and signs manifest and bundle again."""
-    from fedemb import bundle as parts
     from fedemb.keys.signatures import bundle_signing_key
+    from fedemb.serving import bundle as parts
 
     pinned, _, keys, bundles = two
     forged = tmp_path / "2.0"

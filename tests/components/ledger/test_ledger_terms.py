@@ -6,7 +6,7 @@ import pytest
 
 from fedemb.errors import LedgerError
 from fedemb.ledger.terms import PolicyTerms
-from tests import ledger_kit
+from tests.kit import ledger_kit
 
 LEAST = ledger_kit.terms().users_lower_bound
 

@@ -1,6 +1,5 @@
 """A year of weekly runs with random crashes and retries: the account holds."""
 
-import ledger_kit as kit_
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
@@ -9,6 +8,7 @@ from fedemb.errors import BudgetExceeded
 from fedemb.keys import reservation_key_name
 from fedemb.ledger.budget import renyi_epsilon
 from fedemb.privacy.accounting.accounting import rdp_of
+from tests.kit import ledger_kit as kit_
 
 ORDER = 8.0
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE

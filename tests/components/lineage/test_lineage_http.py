@@ -4,9 +4,8 @@ import json
 import logging
 import time
 
-import honest_run
-
-from fedemb import lineage
+from fedemb.reports import lineage
+from tests.kit.pipeline_runs import honest_run
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),

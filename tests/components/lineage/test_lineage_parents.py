@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import honest_run
 import pytest
 
-from fedemb import lineage
-from fedemb.documents.artifacts import write_bytes
-from fedemb.documents.document import encode
 from fedemb.errors import GateDenied
+from fedemb.foundation.document import encode
+from fedemb.foundation.files import write_bytes
+from fedemb.reports import lineage
+from tests.kit.pipeline_runs import honest_run
 
 ROOT = Path(__file__).parents[3]
 METADATA = re.compile(r"ml[_-]metadata|metadata[_-](store|grpc|envoy)|\bmlmd\b", re.IGNORECASE)

@@ -3,10 +3,10 @@
 import json
 from datetime import UTC, datetime
 
-import honest_run
 import pytest
 
-from fedemb import lineage
+from fedemb.reports import lineage
+from tests.kit.pipeline_runs import honest_run
 
 STEPS = [
     lineage.StepLineage("partition_users", {"raw_images": None}, {"users": "c" * 64}),

@@ -2,14 +2,15 @@
 
 import json
 
-import honest_run
 import pytest
 
-from fedemb import lineage
-from fedemb.documents.artifacts import file_digest, write_bytes
-from fedemb.documents.document import encode
 from fedemb.errors import GateDenied, SignatureInvalid
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import encode
+from fedemb.foundation.files import write_bytes
 from fedemb.ledger import Ledger
+from fedemb.reports import lineage
+from tests.kit.pipeline_runs import honest_run
 
 FORGED = "f" * 64
 """Of a document that somebody changed: a plain digest of private rows, say."""

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from partition_run import Partitioner
+
+from tests.kit.pipeline_runs.partition_run import Partitioner
 
 
 @pytest.fixture

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from partition_run import (
+
+from fedemb.config import RunConfig
+from fedemb.data.client_data import GroupIndex, UserStore
+from fedemb.data.hashing import Hasher
+from fedemb.data.sources import Batch
+from fedemb.documents.users import UsersManifest
+from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
+from fedemb.foundation.document import read
+from fedemb.steps.partition_users.prepare import Preparer
+from tests.kit.pipeline_runs.partition_run import (
     KEY,
     Partitioner,
     context_of,
@@ -24,16 +33,7 @@ from partition_run import (
     user_key,
     write_parquet,
 )
-
-from fedemb.config import RunConfig
-from fedemb.data.client_data import GroupIndex, UserStore
-from fedemb.data.hashing import Hasher
-from fedemb.data.sources import Batch
-from fedemb.documents.document import read
-from fedemb.documents.users import UsersManifest
-from fedemb.errors import ArtifactError, ConfigError, InputError, PlanMismatch, StorageError
-from fedemb.steps.partition_users.prepare import Preparer
-from tests.verified_folder import as_committed
+from tests.kit.verified_folder import as_committed
 
 SECRET = "ada.lovelace@example.org"
 
@@ -309,7 +309,7 @@ def test_several_cohorts_without_a_cohort_column_are_refused(partition: Partitio
 
 
 def test_step_publishes_a_manifest_without_counts_and_with_commitments(tmp_path: Path) -> None:
-    from fedemb.documents.artifacts import tree_digest
+    from fedemb.foundation.digests import tree_digest
     from fedemb.keys import commit_to_people, commitment_key, open_key_store
     from fedemb.steps.partition_users.partition import run
 

@@ -14,13 +14,13 @@ import apache_beam as beam
 import pytest
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.pvalue import AsDict, AsIter, AsList, AsSingleton
-from partition_run import KEY, make_config
 
 from fedemb.data.hashing import KeyRef
 from fedemb.data.sources import Part
 from fedemb.steps.partition_users import shards, transforms
 from fedemb.steps.partition_users.public_set import build_public
 from fedemb.steps.partition_users.reading import Job
+from tests.kit.pipeline_runs.partition_run import KEY, make_config
 
 BY_CONSTANTS = {"ByShard", "ByGroups", "ByFolder", "ByRejectShard", "ByRange"}
 """Grouped by hash range: shards, files of groups, folders."""

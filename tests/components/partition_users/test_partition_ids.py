@@ -10,7 +10,6 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from partition_run import KEY, Partitioner, make_config, picture, user_key
 
 from fedemb.data.hashing import Hasher
 from fedemb.data.identity import CURRENT, NameRule, rule_named
@@ -19,6 +18,7 @@ from fedemb.data.sources import Batch
 from fedemb.steps.partition_users.check import check
 from fedemb.steps.partition_users.prepare import Preparer
 from fedemb.steps.partition_users.tfrecords import _as_bytes
+from tests.kit.pipeline_runs.partition_run import KEY, Partitioner, make_config, picture, user_key
 
 EARLIER = NameRule("nfkc-strip/1")
 ALL_TRAIN = {"partition__evaluation": {"by": "hash", "fraction": 1e-9}}

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_run import KEY, Partitioner, make_config, rows_of, user_key, write_parquet
 
 from fedemb.data.hashing import Hasher, KeyRef, shard_of
 from fedemb.steps.partition_users.assignment import Assigner
 from fedemb.steps.partition_users.prepare import UserPart, merge, new_part
+from tests.kit.pipeline_runs.partition_run import (
+    KEY,
+    Partitioner,
+    make_config,
+    rows_of,
+    user_key,
+    write_parquet,
+)
 
 
 def test_user_is_in_exactly_one_virtual_client_per_grouping(partition: Partitioner) -> None:

@@ -14,19 +14,19 @@ from fedemb.keys import partition_key
 from fedemb.keys.deletion_marks import mark_deleted
 from fedemb.ledger import read_reservation, terms
 from fedemb.ledger.terms import PolicyTerms
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.partition_users import partition
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
-from tests.ledger_kit import connect
-from tests.partition_run import (
+from tests.kit.ledger_kit import connect
+from tests.kit.pipeline_runs.partition_run import (
     context_of,
     make_config,
     reserve_for,
     rows_of,
     write_parquet,
 )
-from tests.public_start import sign_start
+from tests.kit.public_start import sign_start
 
 EARLIER = NameRule("nfkc-strip/1")
 

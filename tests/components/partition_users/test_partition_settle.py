@@ -7,7 +7,7 @@ import pytest
 from fedemb.data.hashing import Hasher
 from fedemb.steps.partition_users.assignment import Assigner
 from fedemb.steps.partition_users.prepare import settle
-from tests.partition_run import make_config
+from tests.kit.pipeline_runs.partition_run import make_config
 
 USER = bytes(range(16))
 

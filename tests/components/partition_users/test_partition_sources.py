@@ -12,13 +12,13 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from partition_run import Partitioner, picture, rows_of, user_key
 
 from fedemb.config import SourceConfig
 from fedemb.data.photos import PhotoReader
 from fedemb.data.records import encode_example, example_class
 from fedemb.data.sources import Part, find_parts, read_part, read_public_images
 from fedemb.errors import InputError
+from tests.kit.pipeline_runs.partition_run import Partitioner, picture, rows_of, user_key
 
 
 def write_tfrecord(path: Path, records: list[bytes]) -> str:

@@ -8,15 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from fedemb.config import LossConfig, ModelConfig, PretrainingConfig, PublicStart, TrainingConfig
-from fedemb.documents.artifacts import file_digest
-from fedemb.embedding import (
-    build_backbone,
-    embed,
-    load_backbone,
-    pretrain,
-    train_centralized,
-)
+from fedemb.engine import build_backbone, embed, load_backbone, pretrain, train_centralized
 from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.foundation.digests import file_digest
 from fedemb.keys import open_key_store
 from fedemb.steps.pretrain_public import doublings
 from fedemb.steps.pretrain_public.pretrain import run
@@ -277,7 +271,7 @@ PROJECTED = ModelConfig(
 
 
 def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, tmp_path):
-    from fedemb.embedding.backbones.groups import trainable_variables
+    from fedemb.models.backbones.groups import trainable_variables
 
     path, model = application
     settings = PretrainingConfig(kind="import", import_path=str(path))
@@ -302,7 +296,7 @@ def test_application_with_batch_norm_is_frozen_and_mixes_no_images(application, 
 def test_batch_norm_that_still_trains_is_refused(application):
     import keras
 
-    from fedemb.embedding.backbones import check_backbone
+    from fedemb.models.backbones import check_backbone
 
     inputs = keras.Input((32, 32, 3))
     outputs = keras.layers.Dense(8)(application[1](inputs))
@@ -316,7 +310,7 @@ def test_batch_norm_that_still_trains_is_refused(application):
 def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
     import keras
 
-    from fedemb.embedding.imported import import_backbone
+    from fedemb.models.imported import import_backbone
 
     inputs = keras.Input((8, 8, 3))
     outputs = keras.layers.Dense(16)(keras.layers.Flatten()(inputs))
@@ -332,8 +326,8 @@ def test_pixels_are_those_of_keras_applications(tmp_path, pixels, mode):
 
 
 def test_features_as_long_as_an_embedding_get_a_projection_all_the_same(application):
-    from fedemb.embedding.backbones.groups import trainable_variables
-    from fedemb.embedding.imported import import_backbone
+    from fedemb.models.backbones.groups import trainable_variables
+    from fedemb.models.imported import import_backbone
 
     config = PROJECTED.model_copy(update={"embedding_dim": application[1].output_shape[-1]})
     imported = import_backbone(application[0], config)
@@ -357,8 +351,8 @@ def test_a_projection_that_cannot_be_cut_off_is_refused_before_anything_is_charg
 
 
 def test_second_layer_of_the_projection_trains_too(application):
-    from fedemb.embedding.backbones.groups import trainable_variables
-    from fedemb.embedding.imported import import_backbone
+    from fedemb.models.backbones.groups import trainable_variables
+    from fedemb.models.imported import import_backbone
 
     config = PROJECTED.model_copy(update={"projection_units": 12})
     first, again = (import_backbone(application[0], config, seed=3) for _ in range(2))

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
-from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
-from training_run import classifier_config, prepare
 
 import fedemb
 from fedemb.errors import ConfigError, UnsupportedAccounting
@@ -20,6 +18,8 @@ from fedemb.privacy.mechanisms.capped_image_poisson import (
     binomial_mixture,
 )
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
+from tests.kit.pipeline_runs.training_run import classifier_config, prepare
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 

@@ -8,15 +8,15 @@ import math
 
 import numpy as np
 import pytest
-from privacy_worlds import make_plan
 from scipy import stats
 
+from fedemb.engine.audit import independence as module
+from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit.independence import AttemptSecrets, independence
 from fedemb.keys import derive
-from fedemb.privacy.auditing import independence as module
-from fedemb.privacy.auditing.independence import AttemptSecrets, independence
-from fedemb.privacy.auditing.witness import WitnessMechanism
-from fedemb.privacy.mechanisms import noise, sampling
-from fedemb.privacy.mechanisms.noise import round_tag
+from fedemb.privacy.randomness import noise, sampling
+from fedemb.privacy.randomness.noise import round_tag
+from tests.kit.privacy_worlds import make_plan
 
 SECRETS = AttemptSecrets(b"r" * 32, "run", 1, "inputs")
 SIZE = 22_710
@@ -271,7 +271,7 @@ def test_canaries_see_noise_that_repeats_between_their_rounds(monkeypatch):
     for planted in (False, True):
         if planted:
             monkeypatch.setattr(
-                "fedemb.privacy.mechanisms.keyed_noise.tensor_key",
+                "fedemb.privacy.randomness.keyed_noise.tensor_key",
                 lambda key, tag, name: derive(key, "normals", b"", name),
             )
         witness = WitnessMechanism(plan, b"w" * 32, "run", 1, "inputs")

@@ -1,6 +1,6 @@
 """Epsilon never below an independent computation, and close to it, down to a delta of 1e-13.
 
-`tests/independent_epsilon.py` shares no code with the product. The library's own composition, kept
+`tests/statistical/independent_epsilon.py` shares no code with the product. The library's own composition, kept
 here as the planted bug, understates epsilon at small deltas and many rounds.
 """
 
@@ -18,7 +18,7 @@ from fedemb.privacy.accounting.accounting import price, upper_bound
 from fedemb.privacy.accounting.composed_losses import ComposedLosses
 from fedemb.privacy.accounting.gaussian_losses import gaussian_losses
 from fedemb.privacy.accounting.loss_grid import DISCRETISATION, PrivacyLosses
-from tests.independent_epsilon import add_or_remove, replace
+from tests.statistical.independent_epsilon import add_or_remove, replace
 
 ADD, ONE = Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_ONE
 GRID = [

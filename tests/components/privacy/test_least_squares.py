@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from privacy_worlds import ROOT, World, make_plan
 from scipy.stats import norm
 
 from fedemb.errors import ConfigError
@@ -10,6 +9,7 @@ from fedemb.privacy.mechanisms.least_squares import LeastSquares
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.planning.prices import guarantee_of
 from fedemb.privacy.queries import moment_sum as moments
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 GRID, CLASSES = 32, 3
 

@@ -5,11 +5,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import honest_run
 import pytest
-import training_run
 from dp_accounting import dp_event as dpe
-from privacy_worlds import ROOT, World
 from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
@@ -21,6 +18,8 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
 from fedemb.steps.gate_release import gate
 from tests.conftest import REPOSITORY
+from tests.kit.pipeline_runs import honest_run, training_run
+from tests.kit.privacy_worlds import ROOT, World
 
 
 class EveryoneConfig(NoisedConfig):
@@ -47,7 +46,7 @@ class Everyone(EveryoneConfig, MechanismPlan):
         return float(self.virtual_clients)
 
     def sample(self, round_key, round_index, index):
-        from fedemb.privacy.mechanisms.sampling import sample_groups
+        from fedemb.privacy.randomness.sampling import sample_groups
 
         return sample_groups(self, 1.0, round_key, round_index, index)
 

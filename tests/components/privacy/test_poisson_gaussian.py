@@ -7,7 +7,6 @@ from functools import cache
 import numpy as np
 import pytest
 from dp_accounting import dp_event as dpe
-from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
 
 from fedemb.config import RunConfig
@@ -17,15 +16,11 @@ from fedemb.privacy.accounting.accounting import price, upper_bound
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussian
 from fedemb.privacy.mechanisms.registry import MECHANISMS
-from fedemb.privacy.planning.frontier import (
-    FrontierPoint,
-    frontier,
-    prices_around,
-    simulation_at,
-)
+from fedemb.privacy.planning.frontier import FrontierPoint, frontier, prices_around, simulation_at
 from fedemb.privacy.planning.prices import epsilon_rdp, figures, guarantee_of
 from fedemb.steps.plan_privacy.explain import explain
 from fedemb.steps.plan_privacy.frontier import draw_frontier, full_batch_gains
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 DE = {"population": 50_000, "clients_per_round": 4096, "rounds": 875}
 

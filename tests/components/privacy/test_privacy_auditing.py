@@ -9,22 +9,22 @@ import math
 
 import numpy as np
 import pytest
-from privacy_worlds import adaptive, make_plan
-from training_run import classifier_config
-from training_run import config as embeddings
 
 from fedemb.config import ServerConfig
 from fedemb.documents.mechanism_audit import Witness
 from fedemb.documents.model_files import stored_move
+from fedemb.engine.audit import canaries as witnesses
+from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit.receipts import NoiseReceipts
 from fedemb.errors import ArtifactError
 from fedemb.keys import derive
-from fedemb.privacy.auditing import noise_floor as floors
-from fedemb.privacy.auditing import witness as witnesses
-from fedemb.privacy.auditing.noise_floor import noise_floor, why_no_floor
-from fedemb.privacy.auditing.receipts import NoiseReceipts
-from fedemb.privacy.auditing.witness import WitnessMechanism
-from fedemb.privacy.mechanisms.noise import gaussian, run_key, tensor_key
 from fedemb.privacy.queries import build_mechanism, clipped_sum
+from fedemb.privacy.randomness.noise import gaussian, run_key, tensor_key
+from fedemb.reports import noise_floor as floors
+from fedemb.reports.noise_floor import noise_floor, why_no_floor
+from tests.kit.pipeline_runs.training_run import classifier_config
+from tests.kit.pipeline_runs.training_run import config as embeddings
+from tests.kit.privacy_worlds import adaptive, make_plan
 
 DIM, ROUNDS = 3000, 6
 PLAN = {"noise_multiplier": 0.83, "sampling_probability": 0.1, "virtual_clients": 300}
@@ -185,7 +185,7 @@ def _longer(patch):
 
 
 def _oftener(patch):
-    from fedemb.privacy.mechanisms import sampling
+    from fedemb.privacy.randomness import sampling
 
     sound = sampling.heads
     patch.setattr(sampling, "heads", lambda words, probability: sound(words, 2 * probability))
@@ -320,7 +320,7 @@ def test_weights_without_noise_lie_below_the_floor_where_noise_is_longer_than_su
 
 def test_noise_floor_is_told_by_the_rule_that_trains():
     """Weights of start and means against the server's own step, decay, warm-up and average."""
-    from fedemb.embedding.server import initial_state, released_weights, server_step
+    from fedemb.engine.server import initial_state, released_weights, server_step
 
     server = ServerConfig(
         learning_rate=0.3, momentum=0.7, nesterov=True, weight_decay=0.05, schedule="cosine",
@@ -355,7 +355,7 @@ def test_where_no_floor_follows_from_the_plan_the_reason_is_told(plan, config, w
 
 def _saved(folder, name, **fields):
     from fedemb.config import ModelConfig
-    from fedemb.embedding import build_backbone, save_backbone
+    from fedemb.engine import build_backbone, save_backbone
 
     model = ModelConfig(backbone=name, image_size=8, embedding_dim=4, **fields)
     path = folder / f"{name}{len(fields)}.keras"

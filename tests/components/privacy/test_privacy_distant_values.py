@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from privacy_worlds import KINDS, ROOT, adaptive, make_plan
 
 from fedemb.errors import PlanMismatch
-from fedemb.privacy.mechanisms import noise
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
-from fedemb.privacy.mechanisms.sampling import user_words
 from fedemb.privacy.planning.projection import project
 from fedemb.privacy.queries import build_mechanism
+from fedemb.privacy.randomness import noise
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+from fedemb.privacy.randomness.sampling import user_words
+from tests.kit.privacy_worlds import KINDS, ROOT, adaptive, make_plan
 
 KEY = bytes(range(32))
 POWERS = sorted({n for k in range(25) for n in (2**k - 1, 2**k, 2**k + 1)})

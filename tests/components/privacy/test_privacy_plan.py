@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
-from privacy_worlds import KINDS, adaptive, make_plan
 
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import RunArtifacts
@@ -19,16 +18,18 @@ from fedemb.privacy.accounting.allocation import RandomAllocationDpEvent
 from fedemb.privacy.accounting.events import event_from_json
 from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
 from fedemb.privacy.accounting.sampler_share import sampler_delta
-from fedemb.privacy.mechanisms import toeplitz, tree_sensitivity
+from fedemb.privacy.mechanisms import tree_sensitivity
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json, plan_mechanism
 from fedemb.privacy.planning import calibration
 from fedemb.privacy.planning.calibration import with_target_epsilon
 from fedemb.privacy.planning.projection import project
 from fedemb.privacy.planning.tuning import conditions, price_tuning
+from fedemb.privacy.randomness import toeplitz
 from fedemb.reports.privacy_report_words import guarantee_sentence
-from fedemb.step_context import StepContext
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy.plan import check_composition, document, run, warnings
+from tests.kit.privacy_worlds import KINDS, adaptive, make_plan
 
 
 def run_config(mechanism: dict, **policy) -> RunConfig:

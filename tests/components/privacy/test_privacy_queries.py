@@ -11,12 +11,12 @@ from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as dpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
 
 from fedemb.errors import PlanMismatch, Refused
 from fedemb.keys import derive
-from fedemb.privacy.mechanisms import noise, toeplitz
 from fedemb.privacy.queries.protocol import dp_query
+from fedemb.privacy.randomness import noise, toeplitz
+from tests.kit.privacy_worlds import KINDS, ROOT, World, adaptive, make_plan
 
 tf = pytest.importorskip("tensorflow")
 queries = pytest.importorskip("fedemb.privacy.queries")
@@ -148,7 +148,7 @@ def test_the_count_of_an_adaptive_clip_is_bound_into_the_noise_of_the_update():
 
 def test_more_normals_than_the_sampler_is_accounted_for_are_refused(monkeypatch):
     m = mechanism()
-    monkeypatch.setattr("fedemb.privacy.mechanisms.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
+    monkeypatch.setattr("fedemb.privacy.randomness.keyed_noise.MAX_NORMALS", 2 * 20 * 10)
     m.aggregate(0, m.initial_sample_state(10))
     with pytest.raises(PlanMismatch, match="normals"):
         m.aggregate(1, m.initial_sample_state(11))

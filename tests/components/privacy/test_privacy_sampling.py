@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from privacy_worlds import ROOT, World, make_plan
 
 from fedemb.errors import PlanMismatch
-from fedemb.privacy.mechanisms import sampling
-from fedemb.privacy.mechanisms.noise import coin_threshold, coins, heads
-from fedemb.privacy.mechanisms.sampling import ParticipationLog
+from fedemb.privacy.randomness import sampling
+from fedemb.privacy.randomness.noise import coin_threshold, coins, heads
+from fedemb.privacy.randomness.sampling import ParticipationLog
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 USERS = range(100, 200)
 

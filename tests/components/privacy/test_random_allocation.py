@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting import dp_event as dpe
-from privacy_worlds import ROOT, World, make_plan
 from scipy import stats
 from scipy.special import ndtr
 
@@ -19,6 +18,7 @@ from fedemb.privacy.accounting.events import event_from_json, event_to_json
 from fedemb.privacy.accounting.loss_grid import pld_of
 from fedemb.privacy.mechanisms.mechanism import Cohort
 from fedemb.privacy.mechanisms.random_allocation import RandomAllocation
+from tests.kit.privacy_worlds import ROOT, World, make_plan
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 

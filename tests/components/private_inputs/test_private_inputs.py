@@ -3,13 +3,13 @@
 import shutil
 
 import pytest
-from evaluation_run import FinishedRun, config, shared_run, write_users
 
 from fedemb.data.client_data import UserStore
 from fedemb.errors import FedEmbError, PlanMismatch, Refused
-from fedemb.private_inputs import open_private
+from fedemb.runtime.private_inputs import open_private
 from fedemb.steps.audit_privacy import audit
 from fedemb.steps.evaluate_embeddings import evaluate
+from tests.kit.pipeline_runs.evaluation_run import FinishedRun, config, shared_run, write_users
 
 
 @pytest.fixture(scope="module")

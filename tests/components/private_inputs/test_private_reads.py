@@ -20,10 +20,10 @@ SOURCES = sorted(
 
 ALLOWED = {
     # The shared reader.
-    ("components/fedemb/private_inputs.py", "open_private", "context.private(people)"),
-    ("components/fedemb/private_inputs.py", "commitment_to", "context.private(people)"),
-    ("components/fedemb/private_inputs.py", "open_private", "VerifiedFolder"),
-    ("components/fedemb/private_inputs.py", "_commitment", "FolderCommitment"),
+    ("components/fedemb/runtime/private_inputs.py", "open_private", "context.private(people)"),
+    ("components/fedemb/runtime/private_inputs.py", "commitment_to", "context.private(people)"),
+    ("components/fedemb/runtime/private_inputs.py", "open_private", "VerifiedFolder"),
+    ("components/fedemb/runtime/private_inputs.py", "_commitment", "FolderCommitment"),
     # Opens a verified folder.
     ("components/fedemb/data/client_data.py", "read", "decode_user"),
     ("components/fedemb/data/client_data.py", "_reader", "ArrayRecordReader"),
@@ -42,7 +42,7 @@ ALLOWED = {
     ("components/audit_privacy/audit.py", "run", "context.private('audit')"),
     ("components/partition_users/partition.py", "run", "context.private_root"),
     # Makes the address.
-    ("components/fedemb/step_context.py", "private", "self.private_root"),
+    ("components/fedemb/runtime/step_context.py", "private", "self.private_root"),
 }
 """Module, function, access."""
 READERS = {

@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from honest_run import config
 
-from fedemb import provenance
 from fedemb.errors import ConfigError
+from fedemb.runtime import provenance
+from tests.kit.pipeline_runs.honest_run import config
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ BOUND = (
     "backend.py",
     "config/run.py",
     "data/hashing.py",
-    "embedding/unit_gradient.py",
+    "engine/units/unit_gradient.py",
     "keys/base.py",
     "steps/partition_users/assignment.py",
     "steps/reserve_budget/reserve.py",
@@ -53,9 +53,9 @@ def test_a_wheel_has_the_digest_of_its_checkout(package):
 @pytest.mark.parametrize(
     ("name", "change", "bound"),
     [
-        ("privacy/mechanisms/noise.py", lambda text: f"# more\n{text}", False),
-        ("privacy/mechanisms/noise.py", lambda text: text.replace('"""', '"""Now: ', 1), False),
-        ("privacy/mechanisms/noise.py", lambda text: f"{text}\nMORE = 1\n", True),
+        ("privacy/randomness/noise.py", lambda text: f"# more\n{text}", False),
+        ("privacy/randomness/noise.py", lambda text: text.replace('"""', '"""Now: ', 1), False),
+        ("privacy/randomness/noise.py", lambda text: f"{text}\nMORE = 1\n", True),
         ("ledger/budget.py", lambda text: text.replace(" / 2", " / 1", 1), True),
         *((name, lambda text: f"{text}\nMORE = 1\n", True) for name in BOUND),
         ("evaluation/metrics.py", lambda text: f"{text}\nMORE = 1\n", False),

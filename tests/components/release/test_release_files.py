@@ -1,11 +1,11 @@
 """A bundle that would not verify for its files is not published."""
 
-import fake_serving
-import honest_run
 import pytest
 
-from fedemb.bundle import SAVED_MODEL_FILES
 from fedemb.errors import Refused
+from fedemb.serving.bundle import SAVED_MODEL_FILES
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.servers import fake_serving
 
 
 @pytest.fixture(scope="module")

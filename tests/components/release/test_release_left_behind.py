@@ -1,10 +1,10 @@
 """A bundle that a killed release left in place is taken over as it is, if it is ours."""
 
-import honest_run
 import pytest
 
 from fedemb.errors import SignatureInvalid
 from fedemb.storage.local import LocalStore
+from tests.kit.pipeline_runs import honest_run
 
 MARKER = "glyphs/1.0.json"
 

@@ -4,31 +4,33 @@ import json
 import shutil
 from pathlib import Path
 
-import honest_run
 import numpy as np
 import pytest
 
-from fedemb import bundle
 from fedemb.data import photos
 from fedemb.data.hostile_photos import hostile_photos
 from fedemb.data.pixels import canonical_image, decode_pngs
-from fedemb.documents.artifacts import Raw, file_digest, write_bytes
-from fedemb.documents.document import encode
-from fedemb.embedding import embed as embed_pixels
+from fedemb.documents.artifacts import Raw
+from fedemb.engine import embed as embed_pixels
 from fedemb.errors import ArtifactError, GateDenied, Refused
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import encode
+from fedemb.foundation.files import write_bytes
 from fedemb.keys import open_key_store
 from fedemb.keys.signatures import trust_of
 from fedemb.reports import privacy_report_words as words
+from fedemb.serving import bundle
 from fedemb.steps.release_model import release
 from fedemb.steps.release_model.serving import load_whitelisted, save_preprocessing
-from tests.verified import problems_of
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.verified import problems_of
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     """A released run with a real, tiny backbone."""
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.engine import build_backbone
+    from fedemb.models.loading import save_backbone
 
     run = honest_run.start(tmp_path_factory.mktemp("release") / "run")
     backbone = build_backbone(run.config.model, seed=0)
@@ -80,7 +82,7 @@ def test_serving_signature_maps_pixels_to_unit_embeddings(released):
 
 
 def test_released_model_reads_every_photo_as_training_did(released):
-    from fedemb.embedding.released import ReleasedModel
+    from fedemb.serving.released import ReleasedModel
 
     model = ReleasedModel(Path(released.document["uri"]))
     model.check_parity()
@@ -194,7 +196,7 @@ def test_simulation_releases_nothing(tmp_path):
 def test_backbone_with_a_further_layer_is_refused(released, tmp_path):
     import keras
 
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.models.loading import save_backbone
 
     inputs = keras.Input((28, 28, 1))
     hidden = keras.layers.Dense(4, name="head")(keras.layers.Flatten()(inputs))

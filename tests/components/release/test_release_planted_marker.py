@@ -3,13 +3,13 @@
 import json
 import shutil
 
-import honest_run
 import pytest
 
-from fedemb.documents.document import encode
 from fedemb.errors import ArtifactError, Refused
+from fedemb.foundation.document import encode
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.steps.release_model import release
+from tests.kit.pipeline_runs import honest_run
 
 MARKER = "glyphs/1.0.json"
 

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
-import honest_run
 import pytest
 
 from fedemb.errors import InputError
 from fedemb.pipelines.cli.main import app
 from fedemb.steps.release_model.registries import BUNDLE, Release, register
+from tests.kit.pipeline_runs import honest_run
 
 
 def free_port() -> int:
@@ -144,7 +144,7 @@ def test_another_bundle_of_the_name_is_another_version_at_mlflow(release, mlflow
         other = replace(release, name="leaves", version=version, uri=uri, properties=properties)
         assert register(other, f"mlflow+{mlflow_server}") == ""
     found = MlflowClient(mlflow_server, mlflow_server).search_model_versions("name = 'leaves'")
-    assert sorted(item.tags["fedemb.bundle"] for item in found) == [
+    assert sorted(item.tags["fedemb.serving.bundle"] for item in found) == [
         "/a folder/leaves/2.0",
         "s3://releases/leaves/1.0",
     ]

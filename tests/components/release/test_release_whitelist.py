@@ -7,14 +7,14 @@ import sys
 import zipfile
 
 import h5py
-import honest_run
 import numpy as np
 import pytest
 
 from fedemb.config import ModelConfig
-from fedemb.documents.artifacts import file_digest
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
+from fedemb.foundation.digests import file_digest
+from tests.kit.pipeline_runs import honest_run
 
 MODEL = ModelConfig(backbone="lenet", embedding_dim=8, image_size=8, channels=1)
 HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
@@ -23,8 +23,8 @@ HEAD = np.random.default_rng(0).normal(size=(8, 10)).astype(np.float32)
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A backbone, and its SavedModel."""
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.engine import build_backbone
+    from fedemb.models.loading import save_backbone
     from fedemb.steps.release_model.serving import save_for_serving
 
     folder = tmp_path_factory.mktemp("saved")
@@ -69,7 +69,7 @@ def test_honest_model_passes(saved):
 def test_head_baked_in_by_the_serving_code_is_refused(saved, tmp_path, monkeypatch):
     import tensorflow as tf
 
-    from fedemb import embedding
+    from fedemb import engine as embedding
     from fedemb.steps.release_model.serving import save_for_serving
 
     folder, backbone = saved
@@ -192,8 +192,8 @@ def test_settings_of_the_process_have_no_room_for_numbers(saved):
 def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
     """Groups, standardised and fixed filters, a classifier: what one process saves, so does another
     call."""
-    from fedemb.embedding import build_backbone
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.engine import build_backbone
+    from fedemb.models.loading import save_backbone
     from fedemb.steps.release_model.serving import save_for_serving, serving_problem
 
     model = MODEL.model_copy(update={"backbone": name, "image_size": 32})
@@ -204,7 +204,7 @@ def test_every_kind_of_backbone_is_saved_again_alike(tmp_path, name):
 
 
 def test_other_values_in_the_same_shapes_are_refused(saved):
-    from fedemb.embedding.loading import save_backbone
+    from fedemb.models.loading import save_backbone
 
     folder, backbone = saved
     first = backbone.weights[0]

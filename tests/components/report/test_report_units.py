@@ -4,13 +4,12 @@ import html
 import re
 from types import SimpleNamespace
 
-import honest_run
 import pytest
 
 from fedemb.config import PretrainingConfig, RunConfig
-from fedemb.documents.document import read
 from fedemb.documents.evidence import read_evidence
 from fedemb.documents.privacy_report import PrivacyReport
+from fedemb.foundation.document import read
 from fedemb.pipelines.run.command import _said_of
 from fedemb.privacy.accounting.units import UNITS
 from fedemb.privacy.planning.prices import guarantee_of
@@ -20,7 +19,8 @@ from fedemb.reports.utility_words import covers
 from fedemb.steps.plan_privacy.explain import explain
 from fedemb.steps.plan_privacy.plan import plan_mechanism, warnings
 from fedemb.steps.release_model.model_card import model_card
-from tests.privacy_worlds import make_plan
+from tests.kit.pipeline_runs import honest_run
+from tests.kit.privacy_worlds import make_plan
 
 ALONE = {
     "kind": "poisson_gaussian",

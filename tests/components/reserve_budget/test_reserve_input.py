@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedemb import planted_bug_suite
 from fedemb.config import RunConfig
-from fedemb.documents.document import read
 from fedemb.documents.model import Pretrained
 from fedemb.documents.run_artifacts import RunArtifacts
 from fedemb.errors import (
@@ -20,15 +18,17 @@ from fedemb.errors import (
     Refused,
     SignatureInvalid,
 )
+from fedemb.foundation.document import read
 from fedemb.keys import LocalKeyStore
 from fedemb.keys.signatures import Signer, write_signed
 from fedemb.ledger import read_reservation
-from fedemb.provenance import privacy_code_digest
-from fedemb.step_context import StepContext
+from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.provenance import privacy_code_digest
+from fedemb.runtime.step_context import StepContext
 from fedemb.steps.plan_privacy import plan
 from fedemb.steps.reserve_budget import reserve
-from tests.ledger_kit import connect
-from tests.public_start import sign_start
+from tests.kit.ledger_kit import connect
+from tests.kit.public_start import sign_start
 
 
 def _config(root: Path, **changes: Any) -> RunConfig:

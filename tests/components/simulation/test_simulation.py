@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from fedemb import Simulation
 from fedemb.config import LocalTrainingConfig, ModelConfig, TrainingConfig
 from fedemb.data.array_users import ArrayUsers
-from fedemb.documents.artifacts import json_digest
-from fedemb.embedding import (
+from fedemb.engine import (
     ClientExamples,
     RoundFunction,
     build_backbone,
@@ -19,9 +18,10 @@ from fedemb.embedding import (
     server_step,
 )
 from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.canonical_json import json_digest
 from fedemb.keys import derive
 from fedemb.privacy.queries import build_mechanism
-from fedemb.simulation import RUN_ID
+from fedemb.training.simulation import RUN_ID
 
 KEY = bytes(range(32))
 PEOPLE = np.repeat(np.arange(24), 3)

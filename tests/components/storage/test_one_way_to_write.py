@@ -1,4 +1,4 @@
-"""Every output goes through fedemb.files: the list of writers, and what the shared way refuses."""
+"""Every output goes through fedemb.foundation.files: the list of writers, and what the shared way refuses."""
 
 import ast
 import os
@@ -10,7 +10,7 @@ import pytest
 from fedemb.config import BuiltinData
 from fedemb.data.glyphs import write_builtin
 from fedemb.errors import InputError
-from fedemb.files import create_bytes, new_file, open_log, write_bytes
+from fedemb.foundation.files import create_bytes, new_file, open_log, write_bytes
 from fedemb.pipelines.cli import main as cli
 from fedemb.storage import open_store
 
@@ -19,21 +19,21 @@ PACKAGES = [ROOT / "components", ROOT / "pipelines"]
 MEMORY, SCRATCH = "into memory", "into a temporary folder of its own"
 ELSEWHERE = {
     "components/audit_privacy/audit.py write_table": MEMORY,
-    "components/fedemb/data/glyphs.py ParquetWriter": "into a file of fedemb.files",
-    "components/fedemb/data/glyphs.py write_table": "into a file of fedemb.files",
+    "components/fedemb/data/glyphs.py ParquetWriter": "into a file of fedemb.foundation.files",
+    "components/fedemb/data/glyphs.py write_table": "into a file of fedemb.foundation.files",
     "components/fedemb/data/group_index.py new_file": MEMORY,
     "components/fedemb/data/group_index.py write_table": MEMORY,
     "components/fedemb/data/hostile_photos.py save": MEMORY,
-    "components/fedemb/embedding/export.py save": SCRATCH,
-    "components/fedemb/embedding/export.py write_bytes": SCRATCH,
-    "components/fedemb/embedding/feature_cache.py savez": MEMORY,
-    "components/fedemb/embedding/loading.py save": SCRATCH,
-    "components/fedemb/embedding/loading.py ZipFile": MEMORY,
-    "components/fedemb/embedding/photo_parts.py ParquetWriter": SCRATCH,
-    "components/fedemb/embedding/photo_parts.py write_table": "into memory, or see ParquetWriter",
-    "components/fedemb/embedding/packed_state.py savez": MEMORY,
-    "components/fedemb/events.py fdopen": "standard output",
-    "components/fedemb/events.py open": "the null device",
+    "components/fedemb/serving/export.py save": SCRATCH,
+    "components/fedemb/serving/export.py write_bytes": SCRATCH,
+    "components/fedemb/engine/feature_cache.py savez": MEMORY,
+    "components/fedemb/models/loading.py save": SCRATCH,
+    "components/fedemb/models/loading.py ZipFile": MEMORY,
+    "components/fedemb/serving/photo_parts.py ParquetWriter": SCRATCH,
+    "components/fedemb/serving/photo_parts.py write_table": "into memory, or see ParquetWriter",
+    "components/fedemb/engine/packed_state.py savez": MEMORY,
+    "components/fedemb/foundation/step_logging.py fdopen": "standard output",
+    "components/fedemb/foundation/step_logging.py open": "the null device",
     "components/fedemb/storage/local.py copyfile": "a download into a temporary folder",
     "components/fedemb/storage/local.py rename": "a finished folder to a name that must be free",
     "components/fedemb/training/diagnostics.py open": "TensorBoard appends; a new name by the time",
@@ -46,7 +46,7 @@ ELSEWHERE = {
     "components/partition_users/shards.py write_table": MEMORY,
     "components/plan_privacy/component.py write_text": "KFP names the path and uploads the file",
     "components/release_model/serving.py save": SCRATCH,
-    "pipelines/cli/ledger.py save": "TrustStore.save goes through fedemb.files",
+    "pipelines/cli/ledger_commands/ledger.py save": "TrustStore.save goes through fedemb.foundation.files",
     "pipelines/cli/quiet.py open": "the null device",
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
     "pipelines/run/local.py open": "the null device",
@@ -102,7 +102,7 @@ def test_every_file_is_written_by_the_shared_way_or_named_here():
     for package in PACKAGES:
         for path in package.rglob("*.py"):
             where = path.relative_to(ROOT).as_posix()
-            if "/steps/" not in where and where != "components/fedemb/files.py":
+            if "/steps/" not in where and where != "components/fedemb/foundation/files.py":
                 found |= _writers(path.read_text(), where)
     assert found == set(ELSEWHERE)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedemb.documents.artifacts import write_bytes
 from fedemb.errors import InputError, StorageError
+from fedemb.foundation.files import write_bytes
 from fedemb.storage import join, local_tree, open_store, put_tree
 from fedemb.storage.local import LocalStore
 

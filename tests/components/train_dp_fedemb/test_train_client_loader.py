@@ -7,8 +7,8 @@ import pytest
 
 from fedemb.data.client_data import UserStore
 from fedemb.training.client_loader import ClientLoader, all_classes
-from tests.training_run import SIZE, config, write_users
-from tests.verified_folder import as_committed
+from tests.kit.pipeline_runs.training_run import SIZE, config, write_users
+from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")

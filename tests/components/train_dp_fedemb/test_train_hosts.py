@@ -7,12 +7,12 @@ import signal
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import file_digest
-from fedemb.embedding.hosts import LOST, Place
+from fedemb.engine.hosts import LOST, Place
 from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.foundation.digests import file_digest
 from fedemb.training import hosts
-from tests.host_processes import embedded, played
-from tests.training_run import ReadyRun, config, round_times
+from tests.kit.pipeline_runs.host_processes import embedded, played
+from tests.kit.pipeline_runs.training_run import ReadyRun, config, round_times
 
 SOUND = ("alone", "killed", "together")
 FAULTS = ("alone", "lost", "again:lost", "chief_lost", "preempted", "darkened")

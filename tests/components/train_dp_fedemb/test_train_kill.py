@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import file_digest
-from tests.training_run import ReadyRun, config, prepare, round_times
+from fedemb.foundation.digests import file_digest
+from tests.kit.pipeline_runs.training_run import ReadyRun, config, prepare, round_times
 
 # Not conftest's: `random_kills.py` comes here when rooms are imported already.
 REPOSITORY = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[3]
 def _train(root, kills):
     times = [f"{seconds:.4f}" for seconds in kills]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training_run", str(root), *times],
+        [sys.executable, "-m", "tests.kit.pipeline_runs.training_run", str(root), *times],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -14,23 +14,23 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedemb.config import FREE_SECTIONS
 from fedemb.data.client_data import UserStore, load_examples
 from fedemb.documents import artifacts
-from fedemb.documents.artifacts import file_digest
-from fedemb.documents.document import encode, read
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
-from fedemb.embedding import load_backbone, train_centralized
+from fedemb.documents.plan_document import read_plan
+from fedemb.engine import load_backbone, train_centralized
+from fedemb.engine.audit.canaries import COORDINATES
 from fedemb.errors import ConfigError, Interrupted, LedgerError, PlanMismatch, Refused
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import encode, read
 from fedemb.gate.artifact_rules import public_line
 from fedemb.keys.signatures import Signer, sign_document
 from fedemb.ledger import read_reservation, rotate_keys
 from fedemb.privacy import queries
-from fedemb.privacy.auditing.witness import COORDINATES
-from fedemb.privacy.planning.plan_document import read_plan
 from fedemb.steps.train_dp_fedemb import centralized, train
 from fedemb.training import attempt, checkpoint, trainer
 from fedemb.training.round_log import RoundLog
-from tests.training_run import RUN_ID, ReadyRun, config, prepare
-from tests.verified_folder import as_committed
+from tests.kit.pipeline_runs.training_run import RUN_ID, ReadyRun, config, prepare
+from tests.kit.verified_folder import as_committed
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ import shutil
 import numpy as np
 import pytest
 
-from fedemb.documents.artifacts import tree_digests
 from fedemb.documents.evidence import MODEL_FILES
-from fedemb.embedding import load_backbone
-from fedemb.embedding.side_by_side import SideBySide
+from fedemb.engine import load_backbone
+from fedemb.engine.vectorized_rounds import VectorizedRounds
 from fedemb.errors import ConfigError, PlanMismatch, Refused
+from fedemb.foundation.digests import tree_digests
 from fedemb.ledger import Reservation
-from fedemb.privacy.mechanisms import keyed_noise
-from fedemb.signed_inputs import read_reserved
+from fedemb.privacy.randomness import keyed_noise
+from fedemb.runtime.signed_inputs import read_reserved
 from fedemb.steps.train_dp_fedemb import train as train_dp_fedemb
 from fedemb.steps.train_dp_sgd import train as train_dp_sgd
 from fedemb.training import checkpoint
 from fedemb.training.round_log import RoundLog
-from tests.training_run import ReadyRun, classifier_config, config, prepare
+from tests.kit.pipeline_runs.training_run import ReadyRun, classifier_config, config, prepare
 
 ROUNDS = 3
 SETTINGS = {
@@ -137,7 +137,7 @@ def test_rounds_that_are_refused_are_refused_while_the_charge_can_be_given_back(
     elif prepared.config.model.trainable == "head":
         pytest.skip("a head alone has no layout")
     else:
-        monkeypatch.setattr(SideBySide, "require_exact", refuse)
+        monkeypatch.setattr(VectorizedRounds, "require_exact", refuse)
     with pytest.raises(Refused, match="No private image was read: `fedemb ledger void`"):
         ready.train()
     context = ready.context()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from fedemb.embedding.hosts import CHIEF, Place
+from fedemb.engine.hosts import CHIEF, Place
 from fedemb.errors import ConfigError, StorageError
 from fedemb.training.train_job import HOSTS, POD, RUNTIME, hosts_of_the_step, train_job
 

@@ -8,22 +8,28 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from training_run import ReadyRun, Unaudited, classifier_config, config, prepare
 
 from fedemb.documents.mechanism_audit import Independence, MechanismAudit
-from fedemb.embedding import round_replay
-from fedemb.embedding.rounds import ParallelRounds
+from fedemb.engine.audit import independence, receipts, round_replay
+from fedemb.engine.rounds import ParallelRounds
 from fedemb.keys import derive
-from fedemb.privacy.auditing import independence, receipts
-from fedemb.privacy.mechanisms import group_poisson_gaussian, keyed_noise, sampling
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
+from fedemb.privacy.mechanisms import group_poisson_gaussian
 from fedemb.privacy.mechanisms.registry import plan_mechanism
 from fedemb.privacy.queries import running
 from fedemb.privacy.queries.clipped_sum import ClippedSum
 from fedemb.privacy.queries.running import Mechanism, RoundOutput
+from fedemb.privacy.randomness import keyed_noise, sampling
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 from fedemb.steps.train_dp_fedemb import train as embeddings
 from fedemb.steps.train_dp_sgd import train as classifier
 from fedemb.training import trainer
+from tests.kit.pipeline_runs.training_run import (
+    ReadyRun,
+    Unaudited,
+    classifier_config,
+    config,
+    prepare,
+)
 
 HEAD = {
     "model.trainable": "head",

@@ -10,10 +10,10 @@ from fedemb.keys import LocalKeyStore
 from fedemb.keys.signatures import Signer
 from fedemb.ledger import read_reservation
 from fedemb.storage import LocalStore
-from fedemb.storage.turns import Turn
+from fedemb.storage.fencing import FencingToken
 from fedemb.training import attempt, checkpoint
 from fedemb.training.signed_state import Origin, SignedState
-from tests.training_run import RUN_ID, prepare
+from tests.kit.pipeline_runs.training_run import RUN_ID, prepare
 
 
 class Killed(BaseException):
@@ -78,7 +78,7 @@ def _state(run, *, attempt=1, role="trainer", keys=None):
     trust = context.ledger.chain.trust
     bound = context.ledger.attempt(reservation).bind.body["inputs_sha"]
     store = LocalStore(run.private / "train" / "attempt-1")
-    turn = Turn(str(run.root / "turns of others"), "train_dp_fedemb")
+    turn = FencingToken(str(run.root / "turns of others"), "train_dp_fedemb")
     signer = Signer.newest(keys or context.keys, role)
     origin = Origin(RUN_ID, attempt, bound)
     return SignedState(store, turn, origin, signer, trust, reservation.sequence)

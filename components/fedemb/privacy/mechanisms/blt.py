@@ -9,14 +9,14 @@ from typing_extensions import override
 
 from fedemb.errors import PlanMismatch
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
+from fedemb.privacy.mechanisms.round_robin import RoundRobinConfig, RoundRobinPlan
 from fedemb.privacy.mechanisms.section import MechanismConfig
-from fedemb.privacy.mechanisms.turns import TurnsConfig, TurnsPlan
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
+    from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
 
 
-class BltConfig(TurnsConfig):
+class BltConfig(RoundRobinConfig):
     """Buffered linear Toeplitz noise: correlated, no sampling, bounded participation."""
 
     kind: Literal["blt"] = "blt"
@@ -24,7 +24,7 @@ class BltConfig(TurnsConfig):
     """Noise buffers (d)."""
 
 
-class Blt(BltConfig, TurnsPlan):
+class Blt(BltConfig, RoundRobinPlan):
     """The noise of a round partly cancels that of earlier ones.
 
     jax-privacy finds the parameters when a run is planned, which takes seconds to a minute; what
@@ -32,7 +32,7 @@ class Blt(BltConfig, TurnsPlan):
     """
 
     section = BltConfig
-    options = (*TurnsPlan.options, "buffers")
+    options = (*RoundRobinPlan.options, "buffers")
     label = "BLT"
     look: ClassVar[tuple[str, Any]] = ("#5c7a1f", (0, (6, 2, 1, 2, 1, 2)))
 
@@ -44,7 +44,7 @@ class Blt(BltConfig, TurnsPlan):
     @override
     @classmethod
     def derived(cls, section: BltConfig, numbers: PublicNumbers) -> dict[str, Any]:
-        from fedemb.privacy.mechanisms import toeplitz
+        from fedemb.privacy.randomness import toeplitz
 
         bounds = section.min_separation, section.max_participations
         decay, scale = toeplitz.optimise(section.rounds, *bounds, section.buffers)
@@ -84,27 +84,27 @@ class Blt(BltConfig, TurnsPlan):
 
     @override
     def check(self) -> None:
-        from fedemb.privacy.mechanisms.toeplitz import check
+        from fedemb.privacy.randomness.toeplitz import check
 
         check(self.blt_decay, self.blt_scale)
         super().check()
 
     @override
     def noise_stream(self, size: int) -> CorrelatedStream:
-        from fedemb.privacy.mechanisms.keyed_noise import BltStream, grid_scale
+        from fedemb.privacy.randomness.keyed_noise import BltStream, grid_scale
 
         return BltStream(self._decay, self._scale, grid_scale(self), size)
 
     @override
     def sensitivity_over(self, rounds: int) -> float:
-        from fedemb.privacy.mechanisms import toeplitz
+        from fedemb.privacy.randomness import toeplitz
 
         column = toeplitz.coefficients(self._decay, self._scale, rounds)
         return toeplitz.sensitivity(column, self.min_separation, self.max_participations)
 
     @override
     def sensitivity(self, min_separation: int, max_participations: int) -> float:
-        from fedemb.privacy.mechanisms import toeplitz
+        from fedemb.privacy.randomness import toeplitz
 
         column = toeplitz.coefficients(self._decay, self._scale, self.rounds)
         return toeplitz.sensitivity(column, min_separation, max_participations)
@@ -113,7 +113,7 @@ class Blt(BltConfig, TurnsPlan):
     def prefix_variance(self) -> float:
         import numpy as np
 
-        from fedemb.privacy.mechanisms import toeplitz
+        from fedemb.privacy.randomness import toeplitz
 
         column = toeplitz.inverse_coefficients(self._decay, self._scale, self.rounds)
         # Prefix sums of C^-1 Z have the coefficients' running sums as weights.
@@ -130,7 +130,7 @@ class Blt(BltConfig, TurnsPlan):
     @property
     @override
     def explanation(self) -> str:
-        return self.turns_explained + (
+        return self.round_robin_text + (
             "The noise of a round partly cancels that of earlier ones; a participation changes an "
             "update by up to 2C."
         )

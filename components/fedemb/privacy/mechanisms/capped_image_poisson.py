@@ -15,22 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.grid import MOST_UNITS
-from fedemb.privacy.mechanisms.mechanism import (
-    Cohort,
-    Comparison,
-    MechanismPlan,
-    PublicNumbers,
-)
+from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.section import NoisedConfig
+from fedemb.privacy.randomness.grid import MOST_UNITS
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
     from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class CappedImagePoissonConfig(NoisedConfig):
@@ -125,7 +120,7 @@ class CappedImagePoisson(CappedImagePoissonConfig, MechanismPlan):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_images
+        from fedemb.privacy.randomness.sampling import sample_images
 
         return sample_images(self.images_per_user, self.sampling_probability, round_key, index)
 

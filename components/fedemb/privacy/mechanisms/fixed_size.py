@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
 from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers, times
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class FixedSizeConfig(GroupedUsersConfig):
@@ -63,7 +63,7 @@ class FixedSize(FixedSizeConfig, GroupedUsers):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_slots
+        from fedemb.privacy.randomness.sampling import sample_slots
 
         return sample_slots(
             self.clients_per_round,

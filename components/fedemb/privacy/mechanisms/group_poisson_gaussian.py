@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, NoisedConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class GroupPoissonGaussianConfig(NoisedConfig):
@@ -56,7 +56,7 @@ class GroupPoissonGaussian(GroupPoissonGaussianConfig, MechanismPlan):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_groups
+        from fedemb.privacy.randomness.sampling import sample_groups
 
         return sample_groups(self, self.sampling_probability, round_key, round_index, index)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, NoisedConfig
 

@@ -16,13 +16,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from typing_extensions import override
 
 from fedemb.privacy.mechanisms.mechanism import Cohort, times
-from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
+from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
     from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class LeastSquaresConfig(UnitsAloneConfig):
@@ -51,7 +51,7 @@ class LeastSquaresConfig(UnitsAloneConfig):
             )
 
 
-class LeastSquares(LeastSquaresConfig, UnitsAlone):
+class LeastSquares(LeastSquaresConfig, PerUnitSampling):
     """Every unit adds one record (u u^T, label_weight x u y^T), of norm at most C, to one sum.
 
     |u| <= 1 before the products are formed, so the two parts have norms of at most 1 and
@@ -77,7 +77,7 @@ class LeastSquares(LeastSquaresConfig, UnitsAlone):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_units
+        from fedemb.privacy.randomness.sampling import sample_units
 
         return sample_units(1.0, round_key, index)
 

@@ -26,15 +26,15 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, mode
 
 from fedemb.errors import ConfigError
 from fedemb.privacy.accounting.units import Unit
-from fedemb.privacy.mechanisms.grid import GRID_BITS, MOST_GRID_BITS, check_room
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig, MechanismConfig
+from fedemb.privacy.randomness.grid import GRID_BITS, MOST_GRID_BITS, check_room
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
-    from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
+    from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
+    from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
 SCHEMA = "fedemb/mechanism_plan/2"
 LEAST_NOISE = 1e-6
@@ -264,7 +264,7 @@ class MechanismPlan(MechanismConfig):
         Args:
           coin_key: `noise.run_key(root, "coins", ...)`.
         """
-        from fedemb.privacy.mechanisms.sampling import Sampler
+        from fedemb.privacy.randomness.sampling import Sampler
 
         return Sampler(self, coin_key)
 
@@ -419,7 +419,7 @@ class MechanismPlan(MechanismConfig):
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON."""
-        from fedemb.documents.artifacts import json_digest
+        from fedemb.foundation.canonical_json import json_digest
 
         return json_digest(self.to_json())
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
-from fedemb.config.section import Probability
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.grid import MAX_SUM_BITS, MOST_GRID_BITS
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, PublicNumbers
 from fedemb.privacy.mechanisms.section import MechanismConfig
+from fedemb.privacy.randomness.grid import MAX_SUM_BITS, MOST_GRID_BITS
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class NotPrivateConfig(MechanismConfig):
@@ -65,7 +65,7 @@ class NotPrivate(NotPrivateConfig, MechanismPlan):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_groups
+        from fedemb.privacy.randomness.sampling import sample_groups
 
         return sample_groups(self, self.sampling_probability, round_key, round_index, index)
 

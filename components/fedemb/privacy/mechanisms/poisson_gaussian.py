@@ -15,21 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.binomial_mixture import binomial_mixture
-from fedemb.privacy.mechanisms.mechanism import (
-    Cohort,
-    Comparison,
-    PublicNumbers,
-)
+from fedemb.privacy.mechanisms.mechanism import Cohort, Comparison, PublicNumbers
+from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
-from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
     from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class PoissonGaussianConfig(UnitsAloneConfig):
@@ -53,7 +49,7 @@ class PoissonGaussianConfig(UnitsAloneConfig):
             )
 
 
-class PoissonGaussian(PoissonGaussianConfig, UnitsAlone):
+class PoissonGaussian(PoissonGaussianConfig, PerUnitSampling):
     """Each unit takes part with probability q, alone, and adds one vector of norm at most C.
 
     Coins are independent of data and of each other, and no unit's integers depend on another unit.
@@ -88,7 +84,7 @@ class PoissonGaussian(PoissonGaussianConfig, UnitsAlone):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_units
+        from fedemb.privacy.randomness.sampling import sample_units
 
         return sample_units(self.sampling_probability, round_key, index)
 

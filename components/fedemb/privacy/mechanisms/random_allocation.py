@@ -17,12 +17,12 @@ from typing_extensions import override
 
 from fedemb.errors import ConfigError
 from fedemb.privacy.mechanisms.mechanism import Cohort, times
-from fedemb.privacy.mechanisms.units_alone import UnitsAlone, UnitsAloneConfig
+from fedemb.privacy.mechanisms.per_unit_sampling import PerUnitSampling, UnitsAloneConfig
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event as dpe
 
-    from fedemb.privacy.mechanisms.sampling import Index, Sampler, VirtualClient
+    from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
 
 
 class RandomAllocationConfig(UnitsAloneConfig):
@@ -33,7 +33,7 @@ class RandomAllocationConfig(UnitsAloneConfig):
     """Rounds (t) of which each unit takes part in exactly one; they divide `rounds`."""
 
 
-class RandomAllocation(RandomAllocationConfig, UnitsAlone):
+class RandomAllocation(RandomAllocationConfig, PerUnitSampling):
     """Each unit takes part in one round of each epoch, alone, with one vector of norm at most C.
 
     Which round is drawn for each unit alone, so no unit moves another. The sums of an epoch are a
@@ -72,7 +72,7 @@ class RandomAllocation(RandomAllocationConfig, UnitsAlone):
 
     @override
     def sampler(self, coin_key: bytes) -> Sampler:
-        from fedemb.privacy.mechanisms.sampling import AllocationSampler
+        from fedemb.privacy.randomness.sampling import AllocationSampler
 
         return AllocationSampler(self, coin_key, self.rounds_per_epoch)
 

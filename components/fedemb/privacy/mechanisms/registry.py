@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedemb.documents.artifacts import canonical_json
 from fedemb.errors import ArtifactError, ConfigError
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.privacy.mechanisms.blt import Blt
 from fedemb.privacy.mechanisms.capped_image_poisson import CappedImagePoisson
 from fedemb.privacy.mechanisms.fixed_size import FixedSize

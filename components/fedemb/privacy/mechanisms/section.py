@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fedemb.config.section import Section
+from fedemb.foundation.section import Section
 from fedemb.privacy.accounting.units import Unit
 
 MOST_NOISE = 1e6

@@ -8,13 +8,13 @@ from pydantic import NonNegativeInt
 from typing_extensions import override
 
 from fedemb.privacy.mechanisms.mechanism import Cohort, PublicNumbers
-from fedemb.privacy.mechanisms.turns import TurnsConfig, TurnsPlan
+from fedemb.privacy.mechanisms.round_robin import RoundRobinConfig, RoundRobinPlan
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.keyed_noise import CorrelatedStream
+    from fedemb.privacy.randomness.keyed_noise import CorrelatedStream
 
 
-class TreeAggregationConfig(TurnsConfig):
+class TreeAggregationConfig(RoundRobinConfig):
     """DP-FTRL: noise on the nodes of a binary tree over rounds; bounded participation."""
 
     kind: Literal["tree_aggregation"] = "tree_aggregation"
@@ -22,11 +22,11 @@ class TreeAggregationConfig(TurnsConfig):
     """Rounds per tree; 0: one tree for the run."""
 
 
-class TreeAggregation(TreeAggregationConfig, TurnsPlan):
+class TreeAggregation(TreeAggregationConfig, RoundRobinPlan):
     """The noise of the first t rounds is that of the nodes that cover them."""
 
     section = TreeAggregationConfig
-    options = (*TurnsPlan.options, "restart_every")
+    options = (*RoundRobinPlan.options, "restart_every")
     compared = True
     label = "tree aggregation"
     look: ClassVar[tuple[str, Any]] = ("#6a4fa3", "-.")
@@ -54,7 +54,7 @@ class TreeAggregation(TreeAggregationConfig, TurnsPlan):
 
     @override
     def noise_stream(self, size: int) -> CorrelatedStream:
-        from fedemb.privacy.mechanisms.keyed_noise import TreeStream, grid_scale
+        from fedemb.privacy.randomness.keyed_noise import TreeStream, grid_scale
 
         return TreeStream(self.restart_every or self.rounds, grid_scale(self), size)
 
@@ -82,7 +82,7 @@ class TreeAggregation(TreeAggregationConfig, TurnsPlan):
     @property
     @override
     def explanation(self) -> str:
-        return self.turns_explained + (
+        return self.round_robin_text + (
             "Noise sits on the nodes of a binary tree over rounds; a participation changes an "
             "update by up to twice the clip (2C)."
         )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from fedemb.config.section import Probability
+from fedemb.foundation.section import Probability
 from fedemb.privacy.mechanisms.grouped_users import GroupedUsers, GroupedUsersConfig
 from fedemb.privacy.mechanisms.mechanism import Cohort
 
 if TYPE_CHECKING:
-    from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
+    from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 
 class UserPoissonConfig(GroupedUsersConfig):
@@ -51,7 +51,7 @@ class UserPoisson(UserPoissonConfig, GroupedUsers):
 
     @override
     def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
-        from fedemb.privacy.mechanisms.sampling import sample_users_into_groups
+        from fedemb.privacy.randomness.sampling import sample_users_into_groups
 
         return sample_users_into_groups(
             self.clients_per_round, self.sampling_probability, round_key, index

@@ -17,7 +17,7 @@ from typing import Any
 
 from dp_accounting import NeighboringRelation
 
-from fedemb.documents.artifacts import canonical_json
+from fedemb.foundation.canonical_json import canonical_json
 from fedemb.privacy.accounting import accounting
 from fedemb.privacy.accounting.accounting import AccountantName, upper_bound
 from fedemb.privacy.accounting.events import event_from_json, event_to_json

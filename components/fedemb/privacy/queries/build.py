@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.noise import run_key
 from fedemb.privacy.queries.running import Mechanism
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+from fedemb.privacy.randomness.noise import run_key
 
 if TYPE_CHECKING:
     from fedemb.privacy.queries.protocol import dp_query

@@ -21,10 +21,10 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from fedemb.errors import ConfigError
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise, grid_scale
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.noise import Integers
 from fedemb.privacy.mechanisms.section import AdaptiveClipConfig
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise, grid_scale
+from fedemb.privacy.randomness.noise import Integers
 
 Record = tuple[Any, ...]
 """`(update,)`, or `(update, below)` with an adaptive clip: int64 `[dim]` and int64 scalar, tensors
@@ -185,7 +185,7 @@ def _exact_ops() -> Any:
     if found != "float64":
         raise ConfigError(
             f"Keras on {keras.backend.backend()} computes the clip in {found}, wanted float64; "
-            "call it inside `fedemb.backend.exact_numbers()`"
+            "call it inside `fedemb.models.keras_backend.exact_numbers()`"
         )
     return ops
 

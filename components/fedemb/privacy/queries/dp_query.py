@@ -22,10 +22,10 @@ import tensorflow as tf
 from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.clipped_sum import ClippedSum, Record, clipped_sum
 from fedemb.privacy.queries.protocol import dp_query, normalized_query
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
 class GlobalState(NamedTuple):

@@ -10,10 +10,7 @@ from fedemb.errors import ConfigError
 # Its __init__ imports TF-1 estimators that no longer exist; this is its own switch against that.
 sys.skip_tf_privacy_import = True  # pyright: ignore[reportAttributeAccessIssue]
 try:
-    from tensorflow_privacy.privacy.dp_query import (
-        dp_query,
-        normalized_query,
-    )
+    from tensorflow_privacy.privacy.dp_query import dp_query, normalized_query
 except ModuleNotFoundError as error:
     raise ConfigError(
         f"{error.name} is not installed, and pip does not install it with fedemb, as it pins a "

@@ -17,10 +17,10 @@ from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
 from fedemb.errors import PlanMismatch, Refused
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
-from fedemb.privacy.mechanisms.sampling import Index, VirtualClient
 from fedemb.privacy.queries.clipped_sum import Record, clipped_sum
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
+from fedemb.privacy.randomness.sampling import Index, VirtualClient
 
 STATE_SCHEMA = "fedemb/mechanism_state/2"
 

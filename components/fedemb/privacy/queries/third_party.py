@@ -15,12 +15,12 @@ from dp_accounting import dp_event as dpe
 from typing_extensions import override
 
 from fedemb.errors import Refused
-from fedemb.privacy.mechanisms.keyed_noise import KeyedNoise
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.queries.clipped_sum import Record
 from fedemb.privacy.queries.dp_query import empty, flat, normalized
 from fedemb.privacy.queries.protocol import dp_query
 from fedemb.privacy.queries.running import Mechanism
+from fedemb.privacy.randomness.keyed_noise import KeyedNoise
 
 
 class QueryMechanism(Mechanism):

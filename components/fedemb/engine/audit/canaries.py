@@ -1,0 +1,188 @@
+"""Witness: canaries that go through a mechanism of their own, made from the plan as the real one.
+
+Sampler, clip, grid, sum and noise are the same code under a key of their own, so what comes out
+tells noise, clip and sampling probability as they run. Canaries train nothing: their vectors lie in
+coordinates that no model has, and no real user's record, coin or noise depends on them. What is
+published of them is a function of keys and plan alone and costs no user anything.
+"""
+
+# TensorFlow and jax-privacy ship no types; our own signatures are checked.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedemb.documents.mechanism_audit import SIGMAS, LowerBounds, Witness
+from fedemb.keys import derive
+from fedemb.models.keras_backend import exact_numbers, keras_ops, traced
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+    from fedemb.privacy.randomness.sampling import VirtualClient
+
+COORDINATES = 4096
+CANARIES = 256
+"""That are put in; as many are left out, and nothing of theirs is ever added."""
+ROUNDS = 32
+"""Rounds with canaries at least, if there are so many; they are spread evenly."""
+_LENGTH = 10.0
+"""Of a canary's record before the clip, in clips."""
+_OWN = COORDINATES // (2 * CANARIES)
+_SCORES, _BEFORE = "scores", "before"
+
+
+class CanaryIndex:
+    """Canaries as users: in virtual client i mod G of every grouping lies canary i.
+
+    Where images of a user are sampled alone, each canary is such an image.
+    """
+
+    def __init__(self, plan: MechanismPlan):
+        self.virtual_clients, self.groupings = plan.virtual_clients, plan.groupings
+        self._each = plan.user_contributions
+        self.user_count = -(-CANARIES // self._each)
+        numbers = np.arange(self.user_count, dtype=np.uint64)
+        self.user_keys = numbers * np.uint64(0x9E3779B97F4A7C15)
+
+    def members(self, grouping: int, group: int) -> np.ndarray:
+        """Canaries of a virtual client."""
+        del grouping
+        return np.arange(group, CANARIES, self.virtual_clients)
+
+    def canaries(self, client: VirtualClient) -> np.ndarray:
+        """Numbers of the canaries that bring a virtual client's vector."""
+        if self._each == 1:
+            return client.users
+        images = client.users * self._each + client.grouping
+        return images[images < CANARIES]
+
+
+class WitnessMechanism:
+    """The canaries of one attempt.
+
+    Args:
+      plan: of the attempt, whose rounds do not share noise.
+      root_key: of the attempt; the witness takes a subkey of its own.
+      run_id: the run.
+      attempt: the attempt.
+      inputs_sha: of everything that goes in.
+    """
+
+    def __init__(
+        self, plan: MechanismPlan, root_key: bytes, run_id: str, attempt: int, inputs_sha: str
+    ):
+        from fedemb.privacy.queries import build_mechanism
+
+        ops = keras_ops()
+        # A constant clip, and a virtual client for each canary where whole ones are sampled.
+        self.plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
+        if plan.adaptive_clip is not None:
+            self.plan = self.plan.replaced(adaptive_clip=None)
+        key = derive(root_key, "witness")
+        self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
+        self._index = CanaryIndex(self.plan)
+        random = np.random.default_rng(list(derive(key, "membership")))
+        # Which canaries are in is secret until the run is over: nobody could treat them apart.
+        self._included = random.permutation(2 * CANARIES)[:CANARIES]
+        self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
+        self._sums = {"energy": 0.0, "length": 0.0, "between": 0.0}
+        self._before = np.zeros(COORDINATES)
+        self._scores = np.zeros(2 * CANARIES)
+        mechanism, parameters = self._mechanism, self._mechanism.sample_params()
+
+        def summed(records: Any) -> Any:
+            clipped = ops.vectorized_map(lambda r: mechanism.record(parameters, [r])[0], records)
+            return (ops.sum(clipped, axis=0),)
+
+        self._summed = traced(summed)
+
+    def add(self, round_index: int) -> None:
+        """Lets the canaries take part in a round, if it is one of theirs."""
+        if round_index % max(1, self.plan.rounds // ROUNDS):
+            return
+        clients = self._mechanism.sample_clients(round_index, self._index)
+        taken = [found for client in clients if len(found := self._index.canaries(client))]
+        # As many rows in every round, so that it is compiled once: a row of zeros adds nothing.
+        directions = np.zeros((CANARIES, 2 * CANARIES, _OWN), np.float32)
+        for row, canaries in enumerate(taken):
+            directions[row, self._included[canaries]] = 1.0
+        directions = directions.reshape(CANARIES, COORDINATES)
+        directions /= np.maximum(1, np.linalg.norm(directions, axis=1, keepdims=True))
+        clip = self.plan.l2_norm_clip
+        with exact_numbers():
+            state = self._summed(directions * np.float32(_LENGTH * clip))
+        output = self._mechanism.aggregate(round_index, state).mean.astype(np.float64)
+        output *= self.plan.normaliser / clip
+        along = directions.astype(np.float64) @ output
+        self._counts["rounds"] += 1
+        self._counts["contributions"] += len(taken)
+        self._counts["taken"] += sum(map(len, taken))
+        self._sums["length"] += float(along.sum())
+        self._sums["energy"] += float(output @ output - along @ along)
+        rest = output - along @ directions
+        self._sums["between"] += float(rest @ self._before)
+        self._before = rest
+        self._scores += output.reshape(2 * CANARIES, _OWN).sum(axis=1)
+
+    @property
+    def rounds_differ(self) -> bool:
+        """Whether what is noise alone in one round is uncorrelated with that of the round before.
+
+        Given the round before, a product is a normal number of standard deviation sigma |rest|.
+        """
+        pairs = max(0, self._counts["rounds"] - 1) * COORDINATES
+        most = SIGMAS * self.plan.noise_multiplier**2 * math.sqrt(pairs)
+        return abs(self._sums["between"]) <= most
+
+    @property
+    def found(self) -> Witness:
+        """What the canaries saw so far."""
+        counts, sums = self._counts, self._sums
+        chance = None if self.plan.draws_places else self.plan.chance
+        free = counts["rounds"] * COORDINATES - counts["contributions"]
+        taken = counts["taken"] / max(1, counts["rounds"] * CANARIES)
+        return Witness(
+            rounds=counts["rounds"],
+            coordinates=COORDINATES,
+            canaries=CANARIES,
+            contributions=counts["contributions"],
+            noise_multiplier=math.sqrt(sums["energy"] / max(1, free)),
+            contribution=sums["length"] / max(1, counts["contributions"]),
+            sampling_probability=None if chance is None else taken,
+        )
+
+    def lower_bounds(self, delta: float) -> LowerBounds:
+        """Bounds on epsilon from the canaries' scores, 95 %.
+
+        Args:
+          delta: of the guarantee.
+        """
+        from jax_privacy.auditing import CanaryScoreAuditor
+
+        left_out = np.ones(2 * CANARIES, bool)
+        left_out[self._included] = False
+        auditor = CanaryScoreAuditor(self._scores[self._included], self._scores[left_out])
+        return LowerBounds(
+            included=CANARIES,
+            left_out=CANARIES,
+            one_run=float(auditor.epsilon_one_run(0.05, delta)),
+            f_dp=float(auditor.epsilon_one_run_fdp(0.05, delta)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures so far."""
+        kept = {_SCORES: self._scores.tolist(), _BEFORE: self._before.tolist()}
+        return {**self._counts, **self._sums, **kept}
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Goes on after the rounds that `to_json` was called after."""
+        self._scores = np.array(figures[_SCORES])
+        self._before = np.broadcast_to(np.array(figures[_BEFORE]), COORDINATES)
+        self._counts = {name: figures[name] for name in self._counts}
+        self._sums = {name: figures[name] for name in self._sums}

@@ -1,0 +1,125 @@
+"""Noise receipts: a round's output, regressed on its noise drawn again from key and tag.
+
+An output S + N, with N drawn independently of S with standard deviation s in each of d coordinates,
+has slope 1 on N, give or take |S| / (s d). Noise that was discarded, scaled, drawn under another
+key or shrunk with the sum gives another slope, and no data set can hide it. Where sums are so long
+that a slope says little (few weights, or one round of everybody), rounds that are run again tell to
+the last digit (`embedding.round_audit`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedemb.documents.mechanism_audit import SIGMAS, Receipts
+from fedemb.privacy.randomness.noise import Floats, gaussian, tensor_key
+
+if TYPE_CHECKING:
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+_DIGITS = 1e-5
+"""Room for committed means, which are float32."""
+
+
+class NoiseReceipts:
+    """Receipts of the rounds so far.
+
+    Args:
+      plan: what was priced; its `noise_multiplier` is taken as it stands there.
+      noise_key: `noise.run_key(root, "noise", ...)`.
+      tags: of the rounds before, where rounds share their noise.
+    """
+
+    def __init__(self, plan: MechanismPlan, noise_key: bytes, tags: Sequence[bytes] = ()):
+        self._plan, self._key = plan, noise_key
+        self._stream: Any = None
+        self._before = list(tags)
+        self._rounds = self._failed = 0
+        self._noise = self._both = self._rest = 0.0
+
+    def add(self, mean: np.ndarray, l2_norm_clip: float, tag: bytes) -> float:
+        """Looks at a round and returns its slope. Raw.
+
+        Args:
+          mean: `[dim]`, as committed.
+          l2_norm_clip: of the round.
+          tag: of its noise.
+        """
+        output = mean.astype(np.float64) * (self._plan.normaliser / l2_norm_clip)
+        known = self._known(tag, output.size)
+        noise = self.drawn(tag, output.size) - known
+        output -= known
+        energy, both = float(noise @ noise), float(output @ noise)
+        slope = both / energy
+        rest = float(np.sum(np.square(output - slope * noise)))
+        self._rounds += 1
+        # Written so that NaN fails.
+        self._failed += not abs(slope - 1) <= self._tolerance(energy, rest, output.size)
+        self._noise, self._both, self._rest = (
+            self._noise + energy,
+            self._both + both,
+            self._rest + rest * energy / output.size,
+        )
+        return slope
+
+    def drawn(self, tag: bytes, size: int) -> Floats:
+        """The noise of the next round on the sum / clip, again."""
+        if not self._plan.tracks_participation:
+            key = tensor_key(self._key, tag, "update")
+            return gaussian(key, size) * self._plan.noise_multiplier
+        self._begin(size)
+        return self._row(self._stream, tensor_key(self._key, tag, "update"))
+
+    def drawn_count(self, tag: bytes, count_noise_multiplier: float) -> float:
+        """The noise of a round on the count of records below an adaptive clip, again."""
+        return float(gaussian(tensor_key(self._key, tag, "below"), 1)[0]) * count_noise_multiplier
+
+    def _known(self, tag: bytes, size: int) -> Floats | float:
+        """What the round might as well have been noised with, where rounds share noise.
+
+        Its sums may follow the noise of earlier rounds, and so not be independent of what is left
+        of it in this one. With another fresh part in its place that is the same in both, and their
+        difference is noise that no sum can follow.
+        """
+        if not self._plan.tracks_participation:
+            return 0.0
+        self._begin(size)
+        key = tensor_key(self._key, tag, "another")
+        return self._row(copy.deepcopy(self._stream), key)
+
+    def _begin(self, size: int) -> None:
+        if self._stream is None:
+            self._stream = self._plan.noise_stream(size)
+            for earlier in self._before:
+                self._stream.next(tensor_key(self._key, earlier, "update"))
+
+    def _row(self, stream: Any, key: bytes) -> Floats:
+        return stream.next(key) / 2.0**self._plan.grid_bits
+
+    def _tolerance(self, energy: float, rest: float, size: int) -> float:
+        return SIGMAS * math.sqrt(rest / size / energy) + _DIGITS
+
+    @property
+    def found(self) -> Receipts:
+        """What the rounds so far say."""
+        if not self._noise > 0:
+            return Receipts(rounds=self._rounds, failed=self._failed, together=False)
+        tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + _DIGITS
+        slope = self._both / self._noise
+        together = abs(slope - 1) <= tolerance
+        return Receipts(rounds=self._rounds, failed=self._failed, together=together)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures so far. Raw."""
+        names = ("_rounds", "_failed", "_noise", "_both", "_rest")
+        return {name.strip("_"): getattr(self, name) for name in names}
+
+    def restore(self, figures: dict[str, Any]) -> None:
+        """Goes on after the rounds that `to_json` was called after."""
+        for name, value in figures.items():
+            setattr(self, f"_{name}", value)

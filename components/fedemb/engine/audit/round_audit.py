@@ -1,0 +1,241 @@
+"""Evidence, gathered beside the rounds, that what was priced is what runs.
+
+It looks at records as they were committed, at keys while they exist, and trains two rounds again.
+It gives nothing to the training: with it or without it a run releases the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import ServerConfig
+from fedemb.documents.mechanism_audit import REPLAYED, Fold, Independence, MechanismAudit, Replay
+from fedemb.engine.audit.canaries import WitnessMechanism
+from fedemb.engine.audit.independence import AttemptSecrets, independence
+from fedemb.engine.audit.receipts import NoiseReceipts
+from fedemb.engine.audit.round_replay import OneRound
+from fedemb.engine.packed_state import pack, unpack
+from fedemb.engine.server import STATE_ARRAYS, ServerRule, ServerState, released_weights
+from fedemb.engine.training_round import TrainingRound
+from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.keys import derive
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.randomness.noise import run_key
+from fedemb.storage import Store
+
+_NAME = "audit.npz"
+
+
+@dataclass(frozen=True)
+class AttemptKeys:
+    """What noise and coins of an attempt are drawn from, while it exists."""
+
+    root_key: bytes
+    run_id: str
+    attempt: int
+    inputs_sha: str
+
+    @property
+    def noise_key(self) -> bytes:
+        """As `KeyedNoise` has it."""
+        return run_key(self.root_key, "noise", self.run_id, self.attempt, self.inputs_sha)
+
+    def chosen_rounds(self, rounds: int) -> list[int]:
+        """Rounds to run again: known to nobody before the key is."""
+        words = derive(self.root_key, "replay", self.run_id, str(self.attempt))
+        random = np.random.default_rng(list(words))
+        return sorted(random.permutation(rounds)[:REPLAYED].tolist())
+
+
+class RoundAudit:
+    """Receipts, fold, canaries, tags and the weights that two rounds began with.
+
+    Args:
+      plan: what was priced.
+      keys: of the attempt.
+      server: rule that applies the noised mean.
+      advance: its step on a noised mean.
+      start: its state before round 0.
+    """
+
+    def __init__(
+        self,
+        plan: MechanismPlan,
+        keys: AttemptKeys,
+        server: ServerConfig,
+        advance: ServerRule,
+        start: ServerState,
+    ):
+        self._plan, self._keys, self._server, self._advance = plan, keys, server, advance
+        self._state = start
+        self._clip = plan.l2_norm_clip
+        self._receipts = NoiseReceipts(plan, keys.noise_key)
+        self._tags: list[bytes] = []
+        self._size = 0
+        self._witness = None
+        if not plan.tracks_participation:
+            self._witness = WitnessMechanism(plan, **vars(keys))
+        self._named = True
+        """Whether every public digest is that of the committed mean."""
+        self._chosen = keys.chosen_rounds(plan.rounds)
+        self._began: dict[int, np.ndarray] = {}
+        self._means: dict[int, np.ndarray] = {}
+        self._replay = Replay(rounds=0, failed=[])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds looked at."""
+        return self._state.rounds
+
+    def add(self, record: Any) -> float:
+        """Looks at the next committed round; returns the slope of its noise. Raw.
+
+        Args:
+          record: its `RoundRecord`, mean included.
+        """
+        if record.index in self._chosen:
+            self._began[record.index] = self._state.weights
+            self._means[record.index] = record.mean
+        state = record.mechanism_state
+        self._tags.append(bytes.fromhex(state["tag"]))
+        self._size = record.mean.size
+        slope = self._receipts.add(record.mean, self._clip, self._tags[-1])
+        self._clip = float(state["l2_norm_clip"])
+        self._named &= record.public.output_sha == sha256_hex(record.mean.tobytes())
+        self._state = self._advance(self._server, self._state, record.mean)
+        if self._witness is not None:
+            self._witness.add(record.index)
+        return slope
+
+    def replay(
+        self,
+        function: TrainingRound,
+        index: Any,
+        load: Callable[[Any], Any],
+        read: Callable[[int], Any],
+    ) -> None:
+        """Runs the chosen rounds again, each with one of its users removed.
+
+        The sum without the user, plus what their virtual client gave with them and less what it
+        gives without, must be the sum whose keyed digest the round's record holds: then the same
+        coins fell, and nothing of anybody else depended on that user. And what was committed must
+        be that sum and its noise.
+
+        Args:
+          function: of the training.
+          index: the users.
+          load: reads what a `sampling.VirtualClient` brings.
+          read: the record of a round.
+        """
+        failed: set[str] = set()
+        chosen = [number for number in self._chosen if number in self._began]
+        for number in chosen:
+            before = None if number == 0 else read(number - 1).mechanism_state
+            tags = [bytes.fromhex(tag) for tag in (before or {}).get("tags", ())]
+            one = OneRound(
+                function,
+                load,
+                number=number,
+                weights=self._began[number],
+                before=before,
+                mean=self._means[number],
+                receipts=NoiseReceipts(self._plan, self._keys.noise_key, tags),
+                noise_key=self._keys.noise_key,
+            )
+            failed |= one.problems(index, read(number).mechanism_state)
+        self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
+
+    def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
+        """All evidence of a finished training, after `replay`.
+
+        Args:
+          released: weights that leave the training, float32 `[dim]`.
+          delta: of the guarantee.
+        """
+        folded = released_weights(self._server, self._state)
+        same = np.array_equal(folded[: released.size], released)
+        witness = self._witness
+        return MechanismAudit(
+            receipts=self._receipts.found,
+            fold=Fold(rounds=self.rounds, same=same and self._named),
+            replay=self._replay,
+            witness=witness.found if witness else None,
+            lower_bounds=witness.lower_bounds(delta) if witness else None,
+        )
+
+    def evidence(self, released: np.ndarray, delta: float) -> dict[str, Any]:
+        """Fields of the model card, see `found` and `compared`."""
+        return {
+            "mechanism_audit": self.found(released, delta).model_dump(mode="json"),
+            "independence": self.compared().model_dump(mode="json"),
+        }
+
+    def compared(self) -> Independence:
+        """Noise and coins of a finished training, compared with each other."""
+        secrets = AttemptSecrets(**vars(self._keys))
+        found = independence(self._plan, secrets, self._tags, self._size)
+        if self._witness is None or self._witness.rounds_differ:
+            return found
+        return found.model_copy(update={"failed": [*found.failed, "witness_rounds"]})
+
+    def save(self, store: Store) -> None:
+        """Writes where it stands, beside the trainer's checkpoint and before it."""
+        head = {
+            "inputs_sha": self._keys.inputs_sha,
+            "rounds": self.rounds,
+            "began": list(self._began),
+            "l2_norm_clip": self._clip,
+            "named": self._named,
+            "size": self._size,
+            "receipts": self._receipts.to_json(),
+            "witness": self._witness.to_json() if self._witness else None,
+        }
+        kept = {
+            "began": np.array(list(self._began.values()), np.float32),
+            "means": np.array(list(self._means.values()), np.float32),
+            "tags": np.frombuffer(b"".join(self._tags), np.uint8),
+        }
+        store.write(_NAME, pack(head, kept | self._state.arrays))
+
+    def restore(self, store: Store, read: Callable[[int], Any]) -> None:
+        """Goes on where a trainer of the same attempt wrote it last, or begins.
+
+        Args:
+          store: working state of the attempt.
+          read: the record of a round. The last one looked at has the tags of all before, where
+            rounds share their noise; a checkpoint may be older.
+
+        Raises:
+          ArtifactError: it is damaged or of other inputs.
+        """
+        try:
+            data = store.read(_NAME)
+        except FileNotFoundError:
+            return
+        try:
+            head, arrays = unpack(data, "began", "means", "tags", *STATE_ARRAYS)
+            tags = arrays.pop("tags").reshape(head["rounds"], -1)
+            began, means = arrays.pop("began"), arrays.pop("means")
+            self._began = dict(zip(head["began"], began, strict=True))
+            self._means = dict(zip(head["began"], means, strict=True))
+        except (ValueError, KeyError) as error:
+            raise ArtifactError(
+                "the audit's state cannot be read; restore the working state of the run from a "
+                "backup, or start a run with a new id"
+            ) from error
+        if head["inputs_sha"] != self._keys.inputs_sha:
+            raise ArtifactError("the audit's state is of other inputs; start a run with a new id")
+        self._tags, self._size = [row.tobytes() for row in tags], head["size"]
+        self._state = ServerState(**arrays, rounds=head["rounds"])
+        self._clip, self._named = head["l2_norm_clip"], head["named"]
+        last = read(self.rounds - 1).mechanism_state if self.rounds else {}
+        before = [bytes.fromhex(tag) for tag in last.get("tags", ())]
+        self._receipts = NoiseReceipts(self._plan, self._keys.noise_key, before)
+        self._receipts.restore(head["receipts"])
+        if self._witness is not None:
+            self._witness.restore(head["witness"])

@@ -1,0 +1,155 @@
+"""A round on record, run again without one of its users: what must then be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedemb.engine.audit.receipts import NoiseReceipts
+from fedemb.engine.training_round import TrainingRound
+from fedemb.privacy.queries.clipped_sum import next_clip
+from fedemb.privacy.randomness.noise import round_tag
+from fedemb.privacy.randomness.sampling import VirtualClient
+
+
+class OneRound:
+    """One round again, from the weights and the mechanism's state it began with."""
+
+    def __init__(
+        self,
+        function: TrainingRound,
+        load: Callable[[Any], Any],
+        *,
+        number: int,
+        weights: np.ndarray,
+        before: dict[str, Any] | None,
+        mean: np.ndarray,
+        receipts: NoiseReceipts,
+        noise_key: bytes,
+    ):
+        self._function, self._load = function, load
+        self._number, self._weights, self._mean = number, weights, mean
+        self._receipts, self._noise_key = receipts, noise_key
+        function.mechanism.rewind(before)
+
+    def problems(self, index: Any, after: dict[str, Any]) -> set[str]:
+        """What is not as it must be.
+
+        Args:
+          index: the users.
+          after: the mechanism's state that the round's record holds.
+        """
+        clients = self._function.mechanism.sample_clients(self._number, index)
+        failed, total = self._without_one(index, clients)
+        tag = bytes.fromhex(after["tag"])
+        if round_tag(self._noise_key, self._number, _quantities(total)) != tag:
+            failed.add("sum")
+        if not self._holds(total[0], tag) or not self._moves(total, tag, after["l2_norm_clip"]):
+            failed.add("noise")
+        return failed
+
+    def _without_one(
+        self, index: Any, clients: list[VirtualClient]
+    ) -> tuple[set[str], list[np.ndarray]]:
+        """What is wrong without one of the users, and the sums with them put back.
+
+        Where images are sampled alone, all images of the user are taken out at once, and what each
+        of them brought is put back by itself: each has a clip of its own.
+        """
+        members = np.sort(np.concatenate([np.zeros(0, np.int64), *(c.users for c in clients)]))
+        if not len(members):
+            return set(), self._sums(clients)
+        mechanism, failed = self._function.mechanism, set[str]()
+        removed = int(members[len(members) // 2])
+        mine = [client for client in clients if removed in client.users]
+        left = wanted = [_less(client, removed) for client in clients]
+        if not mechanism.plan.draws_places:
+            apart = _Without(index, removed)
+            left = [apart.named(c) for c in mechanism.sample_clients(self._number, apart)]
+        apiece = len({client.grouping for client in mine}) == len(mine)
+        few = len(mine) <= mechanism.plan.user_contributions
+        if not apiece or not few or _names(left) != _names(wanted):
+            failed.add("coins")
+        total, grid = self._sums(left), 2.0**mechanism.plan.grid_bits
+        for one in mine:
+            # The others are empty here but keep their places, which decide where each one trains.
+            there = [client if client is one else _nobody(client) for client in clients]
+            gone = [_less(client, removed) for client in there]
+            with_them, without = self._sums(there), self._sums(gone)
+            for sums in (with_them, without):
+                if not np.linalg.norm(sums[0].astype(np.float64)) <= grid:
+                    failed.add("clip")
+            total = [t + w - o for t, w, o in zip(total, with_them, without, strict=True)]
+        return failed, total
+
+    def _holds(self, total: np.ndarray, tag: bytes) -> bool:
+        """Whether what was committed is the sum and its noise, but for the digits of a float32."""
+        mechanism = self._function.mechanism
+        plan = mechanism.plan
+        output = total / 2.0**plan.grid_bits + self._receipts.drawn(tag, total.size)
+        output *= mechanism.l2_norm_clip / plan.normaliser
+        return bool(np.abs(self._mean - output).max() <= 1e-6 * np.abs(output).max())
+
+    def _moves(self, total: list[np.ndarray], tag: bytes, found: float) -> bool:
+        """Whether the clip stayed, or moved by the noised count, but for a float32's digits."""
+        mechanism = self._function.mechanism
+        plan, wanted = mechanism.plan, mechanism.l2_norm_clip
+        if (settings := plan.adaptive_clip) is not None:
+            below = float(total[1][0]) / 2.0**plan.grid_bits
+            below += self._receipts.drawn_count(tag, settings.count_noise_multiplier)
+            wanted = next_clip(plan, settings, wanted, below)
+        return abs(found - wanted) <= 1e-6 * wanted
+
+    def _sums(self, clients: list[VirtualClient]) -> list[np.ndarray]:
+        slabs = self._function.slabs(map(self._load, clients), self._number)
+        state = self._function.run(self._weights, slabs).sample_state
+        return [np.asarray(part, np.int64).ravel() for part in state]
+
+
+def _quantities(sums: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return dict(zip(("update", "below"), sums, strict=False))
+
+
+class _Without:
+    """The users without one of them, numbered as if that one had never been there."""
+
+    def __init__(self, index: Any, removed: int):
+        self._index, self._removed = index, removed
+        self.virtual_clients, self.groupings = index.virtual_clients, index.groupings
+        self.user_count = index.user_count - 1
+
+    @property
+    def user_keys(self) -> np.ndarray:
+        """Of those who are left."""
+        return np.delete(self._index.user_keys, self._removed)
+
+    def members(self, grouping: int, group: int) -> np.ndarray:
+        """Rows among those who are left."""
+        rows = self._index.members(grouping, group)
+        rows = rows[rows != self._removed]
+        return rows - (rows > self._removed)
+
+    def named(self, client: VirtualClient) -> VirtualClient:
+        """The client with rows as they are in the store."""
+        rows = client.users + (client.users >= self._removed)
+        return VirtualClient(client.grouping, client.group, rows)
+
+
+def _nobody(client: VirtualClient) -> VirtualClient:
+    return VirtualClient(client.grouping, client.group, client.users[:0])
+
+
+def _less(client: VirtualClient, removed: int) -> VirtualClient:
+    rows = client.users[client.users != removed]
+    return VirtualClient(client.grouping, client.group, rows)
+
+
+def _names(clients: list[VirtualClient]) -> dict[tuple[int, int], list[int]]:
+    """Users of each virtual client; empty clients contribute nothing and can be left out."""
+    return {
+        (client.grouping, client.group): np.sort(client.users).tolist()
+        for client in clients
+        if len(client.users)
+    }

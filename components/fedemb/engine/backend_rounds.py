@@ -1,0 +1,100 @@
+"""The rounds that a configuration describes, on the backend it names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedemb.config import ModelConfig, TrainingConfig
+from fedemb.engine.feature_cache import keeps_features
+from fedemb.engine.rounds import RoundFunction
+from fedemb.engine.training_round import TrainingRound
+from fedemb.engine.units.unit_gradient import UnitGradientFunction
+from fedemb.models.backbones import cut, trainable_variables, with_bfloat16
+
+
+def client_rounds(
+    backbone: Any,
+    mechanism: Any,
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    workers: int,
+    devices: Sequence[str] | None = None,
+    shared_head_rows: int = 0,
+) -> tuple[TrainingRound, Any]:
+    """The round of virtual clients.
+
+    Args:
+      backbone: `keras.Model` from `build_backbone`; not changed by rounds.
+      mechanism: clips and rounds each update.
+      model: which variables train.
+      training: backend, local training, seed.
+      workers: of TensorFlow, see `RoundFunction`.
+      devices: of TensorFlow. JAX takes all there are.
+      shared_head_rows: DP-FedAvg, see `Objective`.
+
+    Returns:
+      The round; and the frozen trunk whose features it takes in place of images, or None.
+    """
+    trunk = None
+    if training.mixed_precision:
+        backbone = with_bfloat16(backbone)
+    if keeps_features(model, training.local):
+        trunk, backbone = cut(backbone, model.trainable)
+    shared: dict[str, Any] = {
+        "variables": trainable_variables(backbone, model.trainable),
+        "seed": training.seed,
+        "shared_head_rows": shared_head_rows,
+    }
+    if training.backend == "jax":
+        from fedemb.engine.jax.client_rounds import JaxRoundFunction
+
+        clients = training.parallel_clients
+        function: TrainingRound = JaxRoundFunction(
+            backbone, mechanism, training.local, parallel_clients=clients, **shared
+        )
+    else:
+        function = RoundFunction(
+            backbone, mechanism, training.local, workers=workers, devices=devices, **shared
+        )
+    return function, trunk
+
+
+def unit_rounds(
+    classifier: Any,
+    mechanism: Any,
+    model: ModelConfig,
+    training: TrainingConfig,
+    *,
+    workers: int,
+    devices: Sequence[str] | None = None,
+) -> TrainingRound:
+    """The round of unit gradients.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; see `client_rounds`, as are the others.
+      mechanism: clips and rounds each record.
+      model: which variables train.
+      training: backend, units, seed.
+      workers: of TensorFlow.
+      devices: of TensorFlow.
+    """
+    if training.mixed_precision:
+        classifier = with_bfloat16(classifier)
+    shared: dict[str, Any] = {
+        "variables": trainable_variables(classifier, model.trainable),
+        "seed": training.seed,
+    }
+    if training.backend == "jax":
+        from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
+
+        return JaxUnitGradientFunction(classifier, mechanism, training.unit_gradient, **shared)
+    return UnitGradientFunction(
+        classifier,
+        mechanism,
+        training.unit_gradient,
+        workers=workers,
+        devices=devices,
+        **shared,
+    )

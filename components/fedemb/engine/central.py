@@ -1,0 +1,278 @@
+"""Training on one pooled data set: public pretraining, and the baseline without privacy.
+
+The same losses, augmentation and optimizer kernels as local training, in one loop over shuffled
+batches with a learning rate that rises for a tenth of the steps, then falls along a half cosine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from fedemb.config import AugmentationConfig, LossConfig, PretrainingConfig, TrainingConfig
+from fedemb.engine.clients.augmentation import augment, stateless_draws
+from fedemb.engine.clients.client_draws import glorot_head
+from fedemb.engine.gradient_sums import gradients_summed_in_order
+from fedemb.models.backbones import with_bfloat16
+from fedemb.models.losses import build_loss, contrastive_loss, penalized
+from fedemb.models.preprocessing import preprocess
+
+_LOG = logging.getLogger(__name__)
+
+LossOf = Callable[[Callable[[Any], Any], Sequence[Any], Any, Any, Any], Any]
+"""`(embed, extra variables, uint8 images, labels, int64 seed [2]) -> scalar loss`."""
+
+CONTRASTIVE_VIEWS = AugmentationConfig()
+WARM_UP = 0.1
+"""Share of the steps over which the learning rate rises: cosine losses have steep starts."""
+
+
+def minimize(
+    backbone: Any,
+    extra: Sequence[np.ndarray],
+    loss_of: LossOf,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    momentum: float,
+    seed: int,
+    weight_decay: float = 0.0,
+    mixed_precision: bool = False,
+) -> float:
+    """Trains a backbone in place by SGD with momentum.
+
+    Args:
+      backbone: `keras.Model`; all its trainable variables change.
+      extra: initial values of variables that train along and are then forgotten: heads.
+      loss_of: the loss of a batch.
+      images: uint8 `[images, size, size, channels]`.
+      labels: int32 `[images]`.
+      epochs: passes over the images; the last, short batch of each is left out.
+      batch_size: images per step.
+      learning_rate: the highest.
+      momentum: of SGD.
+      seed: of shuffles and whatever `loss_of` draws.
+      weight_decay: share of each kernel that its gradient gets added; not of scales and offsets.
+      mixed_precision: bfloat16 but for weights, their updates and the last layer.
+
+    Returns:
+      Mean loss of the last epoch.
+    """
+    import tensorflow as tf
+
+    trained = with_bfloat16(backbone) if mixed_precision else backbone
+    count, batch_size = len(labels), min(batch_size, len(labels))
+    steps = count // batch_size
+    weights = [tf.Variable(v.value, trainable=False) for v in backbone.trainable_variables]
+    heads = [tf.Variable(tf.constant(value), trainable=False) for value in extra]
+    slots = [tf.Variable(tf.zeros_like(v), trainable=False) for v in [*weights, *heads]]
+    pixels, classes = tf.constant(images), tf.constant(labels, tf.int32)
+
+    @tf.function(autograph=False)
+    def epoch(order: Any, first: Any, seed: Any) -> Any:
+        def step(index: Any, total: Any) -> tuple[Any, Any]:
+            chosen = tf.slice(order, [index * batch_size], [batch_size])
+            at = (tf.cast(first + index, tf.float32) + 0.5) / float(steps * epochs)
+            rate = (
+                0.5 * learning_rate * (1.0 + tf.cos(math.pi * at)) * tf.minimum(1.0, at / WARM_UP)
+            )
+            current = [v.read_value() for v in weights]
+            extras = [v.read_value() for v in heads]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*current, *extras])
+                value = loss_of(
+                    lambda batch: _embed(trained, current, batch),
+                    extras,
+                    tf.gather(pixels, chosen),
+                    tf.gather(classes, chosen),
+                    seed + tf.cast(tf.stack([0, index]), tf.int64),
+                )
+                value = penalized(value, backbone.trainable_variables, current)
+            with gradients_summed_in_order():
+                gradients: Any = tape.gradient(
+                    value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
+                )
+            for variable, slot, gradient in zip([*weights, *heads], slots, gradients, strict=True):
+                decay = weight_decay if len(variable.shape) > 1 else 0.0
+                tf.raw_ops.ResourceApplyMomentum(
+                    var=variable.handle,
+                    accum=slot.handle,
+                    lr=rate,
+                    grad=gradient + decay * variable if decay else gradient,
+                    momentum=momentum,
+                )
+            return index + 1, total + value
+
+        _, total = tf.while_loop(
+            lambda index, _: index < steps,
+            step,
+            (tf.constant(0), tf.constant(0.0)),
+            parallel_iterations=1,
+        )
+        return total / tf.cast(steps, tf.float32)
+
+    loss = math.nan
+    for number in range(epochs):
+        random = np.random.default_rng(np.random.SeedSequence([seed, number]))
+        order = tf.constant(random.permutation(count)[: steps * batch_size], tf.int32)
+        words = tf.constant(random.integers(0, 2**31, 2), tf.int64)
+        loss = float(epoch(order, tf.constant(number * steps), words))
+        _LOG.info("epoch %d/%d loss %.4f", number + 1, epochs, loss)
+    for variable, value in zip(backbone.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    return loss
+
+
+def _embed(backbone: Any, weights: Sequence[Any], images: Any) -> Any:
+    import tensorflow as tf
+
+    state = [v.value for v in backbone.non_trainable_variables]
+    return tf.cast(
+        backbone.stateless_call(weights, state, preprocess(images), training=True)[0], tf.float32
+    )
+
+
+def _glorot(rows: int, columns: int, seed: int) -> np.ndarray:
+    seeds = np.random.SeedSequence([seed, rows, columns])
+    return glorot_head(rows, columns, np.random.default_rng(seeds))
+
+
+def train_supervised(
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    *,
+    loss: LossConfig,
+    augmentation: AugmentationConfig | None,
+    seed: int,
+    **schedule: Any,
+) -> float:
+    """Trains a backbone in place with a head of one row per class; see `minimize`."""
+    distinct, rows = np.unique(labels, return_inverse=True)
+    build = build_loss(loss)
+
+    def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+        if augmentation is not None:
+            batch, wanted = augment(batch, wanted, augmentation, stateless_draws(words))
+        return build(embed(batch), extra[0], wanted)
+
+    head = _glorot(len(distinct), int(backbone.output_shape[-1]), seed)
+    return minimize(backbone, [head], loss_of, images, rows, seed=seed, **schedule)
+
+
+def train_contrastive(
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"],
+    *,
+    augmentation: AugmentationConfig | None,
+    temperature: float,
+    seed: int,
+    **schedule: Any,
+) -> float:
+    """Trains a backbone in place by SimCLR, with a projector of one hidden layer; no labels."""
+    import tensorflow as tf
+
+    views = (augmentation or CONTRASTIVE_VIEWS).model_copy(update={"multiplicity": 1})
+    dim = int(backbone.output_shape[-1])
+
+    def loss_of(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+        def project(stream: int) -> Any:
+            draws = stateless_draws(words + tf.constant([stream, 0], tf.int64))
+            moved, _ = augment(batch, wanted, views, draws)
+            return tf.matmul(tf.nn.relu(tf.matmul(embed(moved), extra[0])), extra[1])
+
+        return contrastive_loss(project(1), project(2), temperature=temperature)
+
+    projector = [_glorot(dim, dim, seed), _glorot(dim, dim, seed + 1)]
+    labels = np.zeros(len(images), np.int32)
+    return minimize(backbone, projector, loss_of, images, labels, seed=seed, **schedule)
+
+
+def pretrain(
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    config: PretrainingConfig,
+    *,
+    seed: int,
+) -> float:
+    """Trains a backbone in place on public images.
+
+    Args:
+      backbone: from `build_backbone`.
+      images: uint8 `[images, size, size, channels]`, public.
+      labels: int64 `[images]`; unused by `simclr`.
+      config: `supervised`, `random_process` (classes are laws) or `simclr`, and its schedule;
+        other kinds train nothing.
+      seed: of shuffles, heads and augmentation.
+
+    Returns:
+      Mean loss of the last epoch; NaN if nothing was trained.
+    """
+    names = ["epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "mixed_precision"]
+    schedule: dict[str, Any] = {name: getattr(config, name) for name in names}
+    common = {"augmentation": config.augmentation, "seed": seed, **schedule}
+    if config.kind in ("supervised", "random_process"):
+        return train_supervised(backbone, images, labels, loss=config.loss, **common)
+    if config.kind == "simclr":
+        return train_contrastive(backbone, images, temperature=config.temperature, **common)
+    return math.nan
+
+
+def train_centralized(
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"],
+    labels: Int[np.ndarray, " images"],
+    training: TrainingConfig,
+    *,
+    epochs: int = 15,
+    batch_size: int = 64,
+    learning_rate: float = 0.05,
+    momentum: float = 0.9,
+) -> Any:
+    """Trains the baseline without privacy, with loss and augmentation of the private run.
+
+    Args:
+      backbone: start; trained in place.
+      images: uint8 `[images, size, size, channels]` of all training users.
+      labels: int64 `[images]`, any values.
+      training: of the run; its loss, augmentation and seed are used.
+      epochs: passes over the images.
+      batch_size: images per step.
+      learning_rate: the highest.
+      momentum: of SGD.
+
+    Returns:
+      The backbone.
+    """
+    schedule: dict[str, Any] = {
+        "seed": training.seed,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+    }
+    if training.algorithm == "dp_sgd":  # a classifier has its head already
+        minimize(backbone, [], _cross_entropy, images, labels, **schedule)
+        return backbone
+    local = training.local
+    train_supervised(
+        backbone, images, labels, loss=local.loss, augmentation=local.augmentation, **schedule
+    )
+    return backbone
+
+
+def _cross_entropy(embed: Any, extra: Any, batch: Any, wanted: Any, words: Any) -> Any:
+    import tensorflow as tf
+
+    del extra, words
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, embed(batch))
+    return tf.reduce_mean(losses)

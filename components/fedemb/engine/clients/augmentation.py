@@ -1,0 +1,82 @@
+"""Random affine copies of images; who calls draws the numbers, from a seed of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Float32, Int, Num
+
+from fedemb.config import AugmentationConfig
+from fedemb.models.keras_backend import keras_ops
+
+DRAWS = 7
+"""Numbers in [-1, 1) that each copy takes."""
+
+
+def affine_transforms(
+    config: AugmentationConfig, size: int, draws: Float32[Any, "draws count"]
+) -> Float32[Any, "count 8"]:
+    """Makes projective transforms about the image centre, output pixel to input pixel.
+
+    Args:
+      config: ranges of rotation, scale, shear, translation; whether to mirror.
+      size: height and width of the images in pixels.
+      draws: `[DRAWS, count]`, uniform in [-1, 1).
+
+    Returns:
+      float32 `[count, 8]`, as `ImageProjectiveTransformV3` takes them.
+    """
+    ops = keras_ops()
+    angle = draws[0] * (config.rotation_degrees * math.pi / 180.0)
+    zoom_x = 1.0 + draws[1] * config.scale
+    zoom_y = 1.0 + draws[2] * config.scale
+    shear = draws[3] * config.shear
+    shift_x, shift_y = draws[4] * config.translation * size, draws[5] * config.translation * size
+    if config.flip:
+        zoom_x *= ops.sign(draws[6])
+    cos, sin, center = ops.cos(angle), ops.sin(angle), (size - 1) / 2.0
+    a0, a1 = zoom_x * cos, zoom_y * (shear * cos - sin)
+    b0, b1 = zoom_x * sin, zoom_y * (shear * sin + cos)
+    a2 = center - a0 * center - a1 * center + shift_x
+    b2 = center - b0 * center - b1 * center + shift_y
+    zero = ops.zeros_like(a0)
+    return ops.stack([a0, a1, a2, b0, b1, b2, zero, zero], axis=1)
+
+
+def augment(
+    images: Num[Any, "examples size size channels"],
+    labels: Int[Any, " examples"],
+    config: AugmentationConfig,
+    uniform: Callable[[Any], Any],
+) -> tuple[Float32[Any, "copies size size channels"], Int[Any, " copies"]]:
+    """Returns `multiplicity` affine copies of every image, and the labels to go with them.
+
+    Augmentation happens inside the virtual client, before its update is clipped, and so costs
+    nothing in privacy (arXiv 2204.13650, section 3.2).
+
+    Args:
+      images: `[examples, size, size, channels]`, uint8 or float32; edges are repeated outwards.
+      labels: `[examples]`.
+      config: ranges and multiplicity.
+      uniform: shape to numbers in [-1, 1), float32.
+    """
+    ops = keras_ops()
+    size = images.shape[1]
+    if config.multiplicity > 1:
+        images = ops.repeat(images, config.multiplicity, axis=0)
+        labels = ops.repeat(labels, config.multiplicity, axis=0)
+    draws = uniform([DRAWS, ops.shape(images)[0]])
+    # Of whole numbers one backend would round what lies between pixels, and another cut it off.
+    moved = ops.image.affine_transform(
+        ops.cast(images, "float32"), affine_transforms(config, size, draws), fill_mode="nearest"
+    )
+    return moved, labels
+
+
+def stateless_draws(seed: Int[Any, "2"]) -> Callable[[Any], Any]:
+    """Numbers for `augment` from a seed `[2]`, in a TensorFlow graph."""
+    import tensorflow as tf
+
+    return lambda shape: tf.random.stateless_uniform(shape, seed, minval=-1.0, maxval=1.0)

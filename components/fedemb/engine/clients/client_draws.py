@@ -1,0 +1,106 @@
+"""What a virtual client trains with and in which order: drawn on the host, for every backend.
+
+All of it follows from the seed of the client in the round, and from nothing else: a run means the
+same on each backend, and no framework's generator has a part in it.
+
+A head is born and dies inside one virtual client and one round. Its size is the number of distinct
+labels of that client, never the number of identities in the world, and it reaches no artifact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+
+from fedemb.config import LocalTrainingConfig
+from fedemb.engine.clients.augmentation import DRAWS
+
+
+class LocalData(NamedTuple):
+    """What one virtual client brings to local training. Raw."""
+
+    images: Any
+    """uint8 `[examples, size, size, channels]`, at least one; or features, see `ClientExamples`."""
+    rows: Any
+    """int32 `[examples]`: the row of the head that each example belongs to."""
+    order: Any
+    """int32 `[epochs * examples]`: examples in the order they are visited."""
+    draws: Any
+    """float32 `[epochs * examples, copies, DRAWS]` in [-1, 1): augmentation; or no copies."""
+    head: Any
+    """float32 `[classes, dim]`: where a fresh head starts, or zeros; of a shared one no rows."""
+
+
+def copies(config: LocalTrainingConfig) -> int:
+    """Augmented copies of each image and visit; 0: images are shown as they are."""
+    return config.augmentation.multiplicity if config.augmentation else 0
+
+
+def local_data(
+    images: np.ndarray,
+    labels: Int64[np.ndarray, " examples"],
+    config: LocalTrainingConfig,
+    *,
+    seed: np.random.SeedSequence,
+    dim: int,
+    shared_head: bool = False,
+) -> LocalData:
+    """Numbers the labels of a client, and draws its head, its order and its augmentation.
+
+    Args:
+      images: of the client, or features of them.
+      labels: any values; for a shared head, row numbers in it.
+      config: epochs, cap, head, augmentation.
+      seed: of the client in the round.
+      dim: length of an embedding.
+      shared_head: DP-FedAvg.
+    """
+    # The cap holds per epoch, in the keyed order in which examples are stored.
+    images = images[: config.max_examples_per_client]
+    labels = labels[: config.max_examples_per_client]
+    order, head, augmentation = map(np.random.default_rng, seed.spawn(3))
+    count = len(labels)
+    rows, classes = (labels.astype(np.int32), 0) if shared_head else local_rows(labels)
+    visits = np.argsort(order.random((config.epochs, count)), axis=1, kind="stable")
+    return LocalData(
+        images=images,
+        rows=rows,
+        order=visits.astype(np.int32).ravel(),
+        draws=augmentation.uniform(
+            -1.0, 1.0, (config.epochs * count, copies(config), DRAWS)
+        ).astype(np.float32),
+        head=glorot_head(classes, dim, head)
+        if config.head_init == "glorot"
+        else np.zeros((classes, dim), np.float32),
+    )
+
+
+def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> LocalData:
+    """What a client without examples brings: the shapes."""
+    images, labels = np.zeros((0, *image), type_of(image)), np.zeros(0, np.int64)
+    return local_data(images, labels, config, seed=np.random.SeedSequence(0), dim=dim)
+
+
+def type_of(image: Sequence[int]) -> type[np.generic]:
+    """Of pixels `[size, size, channels]`, or of the features that a frozen trunk gives."""
+    return np.uint8 if len(image) == 3 else np.float32
+
+
+def local_rows(
+    labels: Int64[np.ndarray, " examples"],
+) -> tuple[Int32[np.ndarray, " examples"], int]:
+    """Labels renumbered inside one client, in order of first appearance; and how many there are."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first)).astype(np.int32)[inverse], len(first)
+
+
+def glorot_head(
+    classes: int, dim: int, random: np.random.Generator
+) -> Float32[np.ndarray, "classes dim"]:
+    """Glorot-uniform head, the paper's."""
+    limit = math.sqrt(6.0 / (classes + dim))
+    return random.uniform(-limit, limit, (classes, dim)).astype(np.float32)

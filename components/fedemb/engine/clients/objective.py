@@ -1,0 +1,66 @@
+"""What virtual clients train, on any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedemb.config import LocalTrainingConfig
+from fedemb.models.keras_backend import keras_ops
+from fedemb.models.preprocessing import input_of
+
+ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
+"""Local Adam of the paper's code."""
+
+PROTOTYPE_BATCH = 128
+"""Images embedded at once for a prototype head, at least."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A backbone, the variables of it that train, and how they train locally."""
+
+    backbone: Any
+    """`keras.Model`; weights outside `variables` stay as they are."""
+    variables: Sequence[Any]
+    """Keras variables that train, in the order of the update."""
+    config: LocalTrainingConfig
+    shared_head_rows: int = 0
+    """DP-FedAvg: rows of the head that is broadcast and trained with the backbone; 0: a fresh
+    local head for every client."""
+    fixed: Mapping[int, Any] | None = None
+    """Values of the other weights by `id` of their variable; None: read where they are used."""
+
+    def on_this_device(self) -> Objective:
+        """The same, with the weights that do not train read once, here, before any loop."""
+        ops = keras_ops()
+        trained = {id(v) for v in self.variables}
+        rest = (v for v in self.backbone.variables if id(v) not in trained)
+        return replace(self, fixed={id(v): ops.copy(v.value) for v in rest})
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return int(self.backbone.output_shape[-1])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the tensors of an update."""
+        shapes = [tuple(int(n) for n in v.shape) for v in self.variables]
+        return [*shapes, (self.shared_head_rows, self.dim)] if self.shared_head_rows else shapes
+
+    def embeddings(self, weights: Sequence[Any], images: Any) -> Any:
+        """Embeds examples under `weights` in place of `variables`; float32."""
+        given = dict(self.fixed or {})
+        given.update((id(v), w) for v, w in zip(self.variables, weights, strict=True))
+
+        def value(variable: Any) -> Any:
+            found = given.get(id(variable))
+            return variable.value if found is None else found
+
+        trainable = [value(v) for v in self.backbone.trainable_variables]
+        state = [value(v) for v in self.backbone.non_trainable_variables]
+        inputs = input_of(self.backbone, images)
+        outputs, _ = self.backbone.stateless_call(trainable, state, inputs, training=True)
+        return keras_ops().cast(outputs, "float32")

@@ -1,0 +1,76 @@
+"""Virtual clients, sampled and loaded while the ones before them train. Raw."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedemb.engine.rounds import Slab
+from fedemb.engine.training_round import TrainingRound
+
+_AHEAD = 2
+"""Slabs waiting at most: with their own bound, the memory this takes."""
+
+
+class Feed:
+    """Slabs of all rounds to come, made by one thread that stays a little ahead.
+
+    Args:
+      function: packs them; its mechanism samples the virtual clients of a round.
+      first: number of the first round; the last one is the plan's.
+      index: who is in which virtual client, a `sampling.Index`.
+      load: reads what a `sampling.VirtualClient` brings.
+    """
+
+    def __init__(
+        self,
+        function: TrainingRound,
+        *,
+        first: int,
+        index: Any,
+        load: Callable[[Any], Any],
+    ) -> None:
+        self._queue: queue.Queue[Slab | BaseException | None] = queue.Queue(_AHEAD)
+        self._stop = threading.Event()
+        mechanism = function.mechanism
+
+        def work() -> None:
+            try:
+                for number in range(first, mechanism.plan.rounds):
+                    clients = map(load, mechanism.sample_clients(number, index))
+                    for slab in function.slabs(clients, number):
+                        if not self._put(slab):
+                            return
+                    if not self._put(None):
+                        return
+            except BaseException as error:
+                self._put(error)
+
+        self._thread = threading.Thread(target=work, name="client-feed", daemon=True)
+        self._thread.start()
+
+    def _put(self, item: Slab | BaseException | None) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def next_round(self) -> Iterator[Slab]:
+        """Yields the slabs of the next round; what went wrong in the thread is raised here."""
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops the thread."""
+        self._stop.set()
+        self._thread.join()

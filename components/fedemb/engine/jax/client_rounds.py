@@ -1,0 +1,118 @@
+"""The round of DP-FedEmb on JAX: virtual clients side by side under `vmap`, on every device.
+
+The same records as `RoundFunction` makes, of the same orders, heads and draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedemb.config import LocalTrainingConfig
+from fedemb.engine.clients.client_draws import no_data, type_of
+from fedemb.engine.jax.local_training import Client, train_client
+from fedemb.engine.jax.rounds import JaxRounds
+from fedemb.engine.rounds import ClientExamples, ClientRounds
+
+SIDE_BY_SIDE = 8
+"""Virtual clients on each device, where the configuration names no number."""
+
+
+class ClientShare(NamedTuple):
+    """The virtual clients of one step, in the fields of `Client` with a first axis. Raw."""
+
+    images: Any
+    rows: Any
+    order: Any
+    draws: Any
+    head: Any
+    examples: Any
+    classes: Any
+    count: Any
+    """int32 scalar: clients that are real; the rest fills places."""
+
+
+class JaxRoundFunction(ClientRounds, JaxRounds):
+    """Trains the virtual clients of a round and sums their updates, on JAX.
+
+    Args:
+      backbone: see `RoundFunction`, as are the others.
+      mechanism: clips and rounds each update.
+      config: local training.
+      variables: backbone variables that train; default all trainable ones.
+      seed: of shuffles, augmentation and heads. Never of noise or sampling.
+      parallel_clients: side by side on each device; other numbers give other bits. 0: eight.
+      devices: `jax.Device`s. None: all there are.
+      shared_head_rows: DP-FedAvg, see `Objective`.
+    """
+
+    probed = 16
+    layout = "training.parallel_clients"
+
+    def __init__(
+        self,
+        backbone: Any,
+        mechanism: Any,
+        config: LocalTrainingConfig,
+        *,
+        variables: Sequence[Any] | None = None,
+        seed: int = 0,
+        parallel_clients: int = 0,
+        devices: Sequence[Any] | None = None,
+        shared_head_rows: int = 0,
+    ) -> None:
+        super().__init__(
+            self._hold(backbone, config, variables, shared_head_rows),
+            mechanism,
+            together=parallel_clients or SIDE_BY_SIDE,
+            steps=1,
+            smaller="training.parallel_clients or training.local.max_examples_per_client",
+            seed=seed,
+            devices=devices,
+        )
+        self.shared_head_rows = shared_head_rows
+        self._nobody = no_data(config, self._image, self.objective.dim)
+
+    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+        config = self.objective.config
+        # Of different sizes: who has ended waits for the others. One class alone has no gradient.
+        count = min(config.max_examples_per_client, 2 + group % (2 * config.batch_size))
+        images = random.integers(0, 256, (count, *self._image)).astype(type_of(self._image))
+        rows = min(3, self.objective.shared_head_rows or 3)
+        return ClientExamples(0, group, images, np.arange(count) % rows)
+
+    def _share(
+        self, units: Sequence[ClientExamples], round_index: int, multiple: int
+    ) -> ClientShare:
+        config, most = self.objective.config, self.objective.config.max_examples_per_client
+        places = -(-len(units) // multiple) * multiple
+        visits = config.epochs * most + config.batch_size
+        heads = 0 if self.objective.shared_head_rows else most
+        arrays = [
+            np.zeros((places, length, *part.shape[1:]), part.dtype)
+            for length, part in zip((most, most, visits, visits, heads), self._nobody, strict=True)
+        ]
+        examples, classes = np.zeros(places, np.int32), np.zeros(places, np.int32)
+        for place, unit in enumerate(units):
+            data = self._data(unit, round_index)
+            for array, part in zip(arrays, data, strict=True):
+                array[place, : len(part)] = part
+            examples[place], classes[place] = len(data.rows), len(data.head)
+        return ClientShare._make([*arrays, examples, classes, np.int32(len(units))])
+
+    def _records(self, broadcast: Any, units: ClientShare, clip: Any) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        del clip
+        objective = self.objective.on_this_device()
+        train = jax.vmap(partial(train_client, objective, broadcast))
+        with jax.enable_x64(False):  # 64 bits are for the clip and the sum alone
+            updates, losses = train(Client(*units[:-1]))
+        flat = jnp.concatenate([u.reshape(self._together, -1) for u in updates], axis=1)
+        norms = jnp.sqrt(jnp.sum(jnp.square(flat.astype("float64")), axis=1))
+        rows = jnp.stack([norms, losses[:, 0], losses[:, 1], units.examples], axis=1)
+        return flat, rows.astype("float32")

@@ -1,0 +1,75 @@
+"""The round of DP-SGD on JAX: the same records as `UnitGradientFunction` makes.
+
+Units of a micro-batch lie side by side under `vmap`, their views inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fedemb.config import UnitGradientConfig
+from fedemb.engine.jax.rounds import JaxRounds
+from fedemb.engine.units.unit_gradient import SLAB_MICROBATCHES, UnitRounds, UnitShare
+
+
+class JaxUnitGradientFunction(UnitRounds, JaxRounds):
+    """Sums the clipped mean gradients of the units of a round, on JAX.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`; clips and rounds each record.
+      config: micro-batches, views, automatic clip.
+      variables: variables that train.
+      seed: of the views. Never of noise or sampling.
+      devices: `jax.Device`s, each with a micro-batch of its own. None: all there are.
+    """
+
+    def __init__(
+        self,
+        classifier: Any,
+        mechanism: Any,
+        config: UnitGradientConfig,
+        *,
+        variables: Sequence[Any],
+        seed: int = 0,
+        devices: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(
+            self._hold(classifier, config, variables),
+            mechanism,
+            together=config.microbatch,
+            steps=SLAB_MICROBATCHES,
+            smaller="training.unit_gradient.microbatch, views or images_per_unit",
+            seed=seed,
+            devices=devices,
+        )
+
+    def _records(self, broadcast: Any, units: UnitShare, clip: Any) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        record = jax.vmap(partial(self._record, broadcast))
+        updates, losses = record(self._views(units), units.labels, units.weights)
+        norms = jnp.sqrt(jnp.sum(jnp.square(updates.astype("float64")), axis=1))
+        if self._config.automatic_clip is not None:
+            updates = jax.vmap(self._automatic, (0, 0, None))(updates, norms, clip)
+        images = jnp.count_nonzero(units.weights, axis=1)
+        return updates, jnp.stack([norms, losses, losses, images], axis=1).astype("float32")
+
+    def _record(self, broadcast: Any, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        """Downhill mean gradient of a unit, float32 `[dim]`, and its loss."""
+        import jax
+        import jax.numpy as jnp
+
+        views = self._config.views
+        labels = jnp.repeat(labels, views)
+        weights = jnp.repeat(weights / float(views), views)
+
+        def loss(trained: Any) -> Any:
+            chances = jax.nn.log_softmax(self._logits(trained, images))
+            return -jnp.sum(weights * jnp.take_along_axis(chances, labels[:, None], 1)[:, 0])
+
+        value, gradients = jax.value_and_grad(loss)(broadcast)
+        return jnp.concatenate([-jnp.ravel(part) for part in gradients]), value

@@ -1,0 +1,416 @@
+"""The round: virtual clients side by side, their clipped integer updates summed exactly.
+
+One traced function holds one loop per worker, each on a core or an accelerator; a loop trains its
+virtual clients one after the other in the worker's own variables and adds their updates to its own
+int64 sum. Integer sums have no order, so any spread of clients over workers, devices and slabs
+gives the same bits. Clients come in slabs of bounded size: memory grows neither with clients per
+round nor with identities.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from fedemb.config import LocalTrainingConfig
+from fedemb.engine.clients.client_draws import LocalData, glorot_head, local_data, no_data
+from fedemb.engine.clients.local_training import Worker, train_client
+from fedemb.engine.clients.objective import Objective
+from fedemb.engine.gradient_sums import gradients_summed_in_order
+from fedemb.engine.server import MeanStep, ServerRule
+
+SLAB_BYTES = 64 << 20
+"""Images of one slab, at most (a single larger client makes a slab of its own)."""
+SLAB_CLIENTS_PER_WORKER = 16
+STATISTICS = ("norm", "first_loss", "last_loss", "examples")
+"""Columns of `RoundSums.clients`."""
+
+
+def _specs(tree: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(np.shape(t), tf.as_dtype(t.dtype)), tree)
+
+
+@dataclass(frozen=True)
+class ClientExamples:
+    """The examples of one virtual client. Raw."""
+
+    grouping: int
+    group: int
+    images: np.ndarray
+    """uint8 `[examples, size, size, channels]`; or float32 `[examples, features]`, which a frozen
+    trunk made of them (`FrozenFeatures`)."""
+    labels: np.ndarray
+    """int64 `[examples]`, any values that agree inside the client."""
+    place: int = 0
+    """Decides which worker trains it: its number among all that were sampled in the round, those
+    without examples included; of units that are sampled alone their keyed hash."""
+
+
+@dataclass(frozen=True)
+class RoundSums:
+    """Un-noised result of a round. Raw: goes to the mechanism and nowhere else."""
+
+    sample_state: Any
+    """What `Mechanism.aggregate` takes."""
+    clients: np.ndarray
+    """float32 `[clients, 4]`, columns `STATISTICS`; for the private diagnostics."""
+
+
+class Share(NamedTuple):
+    """The virtual clients of a slab that one worker trains, packed without padding. Raw."""
+
+    data: LocalData
+    """Of all of them, one after the other."""
+    offsets: Any
+    """int32 `[clients + 1]`: client i owns images and rows offsets[i]:offsets[i+1]."""
+    heads: Any
+    """int32 `[clients + 1]`: and these rows of the heads."""
+
+
+Slab = list[Any]
+"""Some virtual clients of a round, one share per worker."""
+
+
+def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random.SeedSequence:
+    """Seed of one virtual client or unit in one round: depends on nothing else."""
+    return np.random.SeedSequence([seed, round_index, grouping, group])
+
+
+def pack(clients: Sequence[LocalData], nobody: LocalData) -> Share:
+    """Packs clients one after the other; `nobody` has the shapes and no example."""
+
+    def starts(part: str) -> np.ndarray:
+        return np.cumsum([0, *(len(getattr(c, part)) for c in clients)], dtype=np.int32)
+
+    parts = zip(nobody, *clients, strict=True)
+    return Share(LocalData._make(map(np.concatenate, parts)), starts("rows"), starts("head"))
+
+
+def assign_weights(variables: Sequence[Any], weights: Float32[np.ndarray, " dim"]) -> None:
+    """Writes flat weights into Keras variables, in order; what is left over (a head) is dropped."""
+    start = 0
+    for variable in variables:
+        shape = tuple(variable.shape)
+        stop = start + int(np.prod(shape))
+        variable.assign(weights[start:stop].reshape(shape))
+        start = stop
+
+
+class SlabRounds(ABC):
+    """What all kinds of round share, on any backend: slabs of bounded size, one exact sum.
+
+    Args:
+      shapes: of the tensors that train.
+      mechanism: `privacy.queries.Mechanism`; clips and rounds each record.
+      slab_units: units of one slab, at most.
+      seed: of everything random but noise and sampling.
+      worker_count: of those who work side by side.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        mechanism: Any,
+        *,
+        slab_units: int,
+        seed: int,
+        worker_count: int,
+    ) -> None:
+        self.mechanism, self.seed, self.worker_count = mechanism, seed, worker_count
+        self.seconds_waited = 0.0
+        """Of the last round: how long it waited for data."""
+        self._slab_units = slab_units
+        self._shapes = list(shapes)
+        self._sizes = [int(np.prod(shape)) for shape in shapes]
+        self.dim = sum(self._sizes)
+
+    @abstractmethod
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+        """Values of the trained variables, float32 `[dim]`."""
+
+    @abstractmethod
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        """At least one unit, spread over the workers."""
+
+    @abstractmethod
+    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        """The clipped sum over packed slabs."""
+
+    @property
+    def advance(self) -> ServerRule:
+        """The server's step on the noised mean of a round of this kind."""
+        plan = self.mechanism.plan
+        return MeanStep(plan.rounds, plan.l2_norm_clip, tuple(self._sizes))
+
+    def _split(self, weights: np.ndarray) -> list[np.ndarray]:
+        parts = np.split(weights, np.cumsum(self._sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def slabs(self, units: Iterable[ClientExamples], round_index: int) -> Iterator[Slab]:
+        """Packs the units of a round into slabs of bounded size; empty ones contribute zero."""
+        waiting: list[ClientExamples] = []
+        size = 0
+        alone = self.mechanism.plan.samples_units
+        for number, sampled in enumerate(units):
+            if not len(sampled.labels):
+                continue
+            # A unit more or less moves the numbers of those after it, and no keyed hash.
+            unit = replace(sampled, place=sampled.group if alone else number)
+            full = len(waiting) == self._slab_units or size + unit.images.nbytes > SLAB_BYTES
+            if waiting and full:
+                yield self._pack(waiting, round_index)
+                waiting, size = [], 0
+            waiting.append(unit)
+            size += unit.images.nbytes
+        if waiting:
+            yield self._pack(waiting, round_index)
+
+    def __call__(
+        self,
+        weights: Float32[np.ndarray, " dim"],
+        clients: Iterable[ClientExamples],
+        round_index: int,
+    ) -> RoundSums:
+        """Computes the clipped sum of one round.
+
+        Args:
+          weights: float32 `[dim]`, what all clients start from.
+          clients: the sampled virtual clients.
+          round_index: enters the seeds.
+        """
+        return self.run(weights, self.slabs(clients, round_index))
+
+    def run(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        """The same from packed slabs, for callers that pack ahead of time.
+
+        Raises:
+          StorageError: a host of the job was lost.
+        """
+        return self._sums(weights, self._waited_for(slabs))
+
+    def _waited_for(self, slabs: Iterable[Slab]) -> Iterator[Slab]:
+        """The same slabs; adds up time spent waiting for them."""
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for slab in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            yield slab
+            asked = time.perf_counter()
+
+
+class ParallelRounds(SlabRounds):
+    """Rounds on TensorFlow: one traced function, with a loop for each worker.
+
+    Args:
+      shapes: see `SlabRounds`.
+      mechanism: see `SlabRounds`.
+      share: `tf.TensorSpec`s of the part of a slab that one worker gets.
+      slab_units: see `SlabRounds`.
+      seed: see `SlabRounds`.
+      devices: one name for each worker that works side by side, or None: left to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        mechanism: Any,
+        share: Any,
+        *,
+        slab_units: int,
+        seed: int,
+        devices: Sequence[str | None],
+    ) -> None:
+        import tensorflow as tf
+
+        super().__init__(
+            shapes, mechanism, slab_units=slab_units, seed=seed, worker_count=len(devices)
+        )
+        self._devices = devices
+        self._train = tf.function(
+            self._train_slab,
+            input_signature=[
+                [tf.TensorSpec(shape, tf.float32) for shape in shapes],
+                [share] * self.worker_count,
+                [_specs(mechanism.initial_sample_state(self.dim))] * self.worker_count,
+                _specs(mechanism.sample_params()),
+            ],
+            autograph=False,  # nothing to convert, and looking for it is a third of tracing
+        )
+
+    @abstractmethod
+    def _loop(
+        self, number: int, broadcast: Any, share: Any, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """Adds the records of one worker's units to its state; also returns their `STATISTICS`."""
+
+    def _sums(self, weights: Float32[np.ndarray, " dim"], slabs: Iterable[Slab]) -> RoundSums:
+        import tensorflow as tf
+
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+        query, parameters = self.mechanism.query, self.mechanism.sample_params()
+        states = [self.mechanism.initial_sample_state(self.dim) for _ in self._devices]
+        statistics = [np.zeros((0, len(STATISTICS)), np.float32)]
+        for slab in slabs:
+            # The clip is an argument of the traced function, never a constant in it: it may move.
+            states, rows = self._train(broadcast, slab, states, parameters)
+            statistics.append(rows.numpy())
+        total = states[0]
+        for state in states[1:]:
+            total = query.merge_sample_states(total, state)
+        return RoundSums(total, np.concatenate(statistics))
+
+    def _train_slab(
+        self, broadcast: Any, slab: Slab, states: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        done, statistics = [], []
+        for number, (device, share) in enumerate(zip(self._devices, slab, strict=True)):
+            with tf.device(device), gradients_summed_in_order():
+                summed, rows = self._loop(number, broadcast, share, states[number], parameters)
+            done.append(summed)
+            statistics.append(rows)
+        return done, tf.concat(statistics, axis=0)
+
+
+def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
+    """A device for each worker, in turn; None: left to TensorFlow."""
+    return [devices[number % len(devices)] if devices else None for number in range(workers)]
+
+
+class ClientRounds(SlabRounds):
+    """Rounds of virtual clients that train locally, whatever backend trains them."""
+
+    def _hold(
+        self,
+        backbone: Any,
+        config: LocalTrainingConfig,
+        variables: Sequence[Any] | None,
+        shared_head_rows: int,
+    ) -> list[tuple[int, ...]]:
+        """Takes what trains; returns the shapes of it."""
+        chosen = list(backbone.trainable_variables if variables is None else variables)
+        self.objective = Objective(backbone, chosen, config, shared_head_rows)
+        self._image = tuple(int(n) for n in backbone.input_shape[1:])
+        return self.objective.shapes
+
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+        """Values of the trained variables, float32 `[dim]`; a shared head starts at random."""
+        parts = [v.numpy().ravel() for v in self.objective.variables]
+        if self.objective.shared_head_rows:
+            random = np.random.default_rng(np.random.SeedSequence([self.seed]))
+            rows, dim = self._shapes[-1]
+            parts.append(glorot_head(rows, dim, random).ravel())
+        return np.concatenate(parts).astype(np.float32)
+
+    def _data(self, client: ClientExamples, round_index: int) -> LocalData:
+        return local_data(
+            client.images,
+            client.labels,
+            self.objective.config,
+            seed=seed_of(self.seed, round_index, client.grouping, client.group),
+            dim=self.objective.dim,
+            shared_head=bool(self.objective.shared_head_rows),
+        )
+
+
+class RoundFunction(ClientRounds, ParallelRounds):
+    """Trains the virtual clients of a round and sums their updates through a mechanism.
+
+    Args:
+      backbone: `keras.Model` from `build_backbone`, or what `cut` leaves of it; not changed by
+        rounds.
+      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each update.
+      config: local training.
+      variables: backbone variables that train; default all trainable ones.
+      seed: of shuffles, augmentation and heads. Never of noise or sampling.
+      workers: virtual clients trained side by side; best with as many cores and one intra-op
+        thread (`configure_threads`), or one per device.
+      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+      shared_head_rows: DP-FedAvg, see `Objective`.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        mechanism: Any,
+        config: LocalTrainingConfig,
+        *,
+        variables: Sequence[Any] | None = None,
+        seed: int = 0,
+        workers: int = 1,
+        devices: Sequence[str] | None = None,
+        shared_head_rows: int = 0,
+    ) -> None:
+        import tensorflow as tf
+
+        shapes = self._hold(backbone, config, variables, shared_head_rows)
+        self._workers = []
+        for index, device in enumerate(dealt(devices, workers)):
+            with tf.device(device):
+                self._workers.append(Worker(self.objective, index))
+        self._nobody = no_data(config, self._image, self.objective.dim)
+        any_length = LocalData._make(
+            tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in self._nobody
+        )
+        super().__init__(
+            shapes,
+            mechanism,
+            Share(any_length, *[tf.TensorSpec([None], tf.int32)] * 2),
+            slab_units=SLAB_CLIENTS_PER_WORKER * workers,
+            seed=seed,
+            devices=dealt(devices, workers),
+        )
+
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        """Deals clients to workers in the order of their coins.
+
+        Sizes are not looked at, or one user could send others to a worker whose floats differ.
+        """
+        shares: list[list[LocalData]] = [[] for _ in range(self.worker_count)]
+        for unit in units:
+            shares[unit.place % self.worker_count].append(self._data(unit, round_index))
+        return [pack(share, self._nobody) for share in shares]
+
+    def _loop(
+        self, number: int, broadcast: Any, share: Share, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """One worker's clients, one after the other."""
+        import tensorflow as tf
+
+        query, worker = self.mechanism.query, self._workers[number]
+        objective = self.objective.on_this_device()
+        epochs = objective.config.epochs
+
+        def body(index: Any, state: Any, rows: Any) -> tuple[Any, Any, Any]:
+            start, stop = share.offsets[index], share.offsets[index + 1]
+            data = LocalData(
+                images=share.data.images[start:stop],
+                rows=share.data.rows[start:stop],
+                order=share.data.order[epochs * start : epochs * stop],
+                draws=share.data.draws[epochs * start : epochs * stop],
+                head=share.data.head[share.heads[index] : share.heads[index + 1]],
+            )
+            update, losses = train_client(objective, worker, broadcast, data)
+            record = query.preprocess_record(parameters, update)
+            state = query.accumulate_preprocessed_record(state, record)
+            norm = tf.sqrt(tf.reduce_sum([tf.reduce_sum(tf.square(part)) for part in update]))
+            row = tf.stack([norm, losses[0], losses[1], tf.cast(stop - start, tf.float32)])
+            return index + 1, state, rows.write(index, row)
+
+        count = tf.shape(share.offsets)[0] - 1
+        rows = tf.TensorArray(tf.float32, size=count, element_shape=[len(STATISTICS)])
+        _, state, rows = tf.while_loop(
+            lambda index, *_: index < count,
+            body,
+            (tf.constant(0), state, rows),
+            parallel_iterations=1,
+        )
+        return state, rows.stack()

@@ -1,0 +1,157 @@
+"""DP-SGD of a head alone, on features that a frozen backbone computes once.
+
+No gradient is ever formed: the norm of a record follows from features and errors, and the clipped
+sum is one matrix product (`privacy.queries.product_sum`). A round costs two products and the noise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+
+from fedemb.config import UnitGradientConfig
+from fedemb.engine.feature_cache import UnitFeatures, row_type
+from fedemb.engine.rounds import RoundSums
+from fedemb.engine.server import MeanStep, ServerRule
+from fedemb.errors import ConfigError
+from fedemb.models.classifier import HEAD
+from fedemb.privacy.queries.product_sum import (
+    Features,
+    WholeWeights,
+    clipped_product_sum,
+    exact_logits,
+    most_units,
+    whole_weights,
+)
+
+_CHUNK_BYTES = 4 << 20
+"""Features of one matrix product, as float64: about what a core's cache holds."""
+SlabSum = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of packed units: their sum, int64 `[dim]`, norms and mean losses, `[units]`. Raw."""
+
+
+class HeadGradientFunction:
+    """Sums the clipped mean gradients of the head over the units of a round.
+
+    The same face as `ParallelRounds`, for the same loop.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`, with a fixed clip.
+      config: images of a unit, automatic clip.
+
+    Raises:
+      ConfigError: the mechanism moves its clip, views are asked for, or a unit has too many images
+        for an exact sum.
+    """
+
+    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+        head = classifier.get_layer(HEAD)
+        if getattr(mechanism.plan, "adaptive_clip", None) is not None:
+            raise ConfigError(
+                "model.trainable=head clips in closed form and cannot move its clip; set "
+                "mechanism.adaptive_clip: null, or another trainable group"
+            )
+        if config.views > 1 or config.flip or config.crop_padding:
+            raise ConfigError(
+                "model.trainable=head computes the features of an image once, so there are no views"
+                " of it; set training.unit_gradient.views: 1, flip: false and crop_padding: 0"
+            )
+        self.mechanism, self._config = mechanism, config
+        self.variables = [head.kernel, head.bias]
+        self._rows, self._classes = head.kernel.shape[0] + 1, head.kernel.shape[1]
+        self.dim = self._rows * self._classes
+        self.seconds_waited = 0.0
+        images = config.images_per_unit
+        held = max(1, _CHUNK_BYTES // (8 * self._rows * images))
+        self._chunk = min(held, most_units(images, mechanism.plan.grid_bits))
+
+    def initial_weights(self) -> np.ndarray:
+        """Kernel, then bias, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    def slabs(self, units: Iterable[UnitFeatures], round_index: int) -> Iterator[Any]:
+        """Packs the units of a round, some at a time; those without images contribute nothing."""
+        del round_index  # nothing here is random
+        waiting = iter(units)
+        while taken := list(islice(waiting, self._chunk)):
+            if filled := [unit for unit in taken if len(unit)]:
+                yield self._pack(filled)
+
+    def _pack(self, units: Sequence[UnitFeatures]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of images, and their weights in the mean of their unit, both `[units, images]`."""
+        images = self._config.images_per_unit
+        buffers = cast("Sequence[bytes]", units)  # an array is one
+        joined = np.frombuffer(b"".join(buffers), row_type(self._rows - 1))
+        counts = np.fromiter(map(len, units), np.int64, len(units))
+        weights = np.arange(images) < counts[:, None]
+        if images == 1 and len(joined) == len(units):
+            return joined[:, None], weights.astype(np.float64)
+        ends = np.cumsum(counts)
+        number = np.arange(len(joined)) - np.repeat(ends - counts, counts)
+        slab = np.zeros((len(units), images), joined.dtype)
+        slab["scale"] = 1.0
+        slab[weights] = joined[number < images]
+        return slab, weights / weights.sum(1, keepdims=True)
+
+    def __call__(
+        self, weights: np.ndarray, units: Iterable[UnitFeatures], round_index: int
+    ) -> RoundSums:
+        """The clipped sum of one round, from the head all units start from, float32 `[dim]`."""
+        return self.run(weights, self.slabs(units, round_index))
+
+    def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
+        """The same from packed units."""
+        head = self._head(weights)
+        total = np.zeros(self.dim, np.int64)
+        rows = [np.zeros((0, 4), np.float32)]
+        self.seconds_waited, asked = 0.0, time.perf_counter()
+        for images, shares in slabs:
+            self.seconds_waited += time.perf_counter() - asked
+            summed, norms, losses = self._sum(head, images, shares)
+            total += summed
+            counts = np.count_nonzero(shares, axis=1)
+            rows.append(np.stack([norms, losses, losses, counts], axis=1).astype(np.float32))
+            asked = time.perf_counter()
+        return RoundSums((total,), np.concatenate(rows))
+
+    def _head(self, weights: np.ndarray) -> Any:
+        """What sums of a round need of the weights."""
+        return whole_weights(weights.reshape(self._rows, self._classes))
+
+    def _sum(self, head: Any, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """The clipped sum of packed units."""
+        features = Features(images["mantissas"].astype(np.float64), images["scale"])
+        errors, losses = self._errors(head, features, images["label"], shares)
+        summed, norms = clipped_product_sum(
+            features,
+            errors,
+            l2_norm_clip=self.mechanism.l2_norm_clip,
+            grid_bits=self.mechanism.plan.grid_bits,
+            automatic_clip=self._config.automatic_clip,
+        )
+        return summed, norms, losses
+
+    def _errors(
+        self, head: WholeWeights, features: Features, labels: np.ndarray, shares: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Downhill errors `[units, images, classes]` and mean losses `[units]`."""
+        flat = Features(features.mantissas.reshape(-1, self._rows), features.scales.ravel())
+        logits = exact_logits(flat, head).reshape(*labels.shape, self._classes)
+        logits = logits - logits.max(-1, keepdims=True)
+        powers = np.exp(logits)
+        sums = powers.sum(-1, keepdims=True)
+        wanted = labels[..., None] == np.arange(self._classes)
+        losses = np.log(sums[..., 0]) - (logits * wanted).sum(-1)
+        return (wanted - powers / sums) * shares[..., None], (losses * shares).sum(1)
+
+    @property
+    def advance(self) -> ServerRule:
+        """The server's step; see `ParallelRounds`."""
+        plan = self.mechanism.plan
+        sizes = (self.dim - self._classes, self._classes)
+        return MeanStep(plan.rounds, plan.l2_norm_clip, sizes)

@@ -1,0 +1,81 @@
+"""A head solved from one noised sum of second moments, on features of a frozen backbone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from fedemb.config import ServerConfig, UnitGradientConfig
+from fedemb.engine.server import ServerRule, ServerState
+from fedemb.engine.units.head_gradient import HeadGradientFunction, SlabSum
+from fedemb.privacy.queries.moment_sum import moment_size, moment_sum, solve_moments
+
+
+class LeastSquaresFunction(HeadGradientFunction):
+    """Sums the second moments of units in the only round, and solves for the head.
+
+    The same face as `ParallelRounds`: the record of the round is the noised mean moment, the state
+    after it holds the head.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism` of kind least_squares.
+      config: images of a unit.
+    """
+
+    def __init__(self, classifier: Any, mechanism: Any, config: UnitGradientConfig) -> None:
+        super().__init__(classifier, mechanism, config)
+        self.dim = moment_size(self._rows - 1, self._classes)
+
+    @override
+    def _head(self, weights: np.ndarray) -> None:
+        """Moments do not depend on the weights."""
+
+    @override
+    def _sum(self, head: None, images: np.ndarray, shares: np.ndarray) -> SlabSum:
+        """The moments of packed units, and their longest features in place of norms."""
+        plan = self.mechanism.plan
+        features = images["mantissas"][..., :-1] / images["scale"][..., None]
+        summed = moment_sum(
+            features,
+            np.where(shares > 0, images["label"], -1),
+            classes=self._classes,
+            grid_bits=plan.grid_bits,
+            feature_norm=plan.feature_norm,
+            label_weight=plan.label_weight,
+        )
+        lengths = np.sqrt(np.square(features).sum(-1)).max(1)
+        return summed, lengths, np.full(len(lengths), np.nan)
+
+    @property
+    def advance(self) -> ServerRule:
+        """The head of the noised mean moments, taken as it is: nothing is averaged over rounds."""
+        return SolvedHead(self.mechanism.plan, self._rows, self._classes)
+
+
+@dataclass(frozen=True)
+class SolvedHead:
+    """Solves noised mean moments for a head; see `ServerRule`."""
+
+    plan: Any
+    rows: int
+    """Features, and one for the bias."""
+    classes: int
+
+    def __call__(self, server: ServerConfig, state: ServerState, mean: np.ndarray) -> ServerState:
+        """See `ServerRule`."""
+        plan = self.plan
+        noise = plan.noise_multiplier * plan.l2_norm_clip / plan.normaliser
+        kernel, bias = solve_moments(
+            mean / plan.l2_norm_clip,
+            classes=self.classes,
+            ridge=server.ridge * noise / plan.l2_norm_clip * math.sqrt(self.rows),
+            label_weight=plan.label_weight,
+        )
+        head = np.concatenate([(kernel / plan.feature_norm).ravel(), bias]).astype(np.float32)
+        shares = 1.0 - np.array([server.ema_decay, *server.other_ema_decays], np.float32)[:, None]
+        return replace(state, weights=head, averages=shares * head, rounds=state.rounds + 1)

@@ -1,0 +1,281 @@
+"""The round of DP-SGD: one mean gradient of each unit, clipped and summed exactly.
+
+A unit is what the policy protects: a user, or one image. Its record is the mean gradient over
+its images and their augmented views, taken before the clip (Abadi et al., arXiv 1607.00133;
+De et al., arXiv 2204.13650, section 3.2). Units go through the net in micro-batches of a fixed
+public size, side by side in one vectorised map, and are clipped one after the other.
+
+How a batch is laid out can move a record by a thousandth of the clip (an activation flips at its
+kink), so the layout must not depend on data: every micro-batch has the same size, the last one is
+filled up, and what fills it is never added. `require_exact` shows before the first private image
+that a record has the same bits at any place and beside any neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from fedemb.config import UnitGradientConfig
+from fedemb.engine.rounds import ClientExamples, ParallelRounds, Slab, dealt, seed_of
+from fedemb.engine.units.kernel_gradients import kernel_gradients_at_once
+from fedemb.engine.units.views import apply_moves, draw_moves
+from fedemb.engine.vectorized_rounds import VectorizedRounds
+from fedemb.models.classifier import HEAD, without_head
+from fedemb.models.keras_backend import keras_ops
+from fedemb.models.losses import NEVER
+from fedemb.models.preprocessing import preprocess
+
+SLAB_MICROBATCHES = 16
+"""Micro-batches of one slab and worker, at most."""
+_LANES = 16
+"""Numbers that a processor works on at once, at most."""
+
+
+class UnitShare(NamedTuple):
+    """The units of a slab that one worker gets, in whole micro-batches. Raw."""
+
+    images: Any
+    """uint8 `[units, images, size, size, channels]`; zeros where an image is missing."""
+    labels: Any
+    """int32 `[units, images]`."""
+    weights: Any
+    """float32 `[units, images]`: 1 / images of the unit, and 0 where an image is missing."""
+    moves: Any
+    """int32 `[units, images, views, 3]`."""
+    count: Any
+    """int32 scalar: units that are real; the rest fills the last micro-batch."""
+
+
+class UnitRounds(VectorizedRounds):
+    """Units in whole micro-batches, whatever backend takes their gradients."""
+
+    layout = "training.unit_gradient.microbatch"
+
+    def _hold(
+        self, classifier: Any, config: UnitGradientConfig, variables: Sequence[Any]
+    ) -> list[tuple[int, ...]]:
+        """Takes what trains; returns the shapes of it."""
+        self._classifier, self._trunk = classifier, without_head(classifier)
+        self._config, self._together = config, config.microbatch
+        self.variables = list(variables)
+        self._image = tuple(classifier.input_shape[1:])
+        self._classes = int(classifier.output_shape[-1])
+        return [tuple(int(n) for n in v.shape) for v in self.variables]
+
+    def initial_weights(self) -> Float32[np.ndarray, " dim"]:
+        """Values of the trained variables, float32 `[dim]`."""
+        return np.concatenate([v.numpy().ravel() for v in self.variables]).astype(np.float32)
+
+    def _share(self, units: Sequence[ClientExamples], round_index: int, multiple: int) -> UnitShare:
+        config = self._config
+        shape = (-(-len(units) // multiple) * multiple, config.images_per_unit)
+        share = UnitShare(
+            images=np.zeros((*shape, *self._image), np.uint8),
+            labels=np.zeros(shape, np.int32),
+            weights=np.zeros(shape, np.float32),
+            moves=np.zeros((*shape, config.views, 3), np.int32),
+            count=np.int32(len(units)),
+        )
+        for place, unit in enumerate(units):
+            count = min(len(unit.labels), config.images_per_unit)
+            share.images[place, :count] = unit.images[:count]
+            share.labels[place, :count] = unit.labels[:count]
+            share.weights[place, :count] = 1.0 / count
+            if config.views > 1 or config.crop_padding or config.flip:
+                seed = seed_of(self.seed, round_index, unit.grouping, unit.group)
+                share.moves[place] = draw_moves(config, seed)
+        return share
+
+    def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
+        images = random.integers(0, 256, (self._config.images_per_unit, *self._image), np.uint8)
+        labels = random.integers(0, self._classes, self._config.images_per_unit)
+        return ClientExamples(0, group, images, labels)
+
+    def _views(self, units: UnitShare) -> Any:
+        """All views of each unit of a micro-batch, preprocessed: `[units, views, ...]`."""
+        ops, config = keras_ops(), self._config
+        size, images = config.microbatch, config.images_per_unit
+        pixels = ops.reshape(units.images, (size * images, *self._image))
+        moves = ops.reshape(units.moves, (size * images, config.views, 3))
+        views = preprocess(apply_moves(pixels, moves))
+        return ops.reshape(views, (size, images * config.views, *self._image))
+
+    def _logits(self, weights: Sequence[Any], images: Any) -> Any:
+        """Logits under `weights` in place of `variables`.
+
+        The head is one product with its bias as a last row, and has classes that nobody has up to
+        a whole number of lanes: rows ten numbers wide are split differently at different places
+        of a micro-batch, and the last of them are computed in another way.
+        """
+        ops = keras_ops()
+        given = {id(v): w for v, w in zip(self.variables, weights, strict=True)}
+
+        def values(variables: Sequence[Any]) -> list[Any]:
+            return [given.get(id(v), v.value) for v in variables]
+
+        trunk, head = self._trunk, self._classifier.get_layer(HEAD)
+        outputs, _ = trunk.stateless_call(
+            values(trunk.trainable_variables),
+            values(trunk.non_trainable_variables),
+            images,
+            training=True,
+        )
+        outputs = ops.cast(outputs, "float32")
+        kernel, bias = values([head.kernel, head.bias])
+        filled = -self._classes % _LANES
+        kernel = ops.pad(kernel, [[0, 0], [0, filled]])
+        bias = ops.pad(bias, [[0, filled]], constant_values=NEVER)
+        outputs = ops.concatenate([outputs, ops.ones_like(outputs[:, :1])], axis=1)
+        return ops.matmul(outputs, ops.concatenate([kernel, bias[None]], axis=0))
+
+    def _automatic(self, update: Any, norm: Any, clip: Any) -> Any:
+        """Scales every record to just below the clip (Bu et al., arXiv 2206.07136).
+
+        The floor under the norm keeps a record of no length from becoming noise of full length. The
+        query clips all the same: the guarantee does not rest on this.
+        """
+        ops = keras_ops()
+        factor = clip / (norm + self._config.automatic_clip)
+        return ops.cast(ops.cast(update, "float64") * factor, "float32")
+
+
+class UnitGradientFunction(UnitRounds, ParallelRounds):
+    """Sums the clipped mean gradients of the units of a round, on TensorFlow.
+
+    Args:
+      classifier: `keras.Model` of `build_classifier`; not changed by rounds.
+      mechanism: `privacy.queries.Mechanism`; its query clips and rounds each record.
+      config: micro-batches, views, automatic clip.
+      variables: variables that train.
+      seed: of the views. Never of noise or sampling.
+      workers: micro-batches computed side by side; best as for `RoundFunction`.
+      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        classifier: Any,
+        mechanism: Any,
+        config: UnitGradientConfig,
+        *,
+        variables: Sequence[Any],
+        seed: int = 0,
+        workers: int = 1,
+        devices: Sequence[str] | None = None,
+    ) -> None:
+        import tensorflow as tf
+
+        shapes = self._hold(classifier, config, variables)
+        self._add = tf.function(self._clip_and_add, jit_compile=mechanism.compiles, autograph=False)
+        images = config.images_per_unit
+        super().__init__(
+            shapes,
+            mechanism,
+            UnitShare(
+                tf.TensorSpec([None, images, *self._image], tf.uint8),
+                tf.TensorSpec([None, images], tf.int32),
+                tf.TensorSpec([None, images], tf.float32),
+                tf.TensorSpec([None, images, config.views, 3], tf.int32),
+                tf.TensorSpec([], tf.int32),
+            ),
+            slab_units=SLAB_MICROBATCHES * config.microbatch * workers,
+            seed=seed,
+            devices=dealt(devices, workers),
+        )
+
+    def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
+        size = self._config.microbatch
+        batches = [units[start : start + size] for start in range(0, len(units), size)]
+        shares = [batches[worker :: self.worker_count] for worker in range(self.worker_count)]
+        return [self._share([u for b in share for u in b], round_index, size) for share in shares]
+
+    def _sums_by_worker(
+        self, weights: np.ndarray, units: Sequence[ClientExamples]
+    ) -> list[np.ndarray]:
+        import tensorflow as tf
+
+        broadcast = [tf.constant(part) for part in self._split(weights)]
+        empty = [self.mechanism.initial_sample_state(self.dim)] * self.worker_count
+        slab = [self._share(units, 0, self._together)] * self.worker_count
+        states, _ = self._train(broadcast, slab, empty, self.mechanism.sample_params())
+        return [np.concatenate([np.ravel(part) for part in state]) for state in states]
+
+    def _loop(
+        self, number: int, broadcast: Any, share: UnitShare, state: Any, parameters: Any
+    ) -> tuple[Any, Any]:
+        """One worker's micro-batches, one after the other."""
+        import tensorflow as tf
+
+        del number  # all workers read the same weights
+        size = self._config.microbatch
+
+        def add(place: Any, base: Any, records: Any, state: Any, rows: Any) -> Any:
+            update, loss, count = (part[place] for part in records)
+            state, norm = self._add(update, state, parameters)
+            row = tf.stack([norm, loss, loss, count])
+            return place + 1, base, records, state, rows.write(base + place, row)
+
+        def microbatch(start: Any, state: Any, rows: Any) -> Any:
+            chosen = UnitShare(
+                *[part[start : start + size] for part in share[:4]], count=share.count
+            )
+            real = tf.minimum(size, share.count - start)
+            _, _, _, state, rows = tf.while_loop(
+                lambda place, *_: place < real,
+                add,
+                (tf.constant(0), start, self._records(broadcast, chosen), state, rows),
+                parallel_iterations=1,
+            )
+            return start + size, state, rows
+
+        rows = tf.TensorArray(tf.float32, size=share.count, element_shape=[4])
+        _, state, rows = tf.while_loop(
+            lambda start, *_: start < share.count,
+            microbatch,
+            (tf.constant(0), state, rows),
+            parallel_iterations=1,
+        )
+        return state, rows.stack()
+
+    def _clip_and_add(self, update: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+        """One unit's record added to the sums; and the norm it had, float32."""
+        import tensorflow as tf
+
+        query = self.mechanism.query
+        norm = tf.norm(tf.cast(update, tf.float64))
+        if self._config.automatic_clip is not None:
+            update = self._automatic(update, norm, parameters)
+        record = query.preprocess_record(parameters, [update])
+        return query.accumulate_preprocessed_record(state, record), tf.cast(norm, tf.float32)
+
+    def _records(self, broadcast: Any, units: UnitShare) -> tuple[Any, Any, Any]:
+        """Downhill mean gradients `[microbatch, dim]`, losses and image counts `[microbatch]`."""
+        import tensorflow as tf
+
+        size, config = self._config.microbatch, self._config
+        views = self._views(units)
+
+        def record(unit: Any) -> tuple[Any, Any]:
+            images, labels, weights = unit
+            labels = tf.repeat(labels, config.views)
+            weights = tf.repeat(weights / float(config.views), config.views)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(broadcast)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    labels, self._logits(broadcast, images)
+                )
+                loss = tf.reduce_sum(weights * losses)
+            gradients = tape.gradient(
+                loss, broadcast, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            return tf.concat([tf.reshape(-part, [-1]) for part in gradients], axis=0), loss
+
+        labels, weights = (tf.ensure_shape(p, [size, None]) for p in (units.labels, units.weights))
+        with kernel_gradients_at_once():
+            updates, losses = tf.vectorized_map(record, (views, labels, weights))
+        counts = tf.cast(tf.math.count_nonzero(weights, axis=1), tf.float32)
+        return updates, losses, counts

@@ -1,0 +1,62 @@
+"""Augmented views of an image: crops of the mirrored border, and mirror images.
+
+Moves are drawn on the host from the unit's own seed and applied as whole pixels, so that a view has
+the same bits wherever it is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import UnitGradientConfig
+from fedemb.models.keras_backend import keras_ops
+
+
+def draw_moves(config: UnitGradientConfig, seed: np.random.SeedSequence) -> np.ndarray:
+    """Draws the views of all images a unit may have.
+
+    Args:
+      config: images, views, crop and flip.
+      seed: of the unit in the round, and of nothing else.
+
+    Returns:
+      int32 `[images_per_unit, views, 3]`: pixels down, pixels right, whether mirrored.
+    """
+    shape = (config.images_per_unit, config.views)
+    words = seed.generate_state(int(np.prod(shape))).reshape(shape)
+    reach = 2 * config.crop_padding + 1
+    down = (words & 0xFFFF) % reach
+    right = ((words >> 16) & 0x7FFF) % reach
+    mirrored = (words >> 31) if config.flip else np.zeros_like(words)
+    moves = np.stack([down, right, mirrored], axis=-1).astype(np.int32)
+    return moves - np.array([config.crop_padding, config.crop_padding, 0], np.int32)
+
+
+def apply_moves(images: Any, moves: Any) -> Any:
+    """Moves each image by whole pixels; what comes in from outside is the image mirrored.
+
+    Args:
+      images: uint8 `[images, size, size, channels]`.
+      moves: int32 `[images, views, 3]`.
+
+    Returns:
+      uint8 `[images * views, size, size, channels]`.
+    """
+    ops = keras_ops()
+    size, channels = images.shape[1], images.shape[3]
+    per_image = moves.shape[1]
+    moves = ops.reshape(moves, (-1, 3))
+    places = ops.arange(size, dtype="int32")[None, :]
+
+    def inside(shift: Any) -> Any:
+        at = ops.abs(places + shift[:, None])
+        return (size - 1) - ops.abs((size - 1) - at)
+
+    down, right = inside(moves[:, 0]), inside(moves[:, 1])
+    right = ops.where(moves[:, 2:3] > 0, ops.flip(right, axis=1), right)
+    # Which row of all pixels goes where: whole pixels move, so no value is computed.
+    image = ops.arange(ops.shape(moves)[0], dtype="int32") // per_image
+    rows = (image[:, None] * size + down)[:, :, None] * size + right[:, None, :]
+    return ops.take(ops.reshape(images, (-1, channels)), rows, axis=0)

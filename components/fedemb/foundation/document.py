@@ -1,0 +1,260 @@
+"""The one model of everything that is signed or read back: strict, versioned, able to grow.
+
+A document is a class with a `kind` and a newest version; in a file it is the JSON object
+`{"schema": "fedemb/<kind>/<version>", **fields, "signature": ...}`. Reading is a closed world: an
+unknown kind, version or field, a missing one, a number that is not finite, a repeated key, another
+spelling of the same content, too much of anything: refused.
+
+A document grows by a field of a later version, and what older versions wrote stays readable:
+
+    class UtilityReport(Document):
+        kind: ClassVar[str] = "utility_report"
+        newest: ClassVar[int] = 2
+        images_per_second: Annotated[float | None, Since(2, before=None)]
+
+A file of version 1 must not have the field, and is read with what `before` says; one of version 2
+must have it. A field is never removed and never changes its meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
+from typing_extensions import override
+
+from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex, strict_json
+from fedemb.foundation.files import write_bytes
+
+_SCHEMA = re.compile(r"fedemb/([a-z_]{1,40})/([1-9][0-9]{0,3})")
+
+
+@dataclass(frozen=True)
+class Since:
+    """Marks a field that documents before a version lack."""
+
+    version: int
+    before: Any
+    """What an older document, which does not say, stands for: a JSON value."""
+
+
+class Part(BaseModel):
+    """An object inside a document: exactly its fields, each of exactly its type."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @classmethod
+    @override
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """A field that may be left out would change a version that was written without it."""
+        optional = [name for name, field in cls.model_fields.items() if not field.is_required()]
+        if optional:
+            raise TypeError(
+                f"{cls.__name__}.{optional[0]} has a default, and every field of a document is "
+                "written; mark a new field with Since and raise `newest`"
+            )
+
+    @classmethod
+    def _late(cls, context: Any) -> dict[str, Since]:
+        """Fields that the file's version does not have yet."""
+        version = context["version"] if context else None
+        return {
+            name: mark
+            for name, field in cls.model_fields.items()
+            for mark in field.metadata
+            if version is not None and isinstance(mark, Since) and mark.version > version
+        }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, value: Any, info: Any) -> Any:
+        late = cls._late(info.context)
+        if not late or not isinstance(value, dict):
+            return value
+        fields = cast("dict[str, Any]", value)
+        if late.keys() & fields.keys():
+            raise ValueError("a field of a later version")
+        return {**fields, **{name: mark.before for name, mark in late.items()}}
+
+    @model_serializer(mode="wrap")
+    def _write_older(self, handler: SerializerFunctionWrapHandler, info: Any) -> dict[str, Any]:
+        fields = handler(self)
+        for name in self._late(info.context):
+            del fields[name]
+        return fields
+
+
+class Document(Part):
+    """A document of one kind."""
+
+    kind: ClassVar[str]
+    newest: ClassVar[int] = 1
+    """Version that is written; all before it can be read."""
+    compact: ClassVar[bool] = False
+    """Whether it is written as one line of canonical JSON, or indented for people."""
+    role: ClassVar[str | None] = None
+    """Whose key signs it; None: what is written down and read by one step alone."""
+
+    def content(self, version: int | None = None) -> dict[str, Any]:
+        """The JSON object without its signature: what a signature covers."""
+        number = version or self.newest
+        fields = self.model_dump(mode="json", context={"version": number})
+        return {"schema": f"fedemb/{self.kind}/{number}", **fields}
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Makes a document of the newest version from JSON fields.
+
+        Raises:
+          ArtifactError: and which field is missing, unknown or not of its form.
+        """
+        try:
+            return cls.model_validate(dict(fields))
+        except ValidationError as error:
+            raise ArtifactError(
+                f"{problem_of(error)} of a {cls.kind} document is unknown, missing or not of its "
+                "form; run the step that writes it again with this version"
+            ) from error
+
+
+D = TypeVar("D", bound=Document)
+
+
+@dataclass(frozen=True)
+class Written(Generic[D]):
+    """A document as it lies in a file: its content, who signed it, and its very bytes."""
+
+    body: D
+    version: int
+    signature: Mapping[str, str] | None
+    data: bytes
+
+    @functools.cached_property
+    def sha(self) -> str:
+        """SHA-256 of the bytes."""
+        return sha256_hex(self.data)
+
+    @functools.cached_property
+    def content(self) -> dict[str, Any]:
+        """What the signature covers."""
+        return self.body.content(self.version)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The whole JSON object, signature included."""
+        return self.content if self.signature is None else _signed(self.content, self.signature)
+
+
+def _signed(content: dict[str, Any], signature: Mapping[str, str]) -> dict[str, Any]:
+    return {**content, "signature": dict(signature)}
+
+
+def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
+    """The one way to write a document's JSON object: sorted, in a line or indented for people.
+
+    Raises:
+      ArtifactError: it holds NaN, infinity, half a character or what JSON has no word for.
+    """
+    if compact:
+        return canonical_json(content)
+    try:
+        text = json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+        return text.encode() + b"\n"
+    except (TypeError, ValueError) as error:  # a lone surrogate is a ValueError too
+        raise ArtifactError(f"this document cannot be written as JSON: {error}") from error
+
+
+def written(document: D, signature: Mapping[str, str] | None = None) -> Written[D]:
+    """A document and its signature as they are to be written."""
+    content = document.content()
+    whole = content if signature is None else _signed(content, signature)
+    data = encode(whole, compact=document.compact)
+    return Written(document, document.newest, signature, data)
+
+
+def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> Written[D]:
+    """Reads the bytes of a document; its signature is checked by a `TrustStore`.
+
+    Args:
+      data: the bytes, which must be those `written` gives their content.
+      expected: class of the document.
+      name: of the file, for the message.
+      exact: False leaves to somebody else that the bytes are the one way to write the content.
+
+    Raises:
+      ArtifactError: of another kind or version, with an unknown or missing field, or with bytes
+        that say more than the content (blanks, repeated keys, another spelling of a number).
+    """
+    what = f"the {expected.kind} document {name}"
+    fields = strict_json(data, what)
+    if not isinstance(fields, dict):
+        raise ArtifactError(f"{what} is not a JSON object; run the step that writes it again")
+    schema = fields.pop("schema", None)
+    found = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
+    if found is None or found[1] != expected.kind or int(found[2]) > expected.newest:
+        raise ArtifactError(
+            f"{what} has schema {str(schema)[:60]!r}, expected fedemb/{expected.kind}/1 to "
+            f"{expected.newest}; run the step that writes it with this version of the package"
+        )
+    version = int(found[2])
+    signature = _signature(fields.pop("signature", None), what)
+    try:
+        body = expected.model_validate(fields, context={"version": version})
+    except ValidationError as error:
+        raise ArtifactError(
+            f"{problem_of(error)} of {what} is unknown, missing or not of its form; run its step "
+            "again with this version"
+        ) from error
+    result = Written(body, version, signature, data)
+    if exact and encode(result.json, compact=expected.compact) != data:
+        raise ArtifactError(f"{what} was changed after it was written; run its step again")
+    return result
+
+
+def read(path: Path, expected: type[D]) -> Written[D]:
+    """Reads a document's file; see `parse`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            f"the {expected.kind} document {path.name} cannot be read; run the step that writes it"
+        ) from error
+    return parse(data, expected, path.name)
+
+
+def write(path: Path, document: D, signature: Mapping[str, str] | None = None) -> Written[D]:
+    """Writes a document's file and returns it as written."""
+    result = written(document, signature)
+    write_bytes(path, result.data)
+    return result
+
+
+def problem_of(error: ValidationError) -> str:
+    """The first field at fault. What should not be there is never named: it may be anything."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        place.pop()
+    return ".".join(part for part in place if re.fullmatch("[a-z0-9_]{1,40}", part)) or "a field"
+
+
+def _signature(value: Any, what: str) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, dict)
+        or value.keys() != {"key_id", "algorithm", "value"}
+        or not all(isinstance(text, str) and len(text) <= 256 for text in value.values())
+    ):
+        raise ArtifactError(f"the signature of {what} is malformed; run its step again")
+    return value

@@ -1,0 +1,37 @@
+"""Documents as JSON files, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import parse_json
+from fedemb.foundation.files import write_bytes
+
+
+def write_json(path: Path, schema: str, body: Mapping[str, Any]) -> None:
+    """Writes a document `{"schema": schema, **body}` atomically, indented for people.
+
+    `schema` is `fedemb/<artifact>/<version>`.
+    """
+    document = {"schema": schema, **body}
+    text = json.dumps(document, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, text.encode() + b"\n")
+
+
+def read_json(path: Path, schema: str) -> dict[str, Any]:
+    """Reads a document written by `write_json`.
+
+    Raises:
+      ArtifactError: missing, not JSON, or of another schema or version.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.name} is missing in {path.parent}; run the step that writes it"
+        ) from error
+    return parse_json(data, schema, path.name)

@@ -1,0 +1,185 @@
+"""Building a backbone from its name, and refusing one that could not be trained in private."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from fedemb.config import ModelConfig
+from fedemb.errors import ConfigError
+from fedemb.models.backbones.channel_norm import channel_group_norm
+from fedemb.models.backbones.registry import backbones, mirroring
+from fedemb.models.classifier import with_head
+
+# Layers whose output for one image depends on the other images of the batch, or that keep state;
+# one that is frozen is a constant scale and offset.
+_BATCH_DEPENDENT = ("BatchNormalization", "SyncBatchNormalization", "SpectralNormalization")
+
+
+def build_backbone(model: ModelConfig, seed: int) -> Any:
+    """Builds a backbone with initial weights that depend on the seed alone.
+
+    Args:
+      model: name, embedding length, image size. A name with a colon, `module:function`, is
+        imported; the function takes the `ModelConfig` and returns a built `keras.Model`. Names
+        with a plus between them are parts side by side, see `_joined`.
+      seed: of the initial weights.
+
+    Returns:
+      `keras.Model`: float32 images `[batch, size, size, channels]` in [-1, 1] to embeddings
+      `[batch, embedding_dim]`, not normalised, or to the logits of the model's classes.
+
+    Raises:
+      ConfigError: no backbone of that name, or one that `check_backbone` refuses.
+    """
+    names = [name.strip() for name in model.backbone.split("+")]
+    backbone = _one(model, seed) if len(names) == 1 else _joined(names, model, seed)
+    check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    return with_head(backbone, model, seed) if model.classes else backbone
+
+
+def _one(model: ModelConfig, seed: int) -> Any:
+    import keras
+
+    if ":" in model.backbone:
+        module, function = model.backbone.split(":", 1)
+        try:
+            backbone = getattr(importlib.import_module(module), function)(model)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"model.backbone={model.backbone} cannot be imported ({error}); name an importable "
+                "module:function, or one of " + ", ".join(backbones())
+            ) from error
+    elif model.backbone in backbones():
+        if model.mirrored and model.backbone not in mirroring():
+            raise ConfigError(
+                f"model.mirrored: {model.backbone} has no mirrored features; set it to false, or "
+                f"take {', '.join(mirroring())}"
+            )
+        inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+        outputs = backbones()[model.backbone](inputs, model)
+        backbone = keras.Model(inputs, outputs, name=model.backbone)
+        for part in _models_in(backbone):
+            reinitialize(part, seed)
+    else:
+        raise ConfigError(
+            f"model.backbone={model.backbone} is not known; take one of "
+            f"{', '.join(backbones())}, or module:function of your own"
+        )
+    reinitialize(backbone, seed)
+    return backbone
+
+
+def _joined(names: Sequence[str], model: ModelConfig, seed: int) -> Any:
+    """Several backbones on the same image, their features side by side; without projections.
+
+    The features of each part are brought to length 1, image by image: none outweighs another, and
+    no statistics of any data are needed for it.
+    """
+    import keras
+
+    inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+    features: list[Any] = []
+    for number, name in enumerate(names):
+        part = _one(model.model_copy(update={"backbone": name, "projection": False}), seed + number)
+        length: Any = keras.layers.UnitNormalization(name=f"length_{number}")
+        features.append(length(part(inputs)))
+    return keras.Model(
+        inputs,
+        keras.layers.Concatenate(name="joined")(features),
+        name="_".join(names).replace(":", "."),
+    )
+
+
+def learned_parts(backbone: Any) -> list[Any]:
+    """What public pretraining trains: the models inside a backbone that have weights to learn.
+
+    Args:
+      backbone: from `build_backbone`, without a head; itself, where weights lie outside of them.
+    """
+    parts = [inner for part in _models_in(backbone) for inner in learned_parts(part)]
+    inside = {id(weight) for part in parts for weight in part.trainable_variables}
+    if all(id(weight) in inside for weight in backbone.trainable_variables):
+        return parts
+    return [backbone]
+
+
+def _models_in(backbone: Any) -> list[Any]:
+    import keras
+
+    return [layer for layer in backbone.layers if isinstance(layer, keras.Model)]
+
+
+def reinitialize(backbone: Any, seed: int) -> None:
+    """Draws all kernels, each from its own stream of the seed; other weights stay as built."""
+    import numpy as np
+
+    for index, layer in enumerate(backbone.layers):
+        streams = np.random.SeedSequence([seed, index]).generate_state(2)
+        for stream, part in zip(streams, ("kernel", "depthwise_kernel"), strict=True):
+            weight = getattr(layer, part, None)
+            initializer: Any = getattr(layer, f"{part}_initializer", None)
+            settings = {} if initializer is None else initializer.get_config()
+            if weight is None or "seed" not in settings:
+                continue
+            kind: Any = type(initializer)
+            fixed = kind.from_config({**settings, "seed": int(stream >> 1)})
+            weight.assign(fixed(weight.shape, dtype="float32"))
+
+
+def check_backbone(backbone: Any, model: ModelConfig) -> None:
+    """Refuses a backbone that mixes the images of a batch, or keeps state between calls.
+
+    Either would let one user's images change what the engine computes for others, or carry
+    private statistics out of the round.
+
+    Raises:
+      ConfigError: BatchNorm and its kin, dropout, untrained state, or shapes that do not fit.
+    """
+    for layer in backbone._flatten_layers():
+        kind = type(layer).__name__
+        if kind in _BATCH_DEPENDENT and (layer.trainable or kind == "SpectralNormalization"):
+            raise ConfigError(
+                f"backbone layer {layer.name} is {kind}, which mixes the images of different users "
+                "and keeps their statistics; use GroupNormalization or LayerNormalization, or "
+                "import the backbone, which freezes it"
+            )
+    state = [v.path for v in backbone.non_trainable_variables if "seed_generator" in v.path]
+    if state:
+        raise ConfigError(
+            f"backbone variable {state[0]} draws random numbers from a state of its own (dropout); "
+            "leave the layer out: every seed must depend on the virtual client alone"
+        )
+    outputs = len(model.classes) or model.embedding_dim
+    shape, wanted = tuple(backbone.output_shape), (None, outputs)
+    size = (None, model.image_size, model.image_size, model.channels)
+    if shape != wanted or tuple(backbone.input_shape) != size:
+        raise ConfigError(
+            f"backbone maps {tuple(backbone.input_shape)} to {shape}, wanted {size} to {wanted}; "
+            "set model.image_size, model.channels and model.embedding_dim or classes to fit"
+        )
+
+
+def with_bfloat16(backbone: Any) -> Any:
+    """A copy that computes in bfloat16 on float32 weights, but for its last layer.
+
+    Eight bits of an embedding are too few for the logits made of it. Group normalisation takes its
+    moments from sums over each channel: Keras's own turns whole maps into float32 and back.
+    """
+    import keras
+
+    def lean(layer: Any) -> Any:
+        settings = layer.get_config()
+        if type(layer) is keras.layers.GroupNormalization:
+            return channel_group_norm().from_config(settings)
+        return type(layer).from_config(settings)
+
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    copy = keras.models.clone_model(backbone, clone_function=lean)
+    copy.set_weights(backbone.get_weights())
+    last = copy.layers[-1]
+    for layer in copy._flatten_layers(include_self=False):
+        if layer is not last:
+            layer.dtype_policy = policy
+    return copy

@@ -1,0 +1,94 @@
+"""Named groups of variables that private training may change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedemb.errors import ConfigError
+from fedemb.models.classifier import HEAD
+
+_PROJECTION = ("embedding/", "embedding_hidden/")
+
+
+def _is_norm(path: str) -> bool:
+    return path.endswith(("/gamma", "/beta"))
+
+
+def _block(path: str) -> str:
+    return path.split("/", 1)[0].split("_", 1)[0]
+
+
+def _frozen_convolution(name: str, path: str) -> bool:
+    if not path.endswith("kernel") or "conv" not in path:
+        return False
+    if name.startswith("resnet50"):  # the paper freezes the convolutions of stages 3 and 4 only
+        return path.startswith(("stage3", "stage4"))
+    return True
+
+
+def cut(model: Any, group: str) -> tuple[Any, Any]:
+    """The part of a model that stays as it is, and the layers on it that private training changes.
+
+    Args:
+      model: a backbone or classifier, which shares its layers with both.
+      group: `head` or `projection`.
+
+    Returns:
+      `keras.Model`s: images to features `[batch, features]`, and features to what the model gives.
+
+    Raises:
+      ConfigError: the layers that train do not stand at the end of the model.
+    """
+    import keras
+
+    names = (HEAD,) if group == "head" else ("embedding_hidden", "embedding")
+    first = next((layer for layer in model.layers if layer.name in names), None)
+    if first is None or len(first.input.shape) != 2:
+        raise ConfigError(
+            f"model.trainable={group} needs a layer {names[-1]} at the end of {model.name}, on "
+            "features of one axis, and there is none; name it so, or take another group"
+        )
+    return (
+        keras.Model(model.input, first.input, name=model.name),
+        keras.Model(first.input, model.output, name=model.name),
+    )
+
+
+def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
+    """Variables that private training may change, in the order of the model.
+
+    Args:
+      backbone: from `build_backbone` or loaded, or a classifier made of one; the head of a
+        classifier trains with every group.
+      group: `all`; `head`: the head of a classifier alone; `norm_only`: scales and offsets of
+        normalisation layers; `last_block`: the last block of layers and the dense layer;
+        `projection`: the dense layers that make an embedding of features; `conv_frozen`: all but
+        convolution kernels (ResNet-50: but those of stages 3 and 4; docs/method.md#algorithm);
+        `first_blocks_frozen`: all but the stem and the first block or stage of blocks (arXiv
+        2201.12328).
+
+    Raises:
+      ConfigError: the group holds no variable of this backbone.
+    """
+    variables = list(backbone.trainable_variables)
+    blocks = [
+        _block(v.path) for v in variables if not v.path.startswith((*_PROJECTION, f"{HEAD}/"))
+    ]
+    first = {"stem", *[block for block in blocks if block != "stem"][:1]}
+    chosen = {
+        "all": lambda path: True,
+        "head": lambda path: False,
+        "norm_only": _is_norm,
+        "last_block": lambda path: path.startswith(_PROJECTION) or _block(path) == blocks[-1],
+        "projection": lambda path: path.startswith(_PROJECTION),
+        "conv_frozen": lambda path: not _frozen_convolution(backbone.name, path),
+        "first_blocks_frozen": lambda path: _block(path) not in first,
+    }[group]
+    found = [v for v in variables if v.path.startswith(f"{HEAD}/") or chosen(v.path)]
+    if not found:
+        raise ConfigError(
+            f"model.trainable={group} leaves nothing to train in {backbone.name}; take another"
+            " group"
+        )
+    return found

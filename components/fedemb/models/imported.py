@@ -1,0 +1,277 @@
+"""Somebody else's `.keras` file as a backbone.
+
+Whether it may be one is told from its description alone, so a run can be refused before anything is
+charged, and nothing of the file is executed. What is taken is frozen where it would mix images.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import ModelConfig
+from fedemb.errors import ArtifactError, ConfigError, InputError
+from fedemb.foundation.canonical_json import strict_json
+from fedemb.models.backbones import backbones, blocks, build_backbone
+from fedemb.models.backbones.build import check_backbone, reinitialize
+from fedemb.models.classifier import HEAD, without_head
+from fedemb.models.imported_pixels import rescaled, told_pixels
+from fedemb.models.loading import load_model, require_finite
+
+ALLOWED_LAYERS = frozenset(
+    {
+        "Activation",
+        "Add",
+        "Average",
+        "AveragePooling2D",
+        "Concatenate",
+        "Conv2D",
+        "Cropping2D",
+        "Dense",
+        "DepthwiseConv2D",
+        "Flatten",
+        "Functional",
+        "GainConv2D",
+        "GlobalAveragePooling2D",
+        "GlobalMaxPooling2D",
+        "GroupNormalization",
+        "Identity",
+        "InputLayer",
+        "LayerNormalization",
+        "LeakyReLU",
+        "MaxPooling2D",
+        "MirrorImage",
+        "Multiply",
+        "Normalization",
+        "PReLU",
+        "ReLU",
+        "Rescaling",
+        "Reshape",
+        "SeparableConv2D",
+        "Scattering",
+        "Sequential",
+        "Softmax",
+        "StandardizedConv2D",
+        "UnitNormalization",
+        "Whitened",
+        "ZeroPadding2D",
+        "fedemb>GainConv2D",
+        "fedemb>MirrorImage",
+        "fedemb>Scattering",
+        "fedemb>StandardizedConv2D",
+        "fedemb>Whitened",
+    }
+)
+"""Layers an imported backbone may have: no code of its own, no state, no mixing of images."""
+IF_FROZEN = frozenset({"BatchNormalization", "Dropout"})
+"""Layers that one which never trains may have besides: constants then, or nothing."""
+_SETTINGS = re.compile(r"keras(\.src)?\.(initializers|regularizers|constraints|dtype_policies)\b")
+"""Modules of what layers are set up with."""
+_NO_LAYERS = frozenset({"DTypePolicy", "__keras_tensor__", "__numpy__", "__tensor__", "__tuple__"})
+FROZEN = ("head", "projection")
+"""What `model.trainable` says where the imported layers stay as they are."""
+
+
+def check_import(path: Path, trainable: str) -> None:
+    """Refuses a file that is missing or damaged, or has layers that are not allowed.
+
+    Args:
+      path: the file.
+      trainable: `model.trainable`.
+
+    Raises:
+      InputError: there is no such file.
+      ArtifactError: it is no `.keras` file, or has other layers.
+    """
+    described = _description(path)
+    allowed = ALLOWED_LAYERS | IF_FROZEN if trainable in FROZEN else ALLOWED_LAYERS
+    layers = _layer_classes({**described, "compile_config": None})  # that is not loaded
+    found = sorted(layers - allowed)
+    if found:
+        frozen = f", or keep it frozen with model.trainable: {' or '.join(FROZEN)}"
+        raise ArtifactError(
+            f"{path.name} has layers that are not allowed here ({', '.join(found)}); build the "
+            f"backbone of {', '.join(sorted(allowed))}{frozen if set(found) <= IF_FROZEN else ''}"
+        )
+
+
+def image_shape(path: Path) -> tuple[int, int] | None:
+    """Height and width, and channels of the images that a file's net takes; None: of several sizes.
+
+    Raises:
+      InputError: there is no such file.
+      ArtifactError: it is no `.keras` file.
+    """
+    layers = _description(path)["config"].get("layers") or []
+    inputs = [layer for layer in layers if layer.get("class_name") == "InputLayer"]
+    match [(layer.get("config") or {}).get("batch_shape") for layer in inputs]:
+        case [[None, int(height), int(width), int(channels)]] if height == width:
+            return height, channels
+        case _:
+            return None
+
+
+def known_pixels(path: Path) -> tuple[str, str] | None:
+    """What a file's net was trained on, as `pretraining.import_pixels`, and what says so.
+
+    None: the file does not tell.
+
+    Raises:
+      InputError: there is no such file.
+      ArtifactError: it is no `.keras` file.
+    """
+    return told_pixels(_description(path)["config"])
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """What the file says of its model; nothing of it is executed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            packed = [m.filename for m in archive.infolist() if m.compress_type]
+            config = b"" if packed else archive.read("config.json")
+    except FileNotFoundError as error:
+        raise InputError(
+            f"pretraining.import_path={path} does not exist; name a .keras file"
+        ) from error
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            f"{path.name} is not a .keras file; save the backbone with Keras 3"
+        ) from error
+    if packed:
+        raise ArtifactError(
+            f"{path.name} holds a packed {packed[0]}, which may unfold without end, and Keras "
+            "packs nothing; save the backbone with Keras 3"
+        )
+    described = strict_json(config, f"config.json of {path.name}")
+    if not isinstance(described, dict) or not isinstance(described.get("config"), dict):
+        raise ArtifactError(f"{path.name} describes no model; save the backbone with Keras 3")
+    return described
+
+
+def _layer_classes(described: Any) -> set[str]:
+    """Class names of a model and of all layers inside, also of those that are a setting."""
+    if not isinstance(described, dict | list):
+        return set()
+    children = described.values() if isinstance(described, dict) else described
+    names = set[str]().union(*map(_layer_classes, children))
+    if isinstance(described, dict) and "class_name" in described:
+        name = str(described["class_name"])
+        if name not in _NO_LAYERS and not _SETTINGS.match(str(described.get("module"))):
+            names |= {name, str(described.get("registered_name") or name)}
+    return names
+
+
+def import_backbone(path: Path, model: ModelConfig, *, pixels: str = "-1..1", seed: int = 0) -> Any:
+    """Loads somebody else's `.keras` backbone: known layers only, checked before Keras reads it.
+
+    Batch normalisation is frozen: with the statistics of the file it is a constant scale and offset
+    for each channel. Dropout is switched off.
+
+    Args:
+      path: the file; the head of a classifier of this pipeline is left out.
+      model: what the backbone must fit; with `trainable: projection` a file that does not end in
+        a projection to `embedding_dim` gets one.
+      pixels: what the file was trained on, `pretraining.import_pixels`.
+      seed: of the projection.
+
+    Raises:
+      ArtifactError: missing, damaged, with layers that are not allowed, or with a weight that is
+        NaN or infinite.
+      ConfigError: it does not fit `model`, or mixes the images of different users.
+    """
+    import keras
+
+    check_import(path, model.trainable)
+    backbone = load_model(path)
+    require_finite(backbone)
+    if backbone.layers[-1].name == HEAD:
+        backbone = without_head(backbone)
+    backbone = _frozen(backbone)
+    ends = backbone.layers[-1].name == "embedding"  # in a projection of its own
+    fits = ends and tuple(backbone.output_shape) == (None, model.embedding_dim)
+    project = model.trainable == "projection" and not fits
+    if project or pixels != "-1..1":
+        inputs = keras.Input((model.image_size, model.image_size, model.channels), name="images")
+        features = backbone(rescaled(inputs, pixels))
+        outputs = blocks.embedding(features, model) if project else features
+        whole = keras.Model(inputs, outputs, name=backbone.name)
+        if project:
+            reinitialize(whole, seed)  # the file's own layers lie inside of one, untouched
+        backbone = whole
+    check_backbone(backbone, model.model_copy(update={"classes": ()}))
+    _check_apart(backbone, path)
+    _check_mirrored(backbone, path, model)
+    return backbone
+
+
+def _check_mirrored(backbone: Any, path: Path, model: ModelConfig) -> None:
+    """Refuses a file that sees mirror images where the configuration does not, or the reverse."""
+    found = _mirrors(backbone)
+    if not (found or model.mirrored):
+        return
+    names = [name.strip() for name in model.backbone.split("+")]
+    ours = all(name in backbones() for name in names)
+    if found != (_mirrors(build_backbone(model, 0)) if ours else Counter()):
+        raise ConfigError(
+            f"model.mirrored={model.mirrored} with model.backbone={model.backbone} is not what "
+            f"{path.name} does; set both as the run did that made the file"
+        )
+
+
+def _mirrors(backbone: Any) -> Counter[str]:
+    """The layers that make features an image shares with its mirror image, by kind."""
+    return Counter(
+        type(layer).__name__
+        for layer in backbone._flatten_layers()
+        if type(layer).__name__ == "MirrorImage" or getattr(layer, "mirrored", False)
+    )
+
+
+def _check_apart(backbone: Any, path: Path) -> None:
+    """Refuses a net whose output for an image depends on the other images of its batch.
+
+    A layer along the wrong axis does that, and has no other name. It is asked with random weights
+    too: those of the file may hide it until they train.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    drawn = backbone.from_config(backbone.get_config())
+    drawn.set_weights([_drawn(weight.shape, random) for weight in backbone.get_weights()])
+    first, *others = random.uniform(-1, 1, (3, *backbone.input_shape[1:])).astype(np.float32)
+    for net in (backbone, drawn):
+        alone, *along = (
+            np.asarray(net(np.stack([first, other]), training=False))[0]
+            for other in (first, *others)
+        )
+        if any(np.abs(found - alone).max() > 1e-3 * np.abs(alone).max() for found in along):
+            raise ConfigError(
+                f"what {path.name} makes of an image depends on the other images of its batch, so "
+                "it mixes the images of different users; import a backbone without such a layer"
+            )
+
+
+def _drawn(shape: tuple[int, ...], random: Any) -> Any:
+    """Weights that make every layer affect the output: positive scales, kernels that keep sizes."""
+    if len(shape) < 2:
+        return random.uniform(0.5, 1.5, shape)
+    return random.normal(0, (2 / math.prod(shape[:-1])) ** 0.5, shape)
+
+
+def _frozen(backbone: Any) -> Any:
+    """The same model without what depends on other images or on chance."""
+    chances = [layer for layer in backbone._flatten_layers() if type(layer).__name__ == "Dropout"]
+    for layer in chances:
+        layer.rate = 0.0
+    if chances:  # built again: dropout without a rate has no random state
+        weights = backbone.get_weights()
+        backbone = type(backbone).from_config(backbone.get_config())
+        backbone.set_weights(weights)
+    for layer in backbone._flatten_layers():
+        if type(layer).__name__ == "BatchNormalization":
+            layer.trainable = False
+    return backbone

@@ -1,0 +1,114 @@
+"""What finished models make of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Float32, Num, UInt8
+
+from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.models.keras_backend import keras_ops, traced
+from fedemb.models.losses import unit_rows
+
+_TRACED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def outputs(
+    model: Any,
+    examples: Num[np.ndarray, "images ..."],
+    batch_size: int = 256,
+    last: Callable[[Any], Any] = np.asarray,
+) -> Float32[np.ndarray, "images width"]:
+    """What a model gives for images, or what its last layers give for features.
+
+    Args:
+      model: `keras.Model`, built, loaded or cut.
+      examples: uint8 `[images, size, size, channels]`, or float32 `[images, features]`.
+      batch_size: images in memory at once as floats; the last batch is padded, so that an output
+        does not depend on how many images come after it.
+      last: what is done to the outputs of a batch, padding included, for the same reason.
+    """
+    from fedemb.models.preprocessing import input_of
+
+    def forward(batch: Any) -> Any:
+        return keras_ops().cast(model(input_of(model, batch), training=False), "float32")
+
+    if model not in _TRACED:
+        _TRACED[model] = traced(forward)
+    count = len(examples)
+    result = np.empty((count, model.output_shape[-1]), np.float32)
+    for start in range(0, count, batch_size):
+        batch = examples[start : start + batch_size]
+        used = len(batch)
+        if used < batch_size:
+            padding = np.zeros((batch_size - used, *batch.shape[1:]), batch.dtype)
+            batch = np.concatenate([batch, padding])
+        result[start : start + used] = np.asarray(last(_TRACED[model](batch)))[:used]
+    return result
+
+
+def embed(
+    backbone: Any,
+    images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
+    batch_size: int = 256,
+) -> Float32[np.ndarray, "images dim"]:
+    """Embeds images, or features, and scales every embedding to unit length; see `outputs`."""
+    return outputs(backbone, images, batch_size, unit_rows)
+
+
+def classify(
+    classifier: Any,
+    images: UInt8[np.ndarray, "images size size channels"] | Float32[np.ndarray, "images features"],
+    batch_size: int = 256,
+) -> Float32[np.ndarray, "images classes"]:
+    """Probabilities of the classes, rows that sum to 1; see `outputs`."""
+    return outputs(classifier, images, batch_size, keras_ops().softmax)
+
+
+class VectorizedRounds:
+    """Shows images to several models; a frozen part that they share computes its features once.
+
+    Args:
+      models: `keras.Model`s by name.
+      group: `model.trainable`: which layers stand on a frozen part.
+      apply: `embed` or `classify`.
+    """
+
+    def __init__(
+        self, models: Mapping[str, Any], group: str, apply: Callable[..., np.ndarray]
+    ) -> None:
+        self._apply = apply
+        self.trunks: dict[str, Any] = {}
+        """By what they are: models of one trunk have the same."""
+        self._parts = {name: self._cut(model, group) for name, model in models.items()}
+
+    def _cut(self, model: Any, group: str) -> tuple[str | None, Any]:
+        import keras
+
+        from fedemb.models.backbones import cut
+
+        if group not in ("head", "projection"):
+            return None, model
+        try:
+            trunk, rest = cut(model, group)
+        except ConfigError:  # nothing stands on it: pixels, or features as they are
+            features = keras.Input(model.output_shape[1:])
+            trunk, rest = model, keras.Model(features, keras.layers.Identity()(features))
+        weights = (np.asarray(weight).tobytes() for weight in trunk.weights)
+        name = sha256_hex(b"".join([trunk.to_json().encode(), *weights]))
+        self.trunks.setdefault(name, trunk)
+        return name, rest
+
+    def __call__(
+        self, images: UInt8[np.ndarray, "images size size channels"], batch_size: int
+    ) -> dict[str, np.ndarray]:
+        """What each model makes of the images, float32 `[images, width]`, by its name."""
+        features = {name: outputs(trunk, images, batch_size) for name, trunk in self.trunks.items()}
+        return {
+            name: self._apply(rest, images if trunk is None else features[trunk], batch_size)
+            for name, (trunk, rest) in self._parts.items()
+        }

@@ -1,0 +1,129 @@
+"""Keras's backend of this process, TensorFlow or JAX, and the accelerators it finds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fedemb.errors import ConfigError
+from fedemb.foundation.runtime_env import ACCELERATOR, require_backend
+
+ACCELERATOR_FILES = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0")
+"""What a container sees of an accelerator it was given: NVIDIA's, and Google's of two kinds."""
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+"""What NVIDIA's driver says of itself."""
+_SAME_BITS = "--xla_gpu_deterministic_ops=true --xla_gpu_shard_autotuning=false"
+"""A GPU must give the same bits again, and no host may wait for others to choose its kernels."""
+_KINDS = {"jax-cuda12-plugin": "jax[cuda12]", "libtpu": "jax[tpu]"}
+"""Distributions that bring an accelerator to JAX, and what they are installed as."""
+
+
+def take_installed_backend() -> None:
+    """Lets Keras run on JAX where TensorFlow is not installed, as in the images gpu and tpu."""
+    if "KERAS_BACKEND" not in os.environ and find_spec("tensorflow") is None:
+        os.environ["KERAS_BACKEND"] = "jax"
+
+
+def use_backend(name: str) -> None:
+    """Settles what Keras runs on in this process, before it is loaded.
+
+    Args:
+      name: `tensorflow` or `jax`.
+
+    Raises:
+      ConfigError: Keras is loaded already and runs on another one, or it is not installed.
+    """
+    require_backend(name)
+    if name == "tensorflow" and find_spec("tensorflow") is None:
+        raise ConfigError(
+            "training.backend is tensorflow, which is not installed here; set training.backend: "
+            "jax, or use the image cpu"
+        )
+    if "keras" in sys.modules:
+        import keras
+
+        found = keras.backend.backend()
+        if found != name:
+            raise ConfigError(
+                f"Keras runs on {found} in this process, and training.backend is {name}; train in "
+                "a process of its own, which imports Keras after fedemb"
+            )
+    os.environ["KERAS_BACKEND"] = name
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name == "jax" and "xla_gpu_deterministic_ops" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_SAME_BITS}".strip()
+
+
+def keras_ops() -> Any:
+    """`keras.ops`; Keras is imported when something is computed, not before."""
+    import keras
+
+    return keras.ops
+
+
+def exact_numbers() -> AbstractContextManager[None]:
+    """Inside, JAX computes in 64 bits what asks for them; TensorFlow always does."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function of tensors for the backend."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, autograph=False, reduce_retracing=True)
+
+
+def jax_devices() -> list[Any]:
+    """Devices that JAX finds in this process.
+
+    Raises:
+      ConfigError: the step has an accelerator and JAX does not see it, or JAX was installed for two
+        kinds of them.
+    """
+    from importlib.metadata import distributions
+
+    found = {item.metadata["Name"].lower() for item in distributions()} & _KINDS.keys()
+    if len(found) > 1:
+        raise ConfigError(
+            f"JAX is installed for two kinds of accelerator ({', '.join(sorted(found))}) and may "
+            f"take either; keep one of {' and '.join(sorted(_KINDS.values()))} in this environment"
+        )
+    import jax
+
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:  # named in JAX_PLATFORMS, and not there
+        raise ConfigError(_unseen(str(error).splitlines()[0])) from error
+    seen = [name for name in ACCELERATOR_FILES if Path(name).exists()]
+    wanted = os.environ.get(ACCELERATOR) or (seen[0] if seen else None)
+    if wanted and devices[0].platform == "cpu":
+        raise ConfigError(_unseen(f"this step is to have {wanted}"))
+    return devices
+
+
+def _unseen(why: str) -> str:
+    try:
+        driver = f"the driver is {DRIVER_FILE.read_text().splitlines()[0]!r}, and CUDA 12 needs 525"
+    except (OSError, IndexError):
+        driver = "there is no driver of NVIDIA"
+    return (
+        f"{why}, and JAX finds none but the processor ({driver}); use the image gpu or tpu on a "
+        "node whose driver fits, or a profile without accelerators"
+    )

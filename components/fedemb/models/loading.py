@@ -1,0 +1,104 @@
+"""Loads and saves finished backbones."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from fedemb.config import ModelConfig
+from fedemb.errors import ArtifactError
+from fedemb.foundation.canonical_json import sha256_hex
+from fedemb.foundation.files import write_bytes
+from fedemb.models.backbones import check_backbone
+from fedemb.models.mirror_image import mirror_layer
+from fedemb.models.scattering import scattering_layer
+from fedemb.models.standardized import gain_convolution, standardized_convolution
+from fedemb.models.whitened import whitened_layer
+
+_LAYERS = (
+    standardized_convolution,
+    gain_convolution,
+    mirror_layer,
+    scattering_layer,
+    whitened_layer,
+)
+
+
+def load_backbone(path: Path, model: ModelConfig) -> Any:
+    """Loads a `.keras` file in safe mode (no code in it runs) and checks its shape.
+
+    Args:
+      path: the file.
+      model: what the backbone must fit.
+
+    Raises:
+      ArtifactError: missing, damaged, or it would need code of its own.
+      ConfigError: it does not fit `model`.
+    """
+    backbone = load_model(path)
+    check_backbone(backbone, model)
+    return backbone
+
+
+def load_model(path: Path) -> Any:
+    """Loads a `.keras` file in safe mode; see `load_backbone`.
+
+    Raises:
+      ArtifactError: missing, damaged, or it would need code of its own.
+    """
+    import keras
+
+    # Layers of ours are known to Keras by name once they were asked for.
+    for layer in _LAYERS:
+        layer()
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:  # whatever the part of Keras raises that a broken file leads to
+        raise ArtifactError(
+            f"{path.name} in {path.parent.name} cannot be loaded ({type(error).__name__}); run the "
+            "step that writes it again"
+        ) from error
+
+
+def save_backbone(backbone: Any, path: Path) -> str:
+    """Writes a `.keras` file of the backbone alone and returns its SHA-256.
+
+    The same weights give the same bytes: Keras's date of saving is left out.
+
+    Raises:
+      StorageError: it cannot be written; nothing is left behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "backbone.keras")
+        backbone.save(saved)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(saved) as source, zipfile.ZipFile(packed, "w") as target:
+            for name in sorted(source.namelist()):
+                data = source.read(name)
+                if name == "metadata.json":
+                    metadata = json.loads(data)
+                    metadata.pop("date_saved", None)
+                    data = json.dumps(metadata, sort_keys=True).encode()
+                target.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+    write_bytes(path, packed.getvalue())
+    return sha256_hex(packed.getvalue())
+
+
+def require_finite(backbone: Any) -> None:
+    """Refuses a public backbone from which no model can be trained, before anything is charged.
+
+    Raises:
+      ArtifactError: a weight is NaN or infinite.
+    """
+    import numpy as np
+
+    for variable in backbone.weights:
+        if not np.isfinite(np.asarray(variable.numpy(), np.float64)).all():
+            raise ArtifactError(
+                f"{variable.path} of the public backbone holds NaN or infinite weights; import "
+                "another file, or lower pretraining.learning_rate"
+            )

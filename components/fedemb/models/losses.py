@@ -1,0 +1,207 @@
+"""Losses of local and public training, on embeddings and a head of one row per class.
+
+All take un-normalised embeddings and labels in `0..classes-1` and return the mean over examples.
+A batch and a head may be filled up to a fixed shape: what is not `Real` adds nothing to value and
+gradient.
+Sources: softmax and normalised softmax, DP-FedEmb (arXiv 2211.10844, `losses.py`); ArcFace,
+arXiv 1801.07698; CosFace, arXiv 1801.09414; batch-hard triplet, arXiv 1703.07737.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from jaxtyping import Float32, Int32
+
+from fedemb.config import LossConfig
+from fedemb.models.keras_backend import keras_ops
+
+Loss = Callable[..., Any]
+"""`(embeddings [examples, dim], head [classes, dim], labels [examples], real=None) -> scalar`."""
+
+NEVER = -1e30
+"""Logit of a class that nobody has: its softmax and its gradient are 0."""
+
+
+class Real(NamedTuple):
+    """Which rows of a filled batch and of a filled head are there."""
+
+    examples: Any
+    """bool `[examples]`, one at least."""
+    classes: Any
+    """bool `[classes]`."""
+
+
+def cross_entropy(logits: Any, labels: Any, real: Real | None = None) -> Any:
+    """Mean cross-entropy of logits `[examples, classes]`."""
+    ops = keras_ops()
+    if real is not None:
+        logits = ops.where(real.classes[None, :], logits, NEVER)
+    losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    if real is None:
+        return ops.mean(losses)
+    count = ops.sum(ops.cast(real.examples, losses.dtype))
+    return ops.sum(ops.where(real.examples, losses, 0.0)) / count
+
+
+def unit_rows(rows: Any) -> Any:
+    """Rows `[rows, dim]` of length 1; a row of zeros stays one."""
+    ops = keras_ops()
+    squares = ops.sum(ops.square(rows), axis=1, keepdims=True)
+    return ops.multiply(rows, ops.rsqrt(ops.maximum(squares, 1e-12)))
+
+
+def _products(left: Any, right: Any) -> Any:
+    """Inner product of every row with every row."""
+    ops = keras_ops()
+    return ops.matmul(left, ops.transpose(right))
+
+
+def softmax_loss(
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+    real: Real | None = None,
+) -> Float32[Any, ""]:
+    """Cross-entropy of `embeddings @ head.T`, nothing normalised."""
+    return cross_entropy(_products(embeddings, head), labels, real)
+
+
+def cosines(
+    embeddings: Float32[Any, "examples dim"], head: Float32[Any, "classes dim"]
+) -> Float32[Any, "examples classes"]:
+    """Cosine of every embedding with every row of the head."""
+    rows, unit = unit_rows(head), unit_rows(embeddings)
+    return _products(unit, rows)
+
+
+def normalized_softmax_loss(
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+    real: Real | None = None,
+    *,
+    scale: float,
+) -> Float32[Any, ""]:
+    """Cross-entropy of `scale` x cosine. The paper's code starts the scale at 1, far too small."""
+    return cross_entropy(scale * cosines(embeddings, head), labels, real)
+
+
+def _is_class(labels: Any, head: Any) -> Any:
+    """Whether a row of the head is that of an example's class, `[examples, classes]`."""
+    ops = keras_ops()
+    return labels[:, None] == ops.arange(ops.shape(head)[0], dtype="int32")[None, :]
+
+
+def cosface_loss(
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+    real: Real | None = None,
+    *,
+    scale: float,
+    margin: float,
+) -> Float32[Any, ""]:
+    """Cross-entropy of `scale` x cosine, less `margin` at the true class."""
+    ops = keras_ops()
+    values = cosines(embeddings, head)
+    true = ops.cast(_is_class(labels, head), values.dtype)
+    return cross_entropy(scale * (values - margin * true), labels, real)
+
+
+def arcface_loss(
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+    real: Real | None = None,
+    *,
+    scale: float,
+    margin: float,
+) -> Float32[Any, ""]:
+    """Cross-entropy of `scale` x cosine, with `margin` radians added to the true class's angle.
+
+    Where the angle would pass pi, the cosine is lowered by `margin * sin(margin)` instead, as in
+    the authors' code: the loss stays monotone.
+    """
+    ops = keras_ops()
+    values = cosines(embeddings, head)
+    # Bounded away from +-1, where the derivative of the sine is infinite.
+    inside = ops.clip(values, -1.0 + 1e-6, 1.0 - 1e-6)
+    turned = inside * math.cos(margin) - ops.sqrt(1.0 - inside * inside) * math.sin(margin)
+    lowered = inside - margin * math.sin(margin)
+    target = ops.where(inside > math.cos(math.pi - margin), turned, lowered)
+    true = _is_class(labels, head)
+    return cross_entropy(scale * ops.where(true, target, values), labels, real)
+
+
+def triplet_loss(
+    embeddings: Float32[Any, "examples dim"],
+    head: Float32[Any, "classes dim"],
+    labels: Int32[Any, " examples"],
+    real: Real | None = None,
+    *,
+    margin: float,
+) -> Float32[Any, ""]:
+    """Batch-hard triplet loss on unit embeddings; the head is not used.
+
+    Each example that has both a positive and a negative in the batch is an anchor; the mean is
+    over anchors, and 0 where there are no such triplets.
+    """
+    ops = keras_ops()
+    del head
+    unit = unit_rows(embeddings)
+    squared = 2.0 - 2.0 * _products(unit, unit)
+    distances = ops.sqrt(ops.maximum(squared, 1e-12))
+    same = labels[:, None] == labels[None, :]
+    other = ops.logical_not(same)
+    positive = ops.logical_and(same, ops.logical_not(ops.eye(ops.shape(labels)[0], dtype="bool")))
+    if real is not None:
+        both = ops.logical_and(real.examples[:, None], real.examples[None, :])
+        positive, other = ops.logical_and(positive, both), ops.logical_and(other, both)
+    anchors = ops.logical_and(ops.any(positive, 1), ops.any(other, 1))
+    far = ops.max(ops.where(positive, distances, 0.0), axis=1)
+    near = ops.min(ops.where(other, distances, 4.0), axis=1)
+    hinge = ops.where(anchors, ops.relu(far - near + margin), 0.0)
+    count = ops.sum(ops.cast(anchors, "float32"))
+    return ops.sum(hinge) / ops.maximum(count, 1.0)
+
+
+def contrastive_loss(
+    first: Float32[Any, "examples dim"],
+    second: Float32[Any, "examples dim"],
+    *,
+    temperature: float,
+) -> Float32[Any, ""]:
+    """SimCLR's loss (arXiv 2002.05709): two views of an image find each other in the batch."""
+    ops = keras_ops()
+    views = unit_rows(ops.concatenate([first, second], axis=0))
+    count = ops.shape(first)[0]
+    logits = _products(views, views) / temperature - 1e9 * ops.eye(2 * count)
+    partner = ops.concatenate([ops.arange(count, 2 * count), ops.arange(count)], axis=0)
+    return cross_entropy(logits, partner)
+
+
+def penalized(loss: Any, variables: Sequence[Any], weights: Sequence[Any]) -> Any:
+    """Adds the weight decay that layers ask for: `variables[i].regularizer` of `weights[i]`."""
+    terms = [
+        variable.regularizer(weight)
+        for variable, weight in zip(variables, weights, strict=True)
+        if variable.regularizer is not None
+    ]
+    return sum(terms, loss)
+
+
+def build_loss(config: LossConfig) -> Loss:
+    """The loss a configuration names."""
+    scale, margin = config.scale, config.margin
+    losses: dict[str, Loss] = {
+        "softmax": softmax_loss,
+        "normalized_softmax": partial(normalized_softmax_loss, scale=scale),
+        "cosface": partial(cosface_loss, scale=scale, margin=margin),
+        "arcface": partial(arcface_loss, scale=scale, margin=margin),
+        "triplet": partial(triplet_loss, margin=margin),
+    }
+    return losses[config.kind]

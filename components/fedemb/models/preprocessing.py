@@ -1,0 +1,29 @@
+"""From pixels to the numbers a backbone sees; `data/photos.py` makes the pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float32, Num
+
+from fedemb.models.keras_backend import keras_ops
+
+
+def preprocess(
+    images: Num[Any, "*batch height width channels"],
+) -> Float32[Any, "*batch height width channels"]:
+    """Scales pixels to the range the backbones are trained on: `x / 128 - 1`.
+
+    Args:
+      images: uint8 (or any number) `[..., height, width, channels]` in 0..255.
+
+    Returns:
+      float32 of the same shape in [-1, 0.992].
+    """
+    ops = keras_ops()
+    return ops.cast(images, "float32") * (1.0 / 128.0) - 1.0
+
+
+def input_of(model: Any, examples: Any) -> Any:
+    """What a model takes: scaled pixels, or the features of its trunk where it is cut off."""
+    return preprocess(examples) if len(model.input_shape) == 4 else examples

@@ -1,0 +1,199 @@
+"""What mechanisms share whose noise is correlated over rounds: turns, bounded participation.
+
+Virtual clients take part in turn, so each is in at most `max_participations` rounds that lie at
+least `min_separation` apart. Noise is then one Gaussian on a matrix, and the run has one price.
+"""
+
+# dp-accounting ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+from typing_extensions import override
+
+from fedemb.errors import ConfigError, PlanMismatch
+from fedemb.privacy.mechanisms.mechanism import Cohort, MechanismPlan, times
+from fedemb.privacy.mechanisms.section import NoisedConfig
+
+if TYPE_CHECKING:
+    from dp_accounting import dp_event as dpe
+
+    from fedemb.privacy.mechanisms.section import RunSettings
+    from fedemb.privacy.randomness.sampling import Index, Sampler, VirtualClient
+
+
+class RoundRobinConfig(NoisedConfig):
+    """Virtual clients take turns."""
+
+    tracks_participation = True
+
+    clients_per_round: PositiveInt
+    """Virtual clients per round; the normaliser."""
+    min_separation: PositiveInt
+    """Rounds between two participations of one virtual client, at least (difference of indices)."""
+    max_participations: PositiveInt
+    """Participations of one virtual client in the whole run, at most."""
+
+    @override
+    def check_run(self, config: RunSettings) -> None:
+        super().check_run(config)
+        partition = config.partition
+        if partition.groupings > 1:
+            raise ValueError(
+                f"mechanism.kind={self.kind} tracks participation, so partition.groupings must be "
+                f"1, got {partition.groupings}; a user would change virtual client"
+            )
+        if self.clients_per_round > partition.virtual_clients:
+            raise ValueError(
+                f"mechanism.clients_per_round={self.clients_per_round} exceeds "
+                f"partition.virtual_clients={partition.virtual_clients}; lower it"
+            )
+
+
+class RoundRobinPlan(RoundRobinConfig, MechanismPlan):
+    """A mechanism with correlated noise; a participation moves an update by up to 2 clips."""
+
+    options = ("min_separation", "max_participations")
+    sampler_words = "every virtual client in a fixed order, participation bounded"
+    proof = "the sensitivity of the noise's matrix under bounded participation, at 2C"
+
+    matrix_sensitivity: float | None = None
+    """Norm by which one user's clipped updates enter the correlated noise, per unit of change."""
+
+    @abstractmethod
+    def sensitivity_over(self, rounds: int) -> float:
+        """Matrix sensitivity of the first rounds."""
+
+    @abstractmethod
+    def prefix_variance(self) -> float:
+        """Mean over rounds of the variance of the noise in the running sum, per unit of noise."""
+
+    @override
+    @classmethod
+    def section_at(cls, cohort: Cohort, **options: Any) -> dict[str, Any]:
+        separation, most = even_round_robin(cohort.groups, cohort.clients_per_round, cohort.rounds)
+        return {
+            "noise_multiplier": cohort.noise_multiplier,
+            "clients_per_round": cohort.clients_per_round,
+            "min_separation": options.get("min_separation") or separation,
+            "max_participations": options.get("max_participations") or most,
+        }
+
+    @override
+    def check(self) -> None:
+        super().check()
+        clients, groups = self.clients_per_round, self.virtual_clients
+        if self.groupings != 1:
+            raise ConfigError(
+                f"{self.kind} bounds how often a virtual client takes part, so groupings must be 1,"
+                f" got {self.groupings}"
+            )
+        if clients * self.min_separation > groups:
+            raise ConfigError(
+                f"{clients} clients per round and min_separation={self.min_separation} need at "
+                f"least {clients * self.min_separation} virtual clients, got {groups}; lower either"
+            )
+        if clients * self.rounds > self.max_participations * groups:
+            raise ConfigError(
+                f"{self.rounds} rounds of {clients} clients need "
+                f"{math.ceil(clients * self.rounds / groups)} participations of some virtual "
+                f"client, got max_participations={self.max_participations}; raise it or lower "
+                "rounds"
+            )
+        ours = self.sensitivity_over(self.rounds)
+        if self.matrix_sensitivity is None or not math.isclose(
+            ours, self.matrix_sensitivity, rel_tol=1e-9
+        ):
+            raise PlanMismatch(
+                f"matrix_sensitivity={self.matrix_sensitivity} of the plan differs from the "
+                f"recomputed {ours:.12g}; plan the run again"
+            )
+
+    @property
+    @override
+    def normaliser(self) -> float:
+        return float(self.clients_per_round)
+
+    @override
+    def sampler(self, coin_key: bytes) -> Sampler:
+        from fedemb.privacy.randomness.sampling import RoundRobinSampler
+
+        return RoundRobinSampler(self, coin_key)
+
+    @override
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        raise NotImplementedError("the order of all rounds has one key, which `sampler` holds")
+
+    @property
+    @override
+    def round_event(self) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.UnsupportedDpEvent()
+
+    @override
+    def event_of(self, rounds: int) -> dpe.DpEvent:
+        from dp_accounting import dp_event as dpe
+
+        return dpe.GaussianDpEvent(self.noise_multiplier / (2 * self.sensitivity_over(rounds)))
+
+    @override
+    def scaled_sampling(self, population: float, compute: float) -> dict[str, Any]:
+        clients = times(self.clients_per_round, compute)
+        if population == compute:
+            return {"clients_per_round": clients}
+        groups = times(self.virtual_clients, population)
+        separation, most = even_round_robin(groups, clients, self.rounds)
+        return {
+            "clients_per_round": clients,
+            "min_separation": separation,
+            "max_participations": most,
+            "matrix_sensitivity": self.sensitivity(separation, most),
+        }
+
+    @abstractmethod
+    def sensitivity(self, min_separation: int, max_participations: int) -> float:
+        """Matrix sensitivity of the whole run under another bound on participation."""
+
+    @override
+    def at_equal_utility(self, independent_noise: float) -> MechanismPlan:
+        """The plan whose running sums of updates are as noisy as under independent noise.
+
+        See docs/privacy/accounting.md#equal-utility.
+
+        What a server step sees over a run is the sum of all rounds so far; its root-mean-square
+        noise, averaged over rounds, is made equal.
+        """
+        factor = math.sqrt((self.rounds + 1) / 2 / self.prefix_variance())
+        return self.replaced(noise_multiplier=independent_noise * factor)
+
+    @property
+    def round_robin_text(self) -> str:
+        """The first half of the explanation."""
+        return (
+            f"Sampler. None to rely on: the {self.virtual_clients} virtual clients take turns, "
+            f"{self.clients_per_round} a round, each at most {self.max_participations} times and "
+            f"at least {self.min_separation} rounds apart. "
+        )
+
+    @override
+    def matrix(self) -> dict[str, Any] | None:
+        return {
+            "sensitivity": self.matrix_sensitivity,
+            "min_separation": self.min_separation,
+            "max_participations": self.max_participations,
+            "buffers": None,
+            "restart_every": None,
+        }
+
+
+def even_round_robin(virtual_clients: int, clients: int, rounds: int) -> tuple[int, int]:
+    """Separation and number of participations if virtual clients take turns."""
+    separation = max(1, virtual_clients // clients)
+    return separation, math.ceil(rounds * clients / virtual_clients)

@@ -1,0 +1,171 @@
+"""Noise of a run: bound by key to everything that goes in and to the sums it hides.
+
+One object per attempt. `begin` fixes the round's tag from every integer that will be noised in it,
+`add` then draws the noise of one of them. A replayed round gives identical output, so there is
+nothing to average; other data gives independent noise, so there is nothing to subtract
+(docs/privacy/noise.md#keys-of-a-round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from fedemb.errors import PlanMismatch
+from fedemb.keys import derive
+from fedemb.privacy.randomness import toeplitz
+from fedemb.privacy.randomness.noise import (
+    MAX_NORMALS,
+    Integers,
+    add_rounded_noise,
+    gaussian,
+    round_tag,
+    tensor_key,
+)
+
+
+class CorrelatedStream(Protocol):
+    """Noise whose rows depend on earlier rows."""
+
+    def next(self, key: bytes) -> Integers:
+        """Returns the noise of the next round, `[size]`; fresh normals come from `key`."""
+        ...
+
+
+class NoisePlan(Protocol):
+    """Numbers and rule that a noise source reads from the plan of a mechanism."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the mechanism."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """Planned rounds."""
+        ...
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise on the sum / clip."""
+        ...
+
+    @property
+    def grid_bits(self) -> int:
+        """Updates and noise are multiples of clip / 2^grid_bits."""
+        ...
+
+    def noise_stream(self, size: int) -> CorrelatedStream | None:
+        """Returns correlated noise of vectors of `size`; None if rounds are independent."""
+        ...
+
+
+class KeyedNoise:
+    """Noise source of one attempt; its state is a list of tags, which say nothing without the key.
+
+    Args:
+      plan: the mechanism.
+      noise_key: `noise.run_key(root, "noise", ...)`.
+    """
+
+    def __init__(self, plan: NoisePlan, noise_key: bytes):
+        self._plan = plan
+        self._key = noise_key
+        self._stream: CorrelatedStream | None = None
+        self.tag = b""
+        """Of the last round: a keyed digest of what was noised in it."""
+        self.tags: list[bytes] = []
+        """Tags of the rounds so far, in order; kept only where later noise depends on them."""
+
+    def begin(self, round_index: int, quantities: dict[str, Integers]) -> None:
+        """Fixes the tag of a round.
+
+        Args:
+          round_index: the round.
+          quantities: every integer quantity that will be noised in this round.
+
+        Raises:
+          PlanMismatch: so many values that the noise sampler's share of delta would be passed.
+        """
+        self.require_drawable(sum(values.size for values in quantities.values()))
+        self.tag = round_tag(self._key, round_index, quantities)
+
+    def require_drawable(self, size: int) -> None:
+        """Raises PlanMismatch for so many values a round that the sampler's share of delta ends."""
+        # A tree draws at most two nodes a round.
+        if 2 * size * self._plan.rounds > MAX_NORMALS:
+            raise PlanMismatch(
+                f"{self._plan.rounds} rounds of {size} values exceed the {MAX_NORMALS} normals the "
+                "noise sampler is accounted for; lower rounds"
+            )
+
+    def add(self, name: str, values: Integers, scale: float) -> Integers:
+        """Returns values plus rounded normals of standard deviation `scale` grid units."""
+        return add_rounded_noise(values, tensor_key(self._key, self.tag, name), scale)
+
+    def add_correlated(self, name: str, values: Integers) -> Integers:
+        """Returns values plus the next row of the correlated noise; earlier rows are redrawn."""
+        if self._stream is None:
+            self._stream = self._plan.noise_stream(values.size)
+            assert self._stream is not None, f"{self._plan.kind} has no correlated noise"
+            for tag in self.tags:
+                self._stream.next(tensor_key(self._key, tag, name))
+        self.tags.append(self.tag)
+        return values + self._stream.next(tensor_key(self._key, self.tag, name))
+
+    def restore(self, tags: list[bytes]) -> None:
+        """Continues after the rounds of these tags; their noise is redrawn when it is needed."""
+        self.tags, self._stream = list(tags), None
+
+
+class BltStream(CorrelatedStream):
+    """Rows of C^-1 Z, scaled to the grid and rounded."""
+
+    def __init__(self, decay: Sequence[float], scale: Sequence[float], stddev: float, size: int):
+        self._size = size
+        self._stddev = stddev
+        self._noise = toeplitz.NoiseStream(decay, scale, size)
+
+    @override
+    def next(self, key: bytes) -> Integers:
+        row = self._noise.next(gaussian(key, self._size)) * self._stddev
+        return np.rint(row).astype(np.int64)
+
+
+class TreeStream(CorrelatedStream):
+    """The increments of tree noise: nodes that cover the rounds so far, less those before.
+
+    Round t (from 1) of a tree closes one node, of 2^level rounds with level the number of trailing
+    zeros of t, and the nodes below it are no longer needed. A node's noise is drawn in the round
+    that closes it, under that round's key and the number of nodes before it.
+    """
+
+    def __init__(self, leaves: int, stddev: float, size: int):
+        self._leaves, self._stddev, self._size = leaves, stddev, size
+        self._round = 0
+        self._cover: list[tuple[int, Integers]] = []
+        """Level and noise of the nodes that cover the tree so far, largest first."""
+
+    @override
+    def next(self, key: bytes) -> Integers:
+        zeros = np.zeros(self._size, dtype=np.int64)
+        place = self._round % self._leaves + 1
+        if place == 1:
+            self._cover = []  # another tree; what the last one hid stays as it was released
+        level = (place & -place).bit_length() - 1
+        number = self._round + self._round // self._leaves
+        node = add_rounded_noise(zeros, derive(key, "node", str(number)), self._stddev)
+        before = zeros.copy()
+        while self._cover and self._cover[-1][0] < level:
+            before += self._cover.pop()[1]
+        self._cover.append((level, node))
+        self._round += 1
+        return node - before
+
+
+def grid_scale(plan: NoisePlan) -> float:
+    """Standard deviation of the noise on the sum, in units of the grid."""
+    return plan.noise_multiplier * 2.0**plan.grid_bits

@@ -1,0 +1,347 @@
+"""Who takes part in a round: drawn from secret coins, the same for every data set.
+
+Every sampler looks at public constants and coins first and at the users last, so that adding or
+removing one user changes what one virtual client holds, and nothing else
+(docs/privacy/sensitivity.md#what-one-user-can-change).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from jaxtyping import UInt64
+from typing_extensions import override
+
+from fedemb.errors import PlanMismatch
+from fedemb.keys import derive
+from fedemb.privacy.randomness.grid import MOST_UNITS
+from fedemb.privacy.randomness.noise import Words, coins, heads
+
+Rows = npt.NDArray[np.int64]
+
+
+class Index(Protocol):
+    """What a sampler needs of `client_data.GroupIndex`."""
+
+    @property
+    def virtual_clients(self) -> int:
+        """Virtual clients per grouping."""
+        ...
+
+    @property
+    def groupings(self) -> int:
+        """Independent groupings."""
+        ...
+
+    @property
+    def user_count(self) -> int:
+        """Users in the store."""
+        ...
+
+    @property
+    def user_keys(self) -> Words:
+        """Keyed hash of each user, `[users]`, in row order."""
+        ...
+
+    def members(self, grouping: int, group: int) -> Rows:
+        """Rows of a virtual client's users, `[members]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class VirtualClient:
+    """One contribution: a sampled virtual client, or a unit that is sampled alone.
+
+    A virtual client may hold nobody, and then contributes zero.
+    """
+
+    grouping: int
+    """Number of the grouping; of an image sampled alone: its place among those of its owner."""
+    group: int
+    """Number of the virtual client, or the keyed hash of the unit: never its place in a list."""
+    users: Rows
+    """Row numbers in the user store, `[members]`, ascending."""
+
+
+class SampledPlan(Protocol):
+    """Numbers and rule that a sampler reads from the plan of a mechanism."""
+
+    @property
+    def rounds(self) -> int:
+        """Planned rounds."""
+        ...
+
+    @property
+    def virtual_clients(self) -> int:
+        """Virtual clients per grouping."""
+        ...
+
+    @property
+    def groupings(self) -> int:
+        """Independent groupings."""
+        ...
+
+    def sample(self, round_key: bytes, round_index: int, index: Index) -> list[VirtualClient]:
+        """Returns the virtual clients of a round."""
+        ...
+
+
+class BoundedParticipation(SampledPlan, Protocol):
+    """Plan that bounds how often and how soon a virtual client takes part again."""
+
+    @property
+    def clients_per_round(self) -> int:
+        """Virtual clients per round."""
+        ...
+
+    @property
+    def min_separation(self) -> int:
+        """Smallest difference of two rounds of one virtual client."""
+        ...
+
+    @property
+    def max_participations(self) -> int:
+        """Largest number of rounds of one virtual client."""
+        ...
+
+
+class Sampler:
+    """Draws the virtual clients of a round: a function of coins, round and index alone."""
+
+    def __init__(self, plan: SampledPlan, coin_key: bytes):
+        self.plan = plan
+        self._coin_key = coin_key
+
+    def sample(self, round_index: int, index: Index) -> list[VirtualClient]:
+        """Returns who takes part in a round.
+
+        Raises:
+          PlanMismatch: the index was built for another partition, or the round is not planned.
+        """
+        plan = self.plan
+        if not 0 <= round_index < plan.rounds:
+            raise PlanMismatch(
+                f"round {round_index} is not one of the {plan.rounds} planned rounds; plan and "
+                "reserve a longer run"
+            )
+        for name in ("virtual_clients", "groupings"):
+            planned, found = getattr(plan, name), getattr(index, name)
+            if planned != found:
+                raise PlanMismatch(
+                    f"the partition has {name}={found}, the plan {planned}; partition the users "
+                    "with the configuration the plan was made from"
+                )
+        return self.draw(round_index, index)
+
+    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
+        """As the mechanism says, with a key of the round's own."""
+        key = derive(self._coin_key, "round", str(round_index))
+        return self.plan.sample(key, round_index, index)
+
+
+def sample_groups(
+    plan: SampledPlan, probability: float, round_key: bytes, round_index: int, index: Index
+) -> list[VirtualClient]:
+    """Each virtual client takes part with probability q, whoever is in it.
+
+    Coins are tossed for all virtual clients, empty ones included: coin g of round r depends on the
+    key, r and g only.
+    """
+    grouping = round_index % plan.groupings
+    words = coins(round_key, plan.virtual_clients)
+    sampled = np.flatnonzero(heads(words, probability))
+    return [
+        VirtualClient(grouping, group, np.sort(index.members(grouping, group)))
+        for group in map(int, sampled)
+    ]
+
+
+def sample_users_into_groups(
+    clients: int, probability: float, round_key: bytes, index: Index
+) -> list[VirtualClient]:
+    """Each user takes part with probability q, then falls into one of K groups.
+
+    Coin and group of a user depend on the key, the round and the user's own keyed hash only.
+    """
+    coin, place = user_words(round_key, index.user_keys)
+    rows = np.flatnonzero(heads(coin, probability))
+    groups = (place[rows] % np.uint64(clients)).astype(np.int64)
+    return [
+        VirtualClient(0, group, rows[groups == group].astype(np.int64)) for group in range(clients)
+    ]
+
+
+def sample_units(probability: float, round_key: bytes, index: Index) -> list[VirtualClient]:
+    """Each unit takes part with probability q, alone.
+
+    A unit's coin depends on the key, the round and the unit's own keyed hash only, so that others
+    come and go without moving it.
+
+    Raises:
+      PlanMismatch: more units than one sum has room for.
+    """
+    words, _ = user_words(round_key, index.user_keys)
+    return single_units(np.flatnonzero(heads(words, probability)), index)
+
+
+def sample_images(
+    most: int, probability: float, round_key: bytes, index: Index
+) -> list[VirtualClient]:
+    """Each image takes part with probability q, alone; a user has `most` of them or fewer.
+
+    The coin of an image depends on the key, the round, its owner's keyed hash and its place among
+    the images of its owner only. Coins are tossed for places without an image too.
+
+    Raises:
+      PlanMismatch: more images than one sum has room for.
+    """
+    keys = index.user_keys
+    if len(keys) * most > MOST_UNITS:
+        raise PlanMismatch(
+            f"more than {MOST_UNITS} images, {most} of each user, could overflow 64-bit sums; "
+            "lower partition.max_images_per_user"
+        )
+    found: list[VirtualClient] = []
+    for place in range(most):
+        words, _ = user_words(derive(round_key, "image", str(place)), keys)
+        rows = np.flatnonzero(heads(words, probability)).astype(np.int64)
+        found += [
+            VirtualClient(place, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)
+        ]
+    return found
+
+
+def single_units(rows: Rows, index: Index) -> list[VirtualClient]:
+    """The units of some rows, each alone and known by its keyed hash.
+
+    Raises:
+      PlanMismatch: there are more units than one sum has room for.
+    """
+    keys = index.user_keys
+    if len(keys) > MOST_UNITS:
+        raise PlanMismatch(
+            f"more than {MOST_UNITS} units could overflow 64-bit sums; train on fewer of them"
+        )
+    rows = rows.astype(np.int64)
+    return [VirtualClient(0, int(keys[row]), rows[i : i + 1]) for i, row in enumerate(rows)]
+
+
+def sample_slots(
+    clients: int, size: int, least: int, round_key: bytes, index: Index
+) -> list[VirtualClient]:
+    """K * M users without replacement, cut into K groups of M.
+
+    Drawn are slots, at least `least` of them; a slot without a user stays empty. So the
+    chance of a user never exceeds the planned one, however few users there are.
+    """
+    slots = max(index.user_count, least)
+    words = coins(round_key, slots)
+    drawn = np.argpartition(words, clients * size - 1)[: clients * size]
+    drawn = drawn[np.argsort(words[drawn])].reshape(clients, size)
+    return [
+        VirtualClient(0, group, np.sort(members[members < index.user_count]).astype(np.int64))
+        for group, members in enumerate(drawn)
+    ]
+
+
+class RoundRobinSampler(Sampler):
+    """All virtual clients in turn, in a keyed order: every separation is as large as can be.
+
+    A participation log is kept and enforced all the same; it is a function of the key and the round
+    and is rebuilt, not stored.
+    """
+
+    def __init__(self, plan: BoundedParticipation, coin_key: bytes):
+        super().__init__(plan, coin_key)
+        self._turns = plan
+        self._order = np.argsort(coins(derive(coin_key, "order"), plan.virtual_clients))
+        self._log = ParticipationLog(plan)
+
+    @override
+    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
+        if self._log.next_round > round_index:
+            self._log = ParticipationLog(self._turns)
+        for earlier in range(self._log.next_round, round_index + 1):
+            self._log.record(earlier, self._scheduled(earlier))
+        return [
+            VirtualClient(0, group, np.sort(index.members(0, group)))
+            for group in map(int, self._scheduled(round_index))
+        ]
+
+    def _scheduled(self, round_index: int) -> Rows:
+        clients = self._turns.clients_per_round
+        turn = np.arange(round_index * clients, (round_index + 1) * clients)
+        return np.sort(self._order[turn % self.plan.virtual_clients]).astype(np.int64)
+
+
+class AllocationSampler(Sampler):
+    """Each unit in exactly one round of each epoch, drawn for every epoch from other secret coins.
+
+    The round of a unit depends on the key, the epoch and the unit's own keyed hash only.
+    """
+
+    def __init__(self, plan: SampledPlan, coin_key: bytes, rounds_per_epoch: int):
+        super().__init__(plan, coin_key)
+        self._epoch_rounds = rounds_per_epoch
+
+    @override
+    def draw(self, round_index: int, index: Index) -> list[VirtualClient]:
+        epoch, turn = divmod(round_index, self._epoch_rounds)
+        words, _ = user_words(derive(self._coin_key, "epoch", str(epoch)), index.user_keys)
+        return single_units(np.flatnonzero(words % np.uint64(self._epoch_rounds) == turn), index)
+
+
+class ParticipationLog:
+    """Refuses a round in which a virtual client would take part too often or too soon."""
+
+    def __init__(self, plan: BoundedParticipation):
+        self._separation, self._most = plan.min_separation, plan.max_participations
+        self._last = np.full(plan.virtual_clients, -self._separation, dtype=np.int64)
+        self._count = np.zeros(plan.virtual_clients, dtype=np.int64)
+        self.next_round = 0
+
+    def record(self, round_index: int, groups: Rows) -> None:
+        """Notes who takes part in the next round.
+
+        Raises:
+          PlanMismatch: the round is not the next one, or a bound of the plan would be broken.
+        """
+        if round_index != self.next_round:
+            raise PlanMismatch(
+                f"round {round_index} follows round {self.next_round - 1} in the participation log;"
+                " run the rounds in order"
+            )
+        if len(np.unique(groups)) != len(groups):
+            raise PlanMismatch("a virtual client takes part twice in one round; sample again")
+        if np.any(round_index - self._last[groups] < self._separation):
+            raise PlanMismatch(
+                f"a virtual client of round {round_index} took part less than "
+                f"{self._separation} rounds before; the schedule is not the planned one"
+            )
+        if np.any(self._count[groups] >= self._most):
+            raise PlanMismatch(
+                f"a virtual client of round {round_index} took part {self._most} times already; the"
+                " schedule is not the planned one"
+            )
+        self._last[groups] = round_index
+        self._count[groups] += 1
+        self.next_round += 1
+
+
+def user_words(
+    key: bytes, user_keys: UInt64[np.ndarray, " users"]
+) -> tuple[UInt64[np.ndarray, " users"], UInt64[np.ndarray, " users"]]:
+    """Two words per user, `[users]` each, from AES-256 of the user's hash: a keyed permutation.
+
+    ChaCha20 has no cheap random access by 64-bit name; one block cipher call covers all users.
+    """
+    blocks = np.zeros((len(user_keys), 2), dtype="<u8")
+    blocks[:, 0] = user_keys
+    # ECB on distinct blocks is a random function up to the birthday bound of 2^64 users.
+    encryptor = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    words = np.frombuffer(encryptor.update(blocks.tobytes()), dtype="<u8").reshape(-1, 2)
+    return words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64)

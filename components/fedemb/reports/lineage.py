@@ -1,0 +1,457 @@
+"""Lineage: which step took what and gave what, as OpenLineage events in a JSON-lines file.
+
+account_privacy, gate_release and release_model write the file, each the whole run as far as it
+came. Where `OPENLINEAGE_URL` is set, its events are sent there as well (with `OPENLINEAGE_API_KEY`
+and `OPENLINEAGE_ENDPOINT`, if the receiver wants them), unless `OPENLINEAGE_DISABLED` is `true`.
+No other OpenLineage setting is read. A receiver that is down costs each of these steps at most
+`SEND_SECONDS_IN_ALL` and a sentence in the log, never the run.
+
+On a cluster kfp keeps no outputs of a step that fails, so the file of a denied run stays in its pod
+and only the receiver has its events; a local run keeps it, and publishes it with
+`--artifact-store`.
+
+Nothing of it comes from ML Metadata or any other store of Kubeflow's. Parents across runs are
+inputs: the policy, the ledger record of the reservation, the ledger head that the report counts to,
+the public backbone that was imported, and the previous release. Each has an identifier that is the
+same in every run (OpenLineage's symlinks facet), so that a receiver joins the runs.
+
+Raw artifacts appear by name, at most with the keyed commitment that the ledger holds, never by a
+plain digest. Other digests are of documents and files as a step found them, not checked before the
+gate; after a denial the gate's events have those of report and verdict alone, because rejected
+documents may hold anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedemb.documents.evidence import Evidence
+from fedemb.errors import ArtifactError, InputError
+from fedemb.foundation.files import write_bytes
+from fedemb.storage import Store, open_store
+
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
+
+    from fedemb.config import RunConfig
+    from fedemb.runtime.step import Step
+
+PRODUCER = "urn:fedemb"
+NAMESPACE = "fedemb"
+FILE_NAME = "lineage.jsonl"
+OUTPUT_NAME = "lineage"
+"""What a pipeline calls the same file, as an output of account_privacy and gate_release."""
+SEND_SECONDS = 3.0
+"""How long a receiver may take to connect, or to answer one event."""
+SEND_SECONDS_IN_ALL = 15.0
+_log = logging.getLogger(__name__)
+_NAME_SPACE_OF_RUNS = uuid.UUID("6f1f0b52-6a0e-5b5a-9a53-0f2b8f4d7a10")
+
+PIPELINES = {"embedding": "dp-fedemb", "classification": "dp-sgd"}
+"""`RunConfig.task` -> the pipeline that runs it, parent of the steps in OpenLineage's words."""
+SOURCES = {"private": "raw_images", "public": "public_images"}
+"""`Rights.input` -> what the images are called here."""
+FOLDERS = {"users": "users", "evaluation": "evaluation_identities"}
+"""Folders of the private root that one step writes and others read, and their names here."""
+ARTIFACTS = {"users": ("users_manifest",), "model": ("model", "rounds")}
+"""Artifacts of steps that have another name here, or two parts; the others keep theirs."""
+
+Artifacts = Mapping[str, str | None]
+"""Artifact name to digest or keyed commitment; None where it has neither."""
+Parents = Mapping[str, str]
+"""Artifact name to its identifier in all runs, such as `releases/glyphs/1.0`."""
+
+
+@dataclass(frozen=True)
+class StepLineage:
+    """What one step took and gave."""
+
+    step: str
+    inputs: Artifacts
+    outputs: Artifacts
+    failed: bool = False
+    parents: Parents = field(default_factory=dict)
+    """Of inputs and outputs that other runs know, too."""
+
+
+def write(
+    path: Path,
+    run_id: str,
+    steps: Iterable[StepLineage],
+    *,
+    pipeline: str,
+    config_sha: str,
+    code_sha: str | None,
+    time: datetime | None = None,
+) -> None:
+    """Writes one event per step: COMPLETE, or FAIL.
+
+    No OpenLineage client writes it: one drops and adds what settings around the run tell it to, and
+    the file is signed and published.
+
+    Args:
+      path: JSON-lines file; one that is there is replaced.
+      run_id: name of the run, parent of all its steps.
+      steps: in the order they ran.
+      pipeline: whose steps they are.
+      config_sha: digest of the configuration.
+      code_sha: digest of the code; None leaves it out.
+      time: of the events; None takes the clock.
+
+    Raises:
+      InputError: the path cannot be one of a file.
+      StorageError: the disk is full or the folder may not be written.
+    """
+    from openlineage.client.serde import Serde
+
+    when = (time or datetime.now(UTC)).isoformat()
+    shas = {"config_sha": config_sha, "code_sha": code_sha, "run_id": run_id}
+    tags = {key: value for key, value in shas.items() if value is not None}
+    lines = [Serde.to_json(_event(run_id, pipeline, step, when, tags)) + "\n" for step in steps]
+    write_bytes(path, "".join(lines).encode())
+
+
+def send(read: Callable[[], bytes]) -> None:
+    """Sends the events of a lineage file, if there is a receiver; what goes wrong is a warning.
+
+    Args:
+      read: gives the file; called only where there is a receiver.
+    """
+    url = os.environ.get("OPENLINEAGE_URL")
+    if not url or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
+        return
+    problem = ["it did not answer in time"]
+    sender = threading.Thread(target=lambda: problem.append(_send(url, read)), daemon=True)
+    sender.start()
+    sender.join(SEND_SECONDS_IN_ALL)  # a receiver that answers byte by byte outlasts timeouts
+    if problem[-1]:
+        _log.warning(
+            "lineage was not sent to the receiver of OPENLINEAGE_URL (%s); the run goes on, and "
+            "the events are in its lineage file",
+            problem[-1],
+        )
+
+
+def _send(url: str, read: Callable[[], bytes]) -> str:
+    """Sends events to a receiver; the first that fails is the last. Returns why, or nothing."""
+    from openlineage.client.transport.http import (
+        ApiKeyTokenProvider,
+        HttpConfig,
+        HttpTransport,
+        TokenProvider,
+    )
+
+    key = os.environ.get("OPENLINEAGE_API_KEY")
+    try:
+        config = HttpConfig(
+            url=url,
+            endpoint=os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage"),
+            timeout=SEND_SECONDS,
+            retry={"total": 0},
+            auth=ApiKeyTokenProvider({"apiKey": key}) if key else TokenProvider({}),
+        )
+        transport = HttpTransport(config)
+        for line in read().splitlines():
+            transport.emit(json.loads(line))
+    except Exception as error:  # whatever a receiver does, the run goes on
+        response = getattr(error, "response", None)
+        return f"HTTP {response.status_code}" if response is not None else type(error).__name__
+    return ""
+
+
+def _event(
+    run_id: str, pipeline: str, step: StepLineage, when: str, tags: Mapping[str, str]
+) -> RunEvent:
+    from openlineage.client.event_v2 import (
+        InputDataset,
+        Job,
+        OutputDataset,
+        Run,
+        RunEvent,
+        RunState,
+    )
+    from openlineage.client.facet_v2 import (
+        dataset_version_dataset,
+        parent_run,
+        symlinks_dataset,
+        tags_run,
+    )
+
+    def facets(artifact: str, digest: str | None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if digest is not None:
+            found["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(digest)
+        if (known_as := step.parents.get(artifact)) is not None:
+            kind = known_as.partition("/")[0]
+            same = symlinks_dataset.Identifier(namespace=NAMESPACE, name=known_as, type=kind)
+            found["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[same])
+        return found
+
+    def name(artifact: str) -> str:
+        return f"{run_id}/{artifact}"
+
+    parent = parent_run.ParentRunFacet(
+        run=parent_run.Run(runId=_uuid(run_id)),
+        job=parent_run.Job(namespace=NAMESPACE, name=pipeline),
+    )
+    tagged = tags_run.TagsRunFacet(
+        tags=[tags_run.TagsRunFacetFields(key, value, "fedemb") for key, value in tags.items()]
+    )
+    return RunEvent(
+        eventType=RunState.FAIL if step.failed else RunState.COMPLETE,
+        eventTime=when,
+        run=Run(runId=_uuid(run_id, step.step), facets={"parent": parent, "tags": tagged}),
+        job=Job(namespace=NAMESPACE, name=step.step),
+        producer=PRODUCER,
+        inputs=[
+            InputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.inputs.items()
+        ],
+        outputs=[
+            OutputDataset(NAMESPACE, name(k), facets=facets(k, v)) for k, v in step.outputs.items()
+        ],
+    )
+
+
+def _uuid(*parts: str) -> str:
+    return str(uuid.uuid5(_NAME_SPACE_OF_RUNS, "/".join(parts)))
+
+
+def steps_of(
+    evidence: Evidence,
+    steps: Sequence[Step],
+    *,
+    digests: Artifacts,
+    commitments: Artifacts,
+    denied: bool = False,
+) -> list[StepLineage]:
+    """What the steps of a run took and gave: edges by their declarations, digests by its documents.
+
+    Private data is drawn as far as a step's rights reach: what it may read, it took.
+
+    Args:
+      evidence: documents of the run.
+      steps: declarations of the steps that ran, see `step.leading_to`.
+      digests: of `privacy_report` and, once there is one, of `verdict`. A release has none here:
+        it contains the lineage.
+      commitments: keyed, to `users` and `evaluation`, as the ledger holds them; what was not
+        compared with it is left out.
+      denied: whether the verdict ended the run. Then only report and verdict have a digest.
+    """
+    known = {name: digests.get(name) for name in ("privacy_report", "verdict", "release")}
+    found = {
+        "privacy_plan": evidence.plan.sha,
+        "reservation": evidence.reservation.sha,
+        "users": commitments.get("users"),
+        "evaluation_identities": commitments.get("evaluation"),
+        "users_manifest": evidence.users.sha,
+        "pretrained": evidence.model.body.initial_weights_sha,
+        "model": evidence.model_files.get("backbone.keras"),
+        "rounds": evidence.model_files.get("rounds.jsonl"),
+        "audit_report": evidence.audit.sha,
+        "utility_report": evidence.utility.sha,
+        "raw_images": None,
+        "public_images": None,
+        "ledger_record": evidence.reservation.body.record_sha,
+        "ledger_head": digests.get("ledger_head"),
+    }
+    known |= dict.fromkeys(found) if denied else found
+    parents = parents_of(evidence.config, evidence.reservation.body.run_id)
+    known |= dict.fromkeys(parents.keys() - known.keys())
+    shared = {} if denied else parents
+
+    def told(step: Step, right: str, artifacts: Iterable[str]) -> Artifacts:
+        names = [SOURCES[kind] for kind in step.rights.input if kind in SOURCES and right == "read"]
+        names += [
+            name for folder, name in FOLDERS.items() if step.rights.private.get(folder) == right
+        ]
+        names += [part for name in artifacts for part in ARTIFACTS.get(name, (name,))]
+        if right == "read":
+            names += [name for name in _PARENTS.get(step.group, ()) if name in parents]
+        names += [name for name, place in _LEDGER.items() if place == (step.name, right)]
+        return {name: known[name] for name in names if name in known}
+
+    def shared_by(*held: Artifacts) -> Parents:
+        return {name: shared[name] for each in held for name in each if name in shared}
+
+    drawn: list[StepLineage] = []
+    for step in steps:
+        taken, given = told(step, "read", step.inputs), told(step, "write", step.outputs)
+        failed = denied and step is steps[-1]
+        drawn.append(StepLineage(step.name, taken, given, failed, shared_by(taken, given)))
+    return drawn
+
+
+_PARENTS = {
+    "plan": ("policy",),
+    "pretrain": ("public_start",),
+    "evaluate": ("previous_release",),
+}
+"""Group of a step -> what it takes from outside the run."""
+_LEDGER = {
+    "ledger_record": ("reserve_budget", "write"),
+    "ledger_head": ("account_privacy", "read"),
+}
+"""State of the ledger -> the step that writes it, or that prices the run by it."""
+
+
+def parents_of(config: RunConfig, run_id: str) -> Parents:
+    """Returns the identifiers of what a run shares with other runs.
+
+    Args:
+      config: configuration of the run.
+      run_id: its id.
+    """
+    found = {"policy": f"policies/{config.policy.policy_id}"}
+    start = config.pretraining.import_path
+    if config.pretraining.kind == "import" and start is not None:
+        folder, _, name = str(start).rpartition("/")
+        found["public_start"] = _release(folder) if name == "backbone.keras" else f"files/{name}"
+    if config.evaluation.previous_release is not None:
+        found["previous_release"] = _release(str(config.evaluation.previous_release))
+    found["release"] = "releases/" + "/".join(config.released_as(run_id))
+    return found
+
+
+def _release(address: str) -> str:
+    """Identifier of a release by the address of its bundle, which ends with name and version."""
+    return "releases/" + "/".join(address.rstrip("/").split("/")[-2:])
+
+
+def write_run(
+    path: Path,
+    evidence: Evidence,
+    steps: Sequence[Step],
+    *,
+    digests: Artifacts,
+    commitments: Artifacts,
+    denied: bool = False,
+    time: datetime | None = None,
+) -> list[StepLineage]:
+    """Writes the lineage of a run as far as it came, and returns its steps.
+
+    Arguments are those of `steps_of` and `write`, errors those of `write`.
+    """
+    told = steps_of(evidence, steps, digests=digests, commitments=commitments, denied=denied)
+    reserved = evidence.reservation.body
+    write(
+        path,
+        reserved.run_id,
+        told,
+        pipeline=PIPELINES[evidence.config.task],
+        config_sha=evidence.config_sha,
+        code_sha=None if denied else reserved.code_sha,
+        time=time,
+    )
+    return told
+
+
+def read_steps(uri: str | Path) -> list[StepLineage]:
+    """Reads the events of a run.
+
+    Args:
+      uri: a lineage file, or what holds one: a run, a release; local, gs:// or s3://. Of several
+        files the one with most steps is taken: gate and release repeat and complete what was said
+        before.
+
+    Raises:
+      InputError: there is no lineage at the address.
+      ArtifactError: a file does not hold lines of OpenLineage events.
+    """
+    store = open_store(uri)
+    if store.local_root is not None and store.local_root.is_file():
+        return _read_file(open_store(store.local_root.parent), store.local_root.name)
+    ours = (FILE_NAME, OUTPUT_NAME)
+    names = [item.name for item in store.entries() if item.name.split("/")[-1] in ours]
+    if not names:
+        raise InputError(
+            f"{uri} holds no {FILE_NAME}; it is written when the privacy report is made"
+        )
+    return max((_read_file(store, name) for name in names), key=len)
+
+
+def _read_file(store: Store, name: str) -> list[StepLineage]:
+    try:
+        events = [json.loads(line) for line in store.read(name).decode().splitlines()]
+        return [
+            StepLineage(
+                event["job"]["name"],
+                _read(event.get("inputs")),
+                _read(event.get("outputs")),
+                event["eventType"] == "FAIL",
+                _read_parents([*(event.get("inputs") or []), *(event.get("outputs") or [])]),
+            )
+            for event in events
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"{name} holds no lineage that can be read; take the file of a finished run"
+        ) from error
+
+
+def _read(datasets: list[dict[str, Any]] | None) -> dict[str, str | None]:
+    return {
+        dataset["name"].rpartition("/")[2]: dataset.get("facets", {})
+        .get("version", {})
+        .get("datasetVersion")
+        for dataset in datasets or []
+    }
+
+
+def _read_parents(datasets: list[dict[str, Any]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for dataset in datasets:
+        for same in dataset.get("facets", {}).get("symlinks", {}).get("identifiers", []):
+            found[dataset["name"].rpartition("/")[2]] = same["name"]
+    return found
+
+
+def tree_lines(steps: list[StepLineage], target: str | None = None) -> list[str]:
+    """Draws the lineage of an artifact backwards, as lines of text.
+
+    An artifact that was drawn before is named and not drawn again.
+
+    Args:
+      steps: of one run.
+      target: artifact to start from; None takes what the last step gave.
+
+    Raises:
+      InputError: no step took or gave the target.
+    """
+    maker = {name: step for step in steps for name in step.outputs}
+    digests = {name: sha for step in steps for name, sha in {**step.inputs, **step.outputs}.items()}
+    if target is not None and target not in digests:
+        raise InputError(f"no artifact is called {target}; there are {', '.join(sorted(digests))}")
+    parents = {name: known_as for step in steps for name, known_as in step.parents.items()}
+    start = target or next(iter(steps[-1].outputs)) if steps else None
+    lines: list[str] = []
+    seen: set[str] = set()
+
+    def draw(name: str, indent: str, branch: str, below: str) -> None:
+        sha = digests.get(name)
+        label = name + (f"  {sha[:12]}" if sha else "")
+        label += f"  = {parents[name]}" if name in parents else ""
+        step = maker.get(name)
+        again = name in seen
+        seen.add(name)
+        suffix = "" if step is None else f"  <- {step.step}" + (", failed" if step.failed else "")
+        suffix += " (above)" if again and step is not None else ""
+        lines.append(indent + branch + label + suffix)
+        if step is None or again:
+            return
+        names = list(step.inputs)
+        for position, item in enumerate(names):
+            last = position == len(names) - 1
+            draw(item, indent + below, "`- " if last else "|- ", "   " if last else "|  ")
+
+    if start is not None:
+        draw(start, "", "", "")
+    return lines

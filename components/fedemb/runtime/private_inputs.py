@@ -1,0 +1,73 @@
+"""The one way a step reads users: only after they match the commitment in the ledger.
+
+The `bind` record of a run names keyed commitments to `users/` and `evaluation/`. The private root,
+the manifest of the users and the files themselves may all be replaced; the record may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from fedemb.data.verified_folder import FolderCommitment, VerifiedFolder
+from fedemb.errors import Refused
+from fedemb.foundation.digests import tree_digest
+from fedemb.keys import commit_to_people, commitment_key
+from fedemb.ledger.state import Attempt
+from fedemb.runtime.step_context import StepContext
+from fedemb.storage import local_tree, open_store
+
+People = Literal["users", "evaluation"]
+"""Private folders that the ledger holds commitments to."""
+
+
+@contextmanager
+def open_private(
+    context: StepContext, people: People, *, attempt: int | None = None
+) -> Iterator[VerifiedFolder]:
+    """Opens a private folder of a bound run for reading.
+
+    Args:
+      context: of the step; its key store holds the policy's key.
+      people: which folder.
+      attempt: of the run; None: the latest.
+
+    Yields:
+      The folder, checked. When the block ends without an error, it is checked to be unchanged.
+
+    Raises:
+      Refused: the run is not bound in the ledger, or not to such a folder.
+      PlanMismatch: the folder is not the one the run is bound to, or changed meanwhile.
+      StorageError: the folder is missing or cannot be read.
+    """
+    commitment = _commitment(context, people, attempt)
+    with local_tree(context.private(people)) as folder:
+        verified = VerifiedFolder(folder, commitment)
+        yield verified
+        verified.check_unchanged()
+
+
+def commitment_to(context: StepContext, people: People, attempt: int) -> str | None:
+    """Computes the commitment to a private folder as it is now; None if it is not complete."""
+    if not open_store(context.private(people)).exists("manifest.json"):
+        return None
+    key = commitment_key(context.keys, context.config.policy.policy_id)
+    with local_tree(context.private(people)) as folder:
+        return commit_to_people(key, context.run_id, attempt, tree_digest(folder))
+
+
+def _commitment(context: StepContext, people: People, number: int | None) -> FolderCommitment:
+    ledger, run_id = context.ledger, context.run_id
+    if number is None:
+        number = ledger.state.last_attempt(run_id)
+    attempt: Attempt | None = ledger.state.attempts.get((run_id, number))
+    bind = attempt and attempt.bind
+    value = bind and bind.body["commitments"].get(people)
+    if not value:
+        raise Refused(
+            f"the ledger of policy {ledger.policy_id!r} holds no commitment to {people}/ of run "
+            f"{run_id!r}, so its content cannot be checked; train the run first"
+        )
+    key = commitment_key(context.keys, context.config.policy.policy_id)
+    return FolderCommitment(run_id, number, value, key)

@@ -1,0 +1,131 @@
+"""What code ran: digests over sources, locked dependencies and code of the user's own."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fedemb
+from fedemb.config import RunConfig
+from fedemb.errors import ConfigError
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.foundation.digests import file_digest
+
+ROOT = Path(fedemb.__file__).parent
+LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
+"""Of the image flavours and of a checkout: every image of a build carries them all."""
+DECIDES_PRIVACY = (
+    "config",
+    "data",
+    "embedding",
+    "keys",
+    "ledger",
+    "privacy",
+    "steps/partition_users",
+    "steps/reserve_budget",
+    "steps/train_dp_fedemb",
+    "steps/train_dp_sgd",
+    "storage",
+    "training",
+)
+"""Rooms that sample, clip, add noise, price, reserve, put a round on record once, or decide which
+user is in which client; with them `backend.py`, which sets the precision of numbers."""
+
+
+def code_digest(config: RunConfig | None = None) -> str:
+    """SHA-256 of the code that a reservation binds, 64 hexadecimal digits.
+
+    What decides privacy, the locks, and with a configuration the code it names as
+    `module:function`. A resumed attempt with other code is refused; a report's page, an evaluation
+    or a docstring may change while a run is under way.
+
+    Raises:
+      ConfigError: the configuration names a module that is not installed here.
+    """
+    backbone = config.model.backbone if config is not None else ""
+    if ":" not in backbone:
+        return privacy_code_digest()
+    return json_digest({"own": privacy_code_digest(), "user": _user_digest(backbone)})
+
+
+@cache
+def privacy_code_digest() -> str:
+    """SHA-256 of what decides privacy, and of the locks, 64 hexadecimal digits.
+
+    Comments, docstrings and layout do not count: a source counts as its syntax tree without them.
+    """
+    rooms = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
+    sources = [*rooms, ROOT / "backend.py"]
+    return json_digest(
+        {**_locks(), **{_name(path): _tree_digest(path.read_bytes()) for path in sources}}
+    )
+
+
+@cache
+def _user_digest(reference: str) -> dict[str, str]:
+    """Digests of the user's module, or of the whole package it lies in."""
+    package = reference.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None:
+        raise ConfigError(
+            f"model.backbone={reference!r} names the module {package!r}, which is not installed "
+            "here; install it wherever a step of the run takes place: its code is bound before "
+            "anything is charged"
+        )
+    folders = spec.submodule_search_locations
+    if folders is None:
+        return {package: file_digest(Path(str(spec.origin)))}
+    return {
+        path.relative_to(folder).as_posix(): file_digest(path)
+        for folder in folders
+        for path in _below(Path(folder))
+    }
+
+
+def _locks() -> dict[str, str]:
+    return {
+        f"requirements/{name}": file_digest(ROOT / f"requirements/{name}.txt") for name in LOCKS
+    }
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Sources below a folder, in order; links are followed, as a checkout links its steps."""
+    found: list[Path] = []
+    for place, _, names in os.walk(folder, followlinks=True):
+        found += [Path(place, name) for name in names if name.endswith(".py")]
+    yield from sorted(found)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def _tree_digest(source: bytes) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                setattr(node, field, [item for item in block if not _is_text(item)])
+        if not vars(node).get("type_params", True):  # a field that Python 3.11 does not know
+            del vars(node)["type_params"]
+    # Later ones leave out what is empty unless they are asked:
+    whole: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return hashlib.sha256(ast.dump(tree, **whole).encode()).hexdigest()
+
+
+def _is_text(statement: ast.AST) -> bool:
+    """Whether a statement is a string alone, so a docstring: it does nothing."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )

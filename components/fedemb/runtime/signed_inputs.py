@@ -1,0 +1,170 @@
+"""What a step takes from earlier ones: signed by them, of this run, with the very files they name.
+
+Signatures come first: what is not signed is neither followed nor given to a library that loads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fedemb.config import ModelConfig
+from fedemb.documents.model import Averages, ModelCard, Pretrained, average_file
+from fedemb.documents.reservation import ReservationDocument
+from fedemb.documents.users import UsersManifest
+from fedemb.errors import ArtifactError, LedgerError, PlanMismatch, Refused
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.document import D, Written, read
+from fedemb.keys.trust import TrustStore
+from fedemb.ledger import Reservation
+from fedemb.runtime.step_context import StepContext
+
+
+def read_reserved(context: StepContext) -> Written[ReservationDocument]:
+    """Reads the reservation, which must stand in the ledger as it says.
+
+    Raises:
+      ArtifactError: it is missing or broken.
+      SignatureInvalid: it is not signed by reserve_budget.
+      PlanMismatch: it is of another run.
+      LedgerError: the ledger does not hold it.
+      Refused: it was given back.
+    """
+    document = read(context.artifacts.reservation, ReservationDocument)
+    context.ledger.chain.trust.check(document, at=document.body.sequence)
+    if document.body.run_id != context.run_id:
+        raise PlanMismatch(
+            f"the reservation's run_id is {document.body.run_id!r}, this run's is "
+            f"{context.run_id!r}; reserve a budget for this run"
+        )
+    if context.ledger.attempt(Reservation.of_document(document.body)).void is not None:
+        raise Refused(f"run {context.run_id!r} was given up; reserve it again")
+    return document
+
+
+def read_users(context: StepContext) -> UsersManifest:
+    """Reads the manifest of the users.
+
+    Raises:
+      ArtifactError: it is missing, broken, or of another run.
+      SignatureInvalid: it is not signed by partition_users.
+    """
+    return _read(context, context.artifacts.users, UsersManifest).body
+
+
+def read_model(context: StepContext) -> ModelCard:
+    """Reads the card of the trained model and compares the digest of the model beside it.
+
+    Raises:
+      ArtifactError: it is missing, broken or of another run, or names another model.
+      SignatureInvalid: it is not signed by train_dp_fedemb.
+    """
+    card = _read(context, context.artifacts.model / "model.json", ModelCard).body
+    _check_weights(context.artifacts.model, card.weights_sha)
+    return card
+
+
+def read_averages(context: StepContext, card: ModelCard) -> dict[str, float]:
+    """Reads what the trainer says of the other averages of the weights; see `write_averages`.
+
+    Args:
+      context: of the step, which takes `averages`.
+      card: of the model that was trained with them.
+
+    Returns:
+      Name of its file -> decay, of each.
+
+    Raises:
+      ArtifactError: it is missing, broken or of another training, or names other files.
+      SignatureInvalid: it is not signed by train_dp_sgd.
+    """
+    folder = context.artifacts.averages
+    averages = _read(context, folder / "averages.json", Averages).body
+    if averages.model_sha != card.weights_sha:
+        raise ArtifactError(
+            f"averages.json is of model {averages.model_sha[:12]}, expected "
+            f"{card.weights_sha[:12]}; take model and averages from one training step"
+        )
+    found = {average_file(number): one for number, one in enumerate(averages.others, start=1)}
+    for name, one in found.items():
+        _check_weights(folder, one.weights_sha, name)
+    return {name: one.decay for name, one in found.items()}
+
+
+def read_start(context: StepContext) -> Pretrained:
+    """Reads what pretrain_public says of the public start of a reserved run; see `check_start`."""
+    return check_start(context, context.ledger.chain.trust, at=_reserved_at(context))
+
+
+def check_start(context: StepContext, trust: TrustStore, *, at: int | None) -> Pretrained:
+    """Compares the public start with its signature, its weights and the configuration.
+
+    Args:
+      context: of the step, which takes `pretrained`.
+      trust: the keys that count.
+      at: number of the record that reserved the run; None: it is about to be reserved.
+
+    Raises:
+      ArtifactError: it is missing or broken, or names another backbone than lies beside it.
+      SignatureInvalid: it is not signed by pretrain_public.
+      PlanMismatch: it was made of another configuration.
+    """
+    document = read(context.artifacts.pretrained / "pretrained.json", Pretrained)
+    trust.check(document, at=at)
+    start, config = document.body, context.config
+    wanted = (config.pretraining.kind, config.model, config.training.seed)
+    if (start.pretraining_kind, _model_of(start), start.seed) != wanted:
+        raise PlanMismatch(
+            "the public backbone is not the one that pretrain_public signed for this configuration;"
+            " run pretrain_public again, and find out who may write to the public root"
+        )
+    _check_weights(context.artifacts.pretrained, start.weights_sha)
+    return start
+
+
+def _model_of(start: Pretrained) -> ModelConfig | None:
+    """The model it was made for, perhaps by an older version; None: none of this version."""
+    try:
+        return ModelConfig.as_written(start.model)
+    except ValidationError:
+        return None
+
+
+def _reserved_at(context: StepContext) -> int:
+    """Number of the ledger record that reserved the run."""
+    ledger, run_id = context.ledger, context.run_id
+    attempt = ledger.state.attempts.get((run_id, ledger.state.last_attempt(run_id)))
+    if attempt is None:
+        raise LedgerError(
+            f"the ledger of policy {ledger.policy_id!r} holds no reservation of run {run_id!r}, so "
+            f"nothing of it can be trusted; name the ledger the run was reserved in"
+        )
+    return attempt.reserve.sequence
+
+
+def _read(context: StepContext, path: Path, kind: type[D]) -> Written[D]:
+    """Reads a document of a reserved run under a key that counted when it was reserved."""
+    run_id = context.run_id
+    reserved_at = _reserved_at(context)
+    document = read(path, kind)
+    context.ledger.chain.trust.check(document, at=reserved_at)
+    if getattr(document.body, "run_id", run_id) != run_id:
+        raise ArtifactError(
+            f"{path.name} belongs to another run than {run_id}; pass this run's own"
+        )
+    return document
+
+
+def _check_weights(folder: Path, sha: str, name: str = "backbone.keras") -> None:
+    try:
+        found = file_digest(folder / name)
+    except OSError as error:
+        raise ArtifactError(
+            f"{name} in {folder.name} cannot be read; run the step that writes it again"
+        ) from error
+    if found != sha:
+        raise ArtifactError(
+            f"{name} in {folder.name} is not the one its step signed; run that step again, "
+            "and find out who may write to the public root"
+        )

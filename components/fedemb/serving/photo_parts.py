@@ -1,0 +1,318 @@
+"""Parts of a set of photos, and of the Parquet file that their embeddings are written to.
+
+Rows are `name`, `embedding` (null for what is no photo) and `reason` (null for what is one), in the
+order of the source. The embedding-space id stands in the metadata of the file: embeddings of two
+releases must not be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import SourceConfig
+from fedemb.config.data import format_of
+from fedemb.data.columns import guess_image_column
+from fedemb.data.photos import BadImageError, PhotoReader
+from fedemb.data.source_files import ImageFiles, Part, is_side_file, open_parquet
+from fedemb.data.source_parts import find_files
+from fedemb.data.sources import read_part
+from fedemb.errors import InputError, Refused
+from fedemb.foundation.addresses import split_address
+from fedemb.storage import Store, open_store
+
+SPACE = b"embedding_space_id"
+_CLASSES = b"classes"
+_PHOTOS = b"photos_sha256"
+"""Of a part: names and bytes of its photos."""
+_KEPT = re.compile(
+    r"\.?([0-9]{6}-[0-9]{6}\.parquet|done\.json)(\.[0-9a-z_]{8})?|model-es-[0-9a-f]+(/.*|\.tree)"
+)
+"""Names of what `fedemb embed` keeps beside its output, unfinished files included."""
+PART = 2048
+"""Photos of one part at most: what a stop may cost."""
+PART_BYTES = 1 << 28
+"""And bytes of their files, by which it ends sooner: what a worker holds."""
+
+Photo = tuple[str, Any]
+"""Name, and the bytes, or what stood in their place."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker reads: some files of a folder, or a row group."""
+
+    number: int
+    files: tuple[str, ...] = ()
+    """Names in a folder."""
+    rows: Part | None = None
+    """Of Parquet: a row group, or a file of a bucket."""
+    first: int = 0
+    """Place of its first row in the file."""
+
+
+@dataclass(frozen=True)
+class PhotoSource:
+    """A folder of photos, searched to its depths, or Parquet files; always in the same order."""
+
+    uri: str
+    id_column: str | None = None
+    """Parquet only: names the rows; None: file and row number."""
+
+    def units(self) -> Iterator[Unit]:
+        """Lists what there is to read, without reading it."""
+        split_address(self.uri)
+        kind = format_of(self.uri)
+        if kind in ("csv", "tfrecord"):
+            raise InputError(
+                f"{self.uri} is a {kind} file, and photos come from a folder or from Parquet; name "
+                "the folder they lie in"
+            )
+        if kind != "parquet":
+            names = [name for name in open_store(self.uri).list() if not is_side_file(name)]
+            yield from (Unit(i, tuple(part)) for i, part in enumerate(_batches(sorted(names))))
+            return
+        pieces = (piece for file in find_files(self.uri, kind) for piece in _row_groups(file))
+        for number, (rows, first) in enumerate(pieces):
+            yield Unit(number, rows=rows, first=first)
+
+    def side_files(self) -> int:
+        """Files of a folder that are not photos by their names, and have no row."""
+        if format_of(self.uri) == "parquet":
+            return 0
+        return sum(map(is_side_file, open_store(self.uri).list()))
+
+    def parts(self, unit: Unit) -> Iterator[tuple[str, list[Photo]]]:
+        """Reads a unit; each part has a name of its own, in the order of the source."""
+        photos = self._rows(unit.rows, unit.first) if unit.rows else self._files(unit.files)
+        for number, part in enumerate(_parts(photos)):
+            yield f"{unit.number:06d}-{number:06d}.parquet", part
+
+    def _files(self, names: Iterable[str]) -> Iterator[Photo]:
+        files = ImageFiles(self.uri)
+        for name in names:
+            try:
+                yield name, files.read(name)
+            except BadImageError as error:
+                yield name, error
+
+    def _rows(self, rows: Part, first: int) -> Iterator[Photo]:
+        column = self.id_column
+        columns = {"image": guess_image_column(self.uri), "user_id": None}
+        source = SourceConfig.model_validate({"uri": self.uri, "columns": columns})
+        for batch in read_part(source, rows, [column] if column else []):
+            places = range(first, first + len(batch))
+            names = batch.columns[column] if column else [f"{rows.name}#{row}" for row in places]
+            yield from zip(map(str, names), batch.images, strict=True)
+            first += len(batch)
+
+
+def _batches(names: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(names)
+    while batch := list(islice(rest, PART)):
+        yield batch
+
+
+def _parts(photos: Iterable[Photo]) -> Iterator[list[Photo]]:
+    part: list[Photo] = []
+    size = 0
+    for photo in photos:
+        part.append(photo)
+        size += len(photo[1]) if isinstance(photo[1], bytes) else 0
+        if len(part) == PART or size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _row_groups(part: Part) -> Iterator[tuple[Part, int]]:
+    """Pieces of a Parquet file, and the place of their first row."""
+    if open_store(part.root).local_root is None:  # one download for each file
+        yield part, 0
+        return
+    first = 0
+    with open_parquet(part) as file:
+        for group in range(file.metadata.num_row_groups):
+            yield replace(part, row_group=group), first
+            first += file.metadata.row_group(group).num_rows
+
+
+def _digest(photos: Sequence[Photo]) -> bytes:
+    """Of names and bytes: a name alone may stand for another photo by now."""
+    found = sha256()
+    for name, data in photos:
+        for item in (
+            name.encode(errors="surrogateescape"),
+            data if isinstance(data, bytes) else repr(data).encode(),
+        ):
+            found.update(len(item).to_bytes(8) + item)
+    return found.hexdigest().encode()
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A part, decoded."""
+
+    name: str
+    photos_sha: bytes
+    """See `_digest`."""
+    names: list[str]
+    """As they can be written: of a file's name what is not Unicode is `?`."""
+    images: np.ndarray
+    """uint8 [photos that could be read, size, size, channels]."""
+    reasons: list[str | None]
+    """Why a photo could not be read; None: it was."""
+
+    @classmethod
+    def read(cls, name: str, photos: Sequence[Photo], reader: PhotoReader) -> Pixels:
+        """Decodes photos; for what cannot be read it keeps the reason."""
+        images: list[np.ndarray] = []
+        reasons: list[str | None] = []
+        for _, data in photos:
+            try:
+                if isinstance(data, BadImageError):
+                    raise data
+                images.append(reader.read(data))
+                reasons.append(None)
+            except BadImageError as error:
+                reasons.append(error.reason)
+        none = np.zeros((0, reader.image_size, reader.image_size, reader.channels), np.uint8)
+        stacked = np.stack(images) if images else none
+        names = [named.encode(errors="replace").decode() for named, _ in photos]
+        return cls(name, _digest(photos), names, stacked, reasons)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that is kept."""
+
+    name: str
+    photos: int
+    bad: int
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """The parts of a set that are embedded, beside the output."""
+
+    uri: str
+    space_id: str
+    classes: tuple[str, ...] = ()
+    """Of a classifier, in the order of its probabilities."""
+
+    @property
+    def column(self) -> str:
+        """What is kept of a photo."""
+        return "probabilities" if self.classes else "embedding"
+
+    def find(self, name: str, photos: Sequence[Photo]) -> Done | None:
+        """A part that is kept already.
+
+        Raises:
+          Refused: it is of another space, or of other photos.
+        """
+        import pyarrow.parquet as pq
+
+        store = open_store(self.uri)
+        if not store.exists(name):
+            return None
+        with store.as_file(name) as path:
+            table = pq.read_table(path)
+        require_space(table.schema, self.space_id, f"{self.uri}/{name}")
+        if table.schema.metadata.get(_PHOTOS) != _digest(photos):
+            raise Refused(
+                f"{self.uri} was made of other photos than there are now; remove it, and embed "
+                "all of them again"
+            )
+        return Done(name, len(table), table[self.column].null_count)
+
+    def write(self, part: Pixels, embeddings: np.ndarray) -> Done:
+        """Keeps a part; readers see it whole or not at all."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        embedded = iter(embeddings)
+        rows = [None if reason else next(embedded) for reason in part.reasons]
+        columns = {
+            "name": pa.array(part.names, pa.string()),
+            self.column: pa.array(rows, pa.list_(pa.float32())),
+            "reason": pa.array(part.reasons, pa.string()),
+        }
+        if self.classes:
+            best = [None if row is None else self.classes[int(row.argmax())] for row in rows]
+            columns["class"] = pa.array(best, pa.string())
+        table = pa.table(columns).replace_schema_metadata(
+            {**self._metadata(), _PHOTOS: part.photos_sha}
+        )
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        open_store(self.uri).write(part.name, sink.getvalue().to_pybytes())
+        return Done(part.name, len(rows), len(rows) - len(part.images))
+
+    def join(self, parts: Iterable[Done], store: Store, output: str) -> None:
+        """Writes the parts, in the order of the source, to one file."""
+        import pyarrow.parquet as pq
+
+        kept, whose = open_store(self.uri), self._metadata()
+        with tempfile.TemporaryDirectory(prefix="fedemb-") as scratch:
+            whole = Path(scratch, "embeddings.parquet")
+            with ExitStack() as stack:
+                writer = None
+                for part in sorted(parts, key=lambda part: part.name):
+                    with kept.as_file(part.name) as path:
+                        table = pq.read_table(path).replace_schema_metadata(whose)
+                    if writer is None:
+                        writer = stack.enter_context(pq.ParquetWriter(whole, table.schema))
+                    writer.write_table(table)
+            store.upload(whole, output)
+
+    def _metadata(self) -> dict[bytes, bytes]:
+        classes = {_CLASSES: json.dumps(self.classes).encode()} if self.classes else {}
+        return {SPACE: self.space_id.encode(), **classes}
+
+    def remove(self) -> None:
+        """Removes what `fedemb embed` kept; files that somebody else put there stay."""
+        kept = open_store(self.uri)
+        folder = kept.local_root
+        names = kept.list() if folder is None else _names_in(folder)
+        for name in names:
+            if _KEPT.fullmatch(name):
+                (kept.delete(name) if folder is None else (folder / name).unlink(missing_ok=True))
+        if folder is not None:
+            for tree in [
+                *folder.glob("model-es-*"),
+                *folder.glob(".model-es-*"),
+            ]:  # for Beam workers
+                shutil.rmtree(tree)
+            with suppress(OSError):  # somebody else's files are in it
+                folder.rmdir()
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if not path.is_dir()]
+
+
+def require_space(schema: Any, space_id: str, path: str | Path) -> None:
+    """Refuses a file whose embeddings are of another space.
+
+    Raises:
+      Refused: it says another space, or none.
+    """
+    found = (schema.metadata or {}).get(SPACE, b"none").decode()
+    if found != space_id:
+        raise Refused(
+            f"{path} holds embeddings of the space {found}, and this model's is {space_id}; embed "
+            "the photos again by this model"
+        )

@@ -1,0 +1,37 @@
+"""An earlier release that a new model is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedemb.errors import ArtifactError, SignatureInvalid
+from fedemb.runtime.step_context import StepContext
+from fedemb.serving.bundle import check_marker, check_pinned, fetched, locate
+
+
+@contextmanager
+def read_release(context: StepContext, uri: str) -> Iterator[Path]:
+    """The model file of an earlier release, which is whole and signed under this ledger's keys.
+
+    Args:
+      context: of the step; its ledger's trust file pins the keys.
+      uri: the bundle, see `locate`.
+
+    Raises:
+      ArtifactError: it does not exist or cannot be read.
+      SignatureInvalid: a file was changed, or nobody trusted signed it.
+      StorageError: the store cannot be reached.
+    """
+    found = locate(uri)
+    with fetched(found) as bundle:
+        try:
+            manifest, copy = check_pinned(bundle, context.trust)
+            check_marker(found, manifest, copy.chain.trust)
+        except (ArtifactError, SignatureInvalid) as error:
+            raise SignatureInvalid(
+                f"evaluation.previous_release {uri} is no release under the keys of this ledger: "
+                f"{error}; name one that release_model published, or leave it out"
+            ) from error
+        yield bundle / "backbone.keras"

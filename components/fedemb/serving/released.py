@@ -1,0 +1,164 @@
+"""A released model as its users have it: files in, embeddings out, with the bundle alone.
+
+`PARITY` holds photos in every encoding, and the embedding that the training side gave each: whoever
+reads photos otherwise than training did, by another library or version, notices before it counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from fedemb.config import RunConfig
+from fedemb.data.hostile_photos import hostile_photos
+from fedemb.data.photos import PhotoReader
+from fedemb.data.pixels import canonical_image, decode_pngs
+from fedemb.documents.utility import embedding_space_id
+from fedemb.errors import ArtifactError, Refused
+from fedemb.foundation.canonical_json import canonical_json, sha256_hex
+from fedemb.foundation.digests import file_digest
+from fedemb.foundation.files import write_bytes
+
+PARITY = "parity.json"
+_FURTHEST = 0.02
+"""Between two embeddings of one photo, of unit length: another version of a decoder may round
+otherwise; a photo that is turned or tinted is ten times as far."""
+_BATCH = 64
+
+
+class ReleasedModel:
+    """A bundle, its configuration and its SavedModel."""
+
+    def __init__(self, bundle: Path):
+        """Opens a bundle that was verified.
+
+        Raises:
+          ArtifactError: it holds no model, or none that can be loaded.
+        """
+        import tensorflow as tf
+
+        try:
+            self.config = RunConfig.as_written(json.loads((bundle / "config.json").read_bytes()))
+            self._loaded = tf.saved_model.load(str(bundle / "saved_model"))
+            self.signature: Any = self._loaded.signatures["serving_default"]
+            self.space_id = embedding_space_id(
+                file_digest(bundle / "backbone.keras"), self.config.model
+            )
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise ArtifactError(
+                f"{bundle} is no release whose model can be loaded ({type(error).__name__}); name "
+                "a bundle that release_model published"
+            ) from error
+        self.output = "probabilities" if self.config.model.classes else "embeddings"
+        self.bundle = bundle
+        self.reader = PhotoReader.of(self.config.model, self.config.data.max_pixels)
+
+    def embed(
+        self, images: UInt8[np.ndarray, "images size size channels"]
+    ) -> Float32[np.ndarray, "images dim"]:
+        """What the SavedModel makes of pixels: rows of unit length, or a classifier's chances."""
+        import tensorflow as tf
+
+        model = self.config.model
+        parts = [np.zeros((0, len(model.classes) or model.embedding_dim), np.float32)]
+        for start in range(0, len(images), _BATCH):
+            batch = images[start : start + _BATCH]
+            padded = np.zeros((_BATCH, *images.shape[1:]), np.uint8)
+            padded[: len(batch)] = batch
+            found = self.signature(images=tf.constant(padded))[self.output].numpy()
+            parts.append(found[: len(batch)])
+        return np.concatenate(parts)
+
+    def check_parity(self) -> None:
+        """Refuses to go on where this installation reads or embeds photos otherwise than training.
+
+        Raises:
+          Refused: and which encoding.
+          ArtifactError: the bundle says nothing that can be compared.
+        """
+        require_parity(self.bundle / PARITY, self.reader.read, self.embed)
+
+
+def write_parity(
+    path: Path, compute: Callable[[np.ndarray], np.ndarray], reader: PhotoReader
+) -> None:
+    """Writes photos in every encoding with their embeddings as training and evaluation see them.
+
+    Args:
+      path: the file.
+      compute: what evaluation makes of pixels: embeddings, or probabilities.
+      reader: of the model.
+    """
+    photos = list(hostile_photos())
+    stored = [canonical_image(photo.data, reader)[1] for photo in photos]
+    pixels = decode_pngs(stored, reader.image_size, reader.channels)
+    embeddings = compute(pixels)
+    lines = [
+        {
+            "name": photo.name,
+            "file": base64.b64encode(photo.data).decode(),
+            "pixels_sha256": sha256_hex(image.tobytes()),
+            "embedding": [round(float(value), 6) for value in row],
+        }
+        for photo, image, row in zip(photos, pixels, embeddings, strict=True)
+    ]
+    write_bytes(path, canonical_json(lines))
+
+
+def require_parity(
+    path: Path,
+    read: Callable[[bytes], np.ndarray],
+    embedder: Callable[[np.ndarray], np.ndarray],
+    *,
+    exact: bool = False,
+) -> None:
+    """Reads and embeds the photos of a parity file, and compares.
+
+    Args:
+      path: written by `write_parity`.
+      read: bytes to uint8 [size, size, channels].
+      embedder: uint8 [images, size, size, channels] to rows of unit length.
+      exact: every pixel must be the same too, as where the file was written.
+
+    Raises:
+      Refused: a photo is not read, or its pixels or embedding are others.
+      ArtifactError: the file is missing or damaged.
+    """
+    try:
+        lines: Sequence[Mapping[str, Any]] = json.loads(path.read_bytes())
+        names = [line["name"] for line in lines]
+        files = [base64.b64decode(line["file"]) for line in lines]
+        wanted_pixels = {line["name"]: line["pixels_sha256"] for line in lines}
+        wanted = np.array([line["embedding"] for line in lines], np.float32)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path.name} cannot be read; fetch the bundle again") from error
+    if not names:
+        raise ArtifactError(f"{path.name} holds no photo; fetch the bundle again")
+    pixels = []
+    for name, data in zip(names, files, strict=True):
+        try:
+            pixels.append(read(data))
+        except Exception as error:
+            raise Refused(f"{_unlike(name)}: it is not read ({error})") from error
+        if exact and sha256_hex(pixels[-1].tobytes()) != wanted_pixels[name]:
+            raise Refused(f"{_unlike(name)}: its pixels are others")
+    distance = np.linalg.norm(embedder(np.stack(pixels)) - wanted, axis=1)
+    worst = int(np.argmax(np.where(np.isfinite(distance), distance, np.inf)))
+    if not distance[worst] <= _FURTHEST:
+        raise Refused(
+            f"{_unlike(names[worst])}: its embedding is {distance[worst]:.3f} from that of "
+            f"training, expected at most {_FURTHEST}"
+        )
+
+
+def _unlike(name: str) -> str:
+    return (
+        f"this installation reads a photo ({name}) otherwise than training did; install the "
+        "versions in requirements/"
+    )

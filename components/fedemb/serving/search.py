@@ -1,0 +1,105 @@
+"""Which stored photos are like this one: the nearest embeddings, and a measured threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedemb.documents.utility import UtilityReport
+from fedemb.errors import ConfigError, InputError
+from fedemb.foundation.document import read
+from fedemb.serving.embed_photos import read_embeddings
+from fedemb.serving.released import ReleasedModel
+
+_SAME = 0.9995
+"""Similarity that is printed as 1.000 or nearly so."""
+
+
+class PhotoIndex:
+    """Embeddings of one space, to be asked for the nearest by cosine (exact, FAISS)."""
+
+    def __init__(self, embeddings: Path, model: ReleasedModel):
+        """Reads a file that `fedemb embed` wrote.
+
+        Raises:
+          InputError: it cannot be read.
+          Refused: it is of another model.
+          ConfigError: FAISS is not installed.
+        """
+        try:
+            import faiss
+        except ModuleNotFoundError as error:
+            raise ConfigError("search needs FAISS; install fedemb[serve], or faiss-cpu") from error
+        self.names, vectors = read_embeddings(
+            embeddings, model.space_id, model.config.model.embedding_dim
+        )
+        self._model = model
+        middle = vectors.mean(axis=0)
+        self.least_similarity = float((vectors @ middle).min() / max(np.linalg.norm(middle), 1e-9))
+        """Of a stored photo to the mean of all."""
+        self._index = faiss.IndexFlatIP(model.config.model.embedding_dim)
+        self._index.add(np.ascontiguousarray(vectors))
+
+    def nearest(self, photo: bytes, count: int) -> list[tuple[str, float]]:
+        """Names and similarities of the nearest photos, best first.
+
+        Raises:
+          BadImageError: the photo cannot be read.
+        """
+        vector = self._model.embed(self._model.reader.read(photo)[None])
+        found, places = self._index.search(vector, min(count, len(self.names)))
+        return [(self.names[p], float(s)) for s, p in zip(found[0], places[0], strict=True)]
+
+
+def collapsed(index: PhotoIndex, least: float) -> str:
+    """Says that similarities mean nothing here; empty: the model tells the photos apart.
+
+    Args:
+      index: the stored photos.
+      least: similarity from which two photos count as alike.
+    """
+    if least >= _SAME:
+        return (
+            "the model does not distinguish photos: pairs that do not belong together reach a "
+            f"similarity of {least:.4f}, so none is marked as alike"
+        )
+    if len(index.names) > 1 and index.least_similarity >= _SAME:
+        return (
+            f"the model does not distinguish these {len(index.names):,} photos: all their "
+            "embeddings are the same, so none is marked as alike"
+        )
+    return ""
+
+
+def require_embeddings(model: ReleasedModel) -> None:
+    """Refuses a classifier: nothing was measured of its probabilities that says what is alike.
+
+    Raises:
+      InputError: it is one.
+    """
+    if model.config.model.classes:
+        raise InputError(
+            f"{model.bundle.name} is a classifier, and a search needs embeddings; `fedemb embed` "
+            "writes the probabilities of its classes"
+        )
+
+
+def threshold(bundle: Path, rate: str | None) -> tuple[str, float]:
+    """The similarity from which two photos count as alike, and its false accept rate.
+
+    Args:
+      bundle: of the release.
+      rate: one of those the utility report measured; None: the first.
+
+    Raises:
+      InputError: it was not measured.
+    """
+    report = read(bundle / "utility_report.json", UtilityReport).body
+    wanted = rate or report.headline_rate
+    if wanted not in report.recall_at_far:
+        raise InputError(
+            f"the utility report has no threshold for the false accept rate {wanted}; it has "
+            f"{', '.join(report.recall_at_far) or 'none'}"
+        )
+    return wanted, report.recall_at_far[wanted].threshold

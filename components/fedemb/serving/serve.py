@@ -1,0 +1,248 @@
+"""Answers over HTTP what a released model makes of photos, as KServe and TensorFlow Serving ask it.
+
+    GET  /v1/models/NAME            {"name": NAME, "ready": true}
+    POST /v1/models/NAME:predict    {"instances": [{"b64": "..."}, ...]}
+
+A photo file goes in as a phone stores it and is read as training read it, by the bundle's own
+preprocessing; one that is no photo gets a reason and spoils no other. (V1 inference protocol.)
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from asyncio import Semaphore, timeout
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from fedemb.data.photos import BadImageError
+from fedemb.errors import ConfigError
+from fedemb.serving.released import ReleasedModel
+
+MOST_BYTES = 64 * 2**20
+"""Of one request."""
+MOST_TOGETHER = 3 * MOST_BYTES
+"""Of all requests that are read or answered at the same time."""
+MOST_SECONDS = 120.0
+"""For a client to send its request."""
+PREDICTIONS = 2
+"""Requests that the model answers at the same time; the others wait."""
+MOST_PHOTOS = 256
+"""Of one request."""
+
+
+_BUSY = 503
+_log = logging.getLogger(__name__)
+
+
+class TooMuch(Exception):
+    """More bytes than a request, or all of them, may have; `status` is that of HTTP."""
+
+    def __init__(self, problem: str, status: int):
+        super().__init__(problem)
+        self.status = status
+
+
+class Bodies:
+    """The bodies of the requests in flight, whose bytes are bounded together."""
+
+    def __init__(self, most: int = MOST_TOGETHER):
+        self._most, self._held = most, 0
+
+    @asynccontextmanager
+    async def read(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytearray]:
+        """Reads a body, and counts its bytes until the block ends.
+
+        Raises:
+          TooMuch: the body alone (413), or with all others (503), is too large.
+          TimeoutError: the client is too slow.
+        """
+        body, dropped = bytearray(), 0
+        problem: TooMuch | None = None
+        try:
+            async with timeout(MOST_SECONDS):
+                async for chunk in stream:  # a length that is claimed proves nothing
+                    if problem is not None:  # a client hears the answer once its request is sent
+                        dropped += len(chunk)
+                        if dropped > MOST_BYTES:
+                            break
+                        continue
+                    problem = self._refused(len(body) + len(chunk), len(chunk))
+                    if problem is None:
+                        self._held += len(chunk)
+                        body += chunk
+                    else:
+                        self._held -= len(body)
+                        body.clear()
+            if problem is not None:
+                raise problem
+            yield body
+        finally:
+            self._held -= len(body)
+
+    def _refused(self, length: int, more: int) -> TooMuch | None:
+        if length > MOST_BYTES:
+            return TooMuch(f"the request has more than {MOST_BYTES} bytes", 413)
+        if self._held + more > self._most:
+            return TooMuch("too many requests at once; try again later", _BUSY)
+        return None
+
+
+class BadRequest(Exception):
+    """What is wrong with a request, in a sentence."""
+
+
+def predict(model: ReleasedModel, instances: Sequence[Any]) -> list[dict[str, Any]]:
+    """What the model makes of each photo.
+
+    Args:
+      model: the release.
+      instances: `{"b64": text}` each, a photo file in base64.
+
+    Returns:
+      `{"embedding": [...]}`, of a classifier `{"probabilities": [...]}`, or `{"reason": text}`.
+
+    Raises:
+      BadRequest: an instance is not of that form.
+    """
+    pixels: list[np.ndarray] = []
+    reasons: list[str | None] = []
+    for number, instance in enumerate(instances):
+        try:
+            pixels.append(model.reader.read(_file(instance, number)))
+            reasons.append(None)
+        except BadImageError as error:
+            reasons.append(error.reason)
+    found = iter(model.embed(np.stack(pixels)).tolist() if pixels else ())
+    name = "probabilities" if model.config.model.classes else "embedding"
+    return [{"reason": reason} if reason else {name: next(found)} for reason in reasons]
+
+
+def _file(instance: Any, number: int) -> bytes:
+    try:
+        return base64.b64decode(instance["b64"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f'instance {number} is not {{"b64": "..."}} with base64 in it') from error
+
+
+def instances_of(body: bytes | bytearray) -> list[Any]:
+    """The instances of a request.
+
+    Raises:
+      BadRequest: it is no JSON of the protocol, or asks for too much.
+    """
+    try:
+        instances = json.loads(body)["instances"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRequest('the request is not {"instances": [...]}') from error
+    if not isinstance(instances, list) or not 1 <= len(instances) <= MOST_PHOTOS:
+        raise BadRequest(f"instances must be a list of 1 to {MOST_PHOTOS} photos")
+    return instances
+
+
+def make_app(model: ReleasedModel, name: str) -> Any:
+    """The application, for any ASGI server.
+
+    Args:
+      model: checked for parity.
+      name: of the model in its address.
+    """
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import ClientDisconnect
+
+    app = FastAPI(title="fedemb", docs_url=None, redoc_url=None, openapi_url=None)
+    address = f"/v1/models/{name}"
+
+    @app.get("/")
+    @app.get(address)
+    async def ready() -> dict[str, Any]:
+        return {"name": name, "ready": True, "embedding_space_id": model.space_id}
+
+    bodies, turn = Bodies(), Semaphore(PREDICTIONS)
+
+    async def answer(request: Request) -> JSONResponse:
+        try:
+            async with bodies.read(request.stream()) as body, turn:
+                found = await run_in_threadpool(lambda: predict(model, instances_of(body)))
+        except BadRequest as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        except TooMuch as error:
+            retry = {"Retry-After": "1"} if error.status == _BUSY else None
+            return JSONResponse({"error": str(error)}, status_code=error.status, headers=retry)
+        except TimeoutError:
+            problem = f"the request took more than {MOST_SECONDS:.0f} s to arrive"
+            return JSONResponse({"error": problem}, status_code=408)
+        except ClientDisconnect:
+            _log.warning("a client disconnected before its request was whole")
+            return JSONResponse({"error": "disconnected"}, status_code=400)  # no client reads it
+        return JSONResponse({"predictions": found, "embedding_space_id": model.space_id})
+
+    app.add_route(f"{address}:predict", answer, methods=["POST"])
+    return app
+
+
+def run(model: ReleasedModel, name: str, host: str, port: int) -> None:
+    """Answers until it is stopped.
+
+    Raises:
+      ConfigError: FastAPI or uvicorn is not installed.
+    """
+    try:
+        import uvicorn
+
+        app = make_app(model, name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve needs {error.name}; install fedemb[serve]") from error
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+
+
+def manifests(name: str, uri: str, image: str, trust: str) -> list[dict[str, Any]]:
+    """KServe's InferenceService that serves a published bundle, and the keys it is held against.
+
+    Args:
+      name: of the service and of the model in its address.
+      uri: where the bundle lies; KServe puts it to `/mnt/models`.
+      image: with a digest, of the flavour `serve`.
+      trust: text of the pinned keys.
+    """
+    port, models, keys = 8080, "/mnt/models", "/mnt/trust"
+    pinned = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{name}-trust"},
+        "data": {"trust.json": trust},
+    }
+    container = {
+        "name": "kserve-container",
+        "image": image,
+        "command": ["/opt/fedemb/bin/fedemb", "serve", models],
+        "args": [
+            *("--trust", f"{keys}/trust.json", "--name", name),
+            *("--host", "0.0.0.0", "--port", str(port)),
+        ],
+        "env": [{"name": "STORAGE_URI", "value": uri}],
+        "volumeMounts": [{"name": "trust", "mountPath": keys, "readOnly": True}],
+        "ports": [{"containerPort": port, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": f"/v1/models/{name}", "port": port}},
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    volume = {"name": "trust", "configMap": {"name": f"{name}-trust"}}
+    service = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {"predictor": {"containers": [container], "volumes": [volume]}},
+    }
+    return [pinned, service]

@@ -1,0 +1,266 @@
+"""A private training on arrays in memory: to study what privacy costs, never to release a model.
+
+The mechanism, noise, sampler, clip, round function, loop and server step are those of the pipeline.
+What it lacks is what makes a release: a ledger that charges the budget, secret keys in a store, the
+evidence, the gate. So the guarantee says that it is one of a simulation.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float32, Int, UInt8
+from pydantic import Field, PositiveInt
+
+from fedemb.config import AnyMechanism, ModelConfig, RunConfig, Section, TrainingConfig
+from fedemb.data.array_users import ArrayUsers, check_images
+from fedemb.engine.round_loop import Round
+from fedemb.errors import ConfigError
+from fedemb.evaluation.bootstrap import Estimate
+from fedemb.evaluation.metrics import recall
+from fedemb.foundation.canonical_json import json_digest
+from fedemb.keys import derive
+from fedemb.models.keras_backend import use_backend
+from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+from fedemb.privacy.planning.plan import guarantee, plan
+
+RUN_ID = "simulation"
+UNCOVERED = {
+    "dp_fedemb": "",
+    "dp_fedavg": "the list of all classes, which its head needs, is not covered; ",
+}
+"""Algorithms that can be simulated, and what they take from private data without noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedGuarantee(PrivacyGuarantee):
+    """What the same mechanism would guarantee in a pipeline; of a simulation it only says so."""
+
+    key_injected: bool = False
+    """Whether coins and noise came from a key that was handed in."""
+    uncovered: str = ""
+    """What the algorithm takes from private data without noise."""
+
+    def __str__(self) -> str:
+        """The guarantee as one sentence."""
+        known = "; the key was handed in, and who knows it can take the noise off again"
+        return (
+            f"simulation, not to be released: {self.uncovered}{super().__str__()}"
+            f"{known if self.key_injected else ''}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationResult:
+    """A trained model and what there is to say of it."""
+
+    model: Any
+    """`keras.Model`: float32 images in [-1, 1] to embeddings, not normalised."""
+    plan: MechanismPlan
+    """Sampler, clip, noise and price."""
+    delta: float
+    """Delta of the guarantee."""
+    key_injected: bool
+    """Whether the training drew coins and noise from a key that was handed in."""
+    uncovered: str
+    """What the algorithm takes from private data without noise."""
+
+    @cached_property
+    def guarantee(self) -> SimulatedGuarantee:
+        """Epsilon and delta for one user with everything they own; computed when asked for."""
+        priced = guarantee(self.plan, self.delta)
+        return SimulatedGuarantee(
+            **vars(priced), key_injected=self.key_injected, uncovered=self.uncovered
+        )
+
+    def embed(
+        self, images: UInt8[np.ndarray, "images size size channels"]
+    ) -> Float32[np.ndarray, "images dim"]:
+        """Embeddings of unit length."""
+        from fedemb.models.inference import embed
+
+        _, size, _, channels = self.model.input_shape
+        check_images(images, size, channels)
+        return embed(self.model, images)
+
+    def recall(
+        self,
+        images: UInt8[np.ndarray, "images size size channels"],
+        labels: Int[np.ndarray, " images"],
+        *,
+        false_accept_rate: float = 1e-3,
+    ) -> Estimate:
+        """Recall of same-class pairs at the threshold that lets a share of other pairs through.
+
+        Args:
+          images: of people or classes that did not train.
+          labels: their classes.
+          false_accept_rate: the share, in (0, 1).
+
+        Raises:
+          InputError: the images do not fit the model, or there is no pair of each kind.
+        """
+        return recall(self.embed(images), labels, false_accept_rate)
+
+
+class Simulation(Section):
+    """A private training, ready to be run on arrays.
+
+    >>> import numpy as np
+    >>> from fedemb import GroupPoissonGaussianConfig, ModelConfig
+    >>> random = np.random.default_rng(0)
+    >>> images = random.integers(0, 256, (60, 12, 12, 1), np.uint8)  # of 20 people
+    >>> people = np.arange(60) // 3
+    >>> simulation = Simulation(
+    ...     model=ModelConfig(backbone="tiny", image_size=12, embedding_dim=8),
+    ...     mechanism=GroupPoissonGaussianConfig(
+    ...         rounds=2, sampling_probability=0.5, noise_multiplier=5.0),
+    ...     virtual_clients=4)
+    >>> result = simulation.train(images, labels=people, users=people)
+    >>> result.embed(images[:5]).shape
+    (5, 8)
+    >>> print(result.guarantee)  # doctest: +ELLIPSIS
+    simulation, not to be released: (..., 0.037...)-differential privacy for one user ...
+    """
+
+    mechanism: AnyMechanism
+    """Sampling, clip, noise and rounds; there is no default for privacy."""
+    virtual_clients: PositiveInt
+    """Virtual clients per grouping, a number fixed without looking at the users; about one for
+    every 32 of them serves."""
+    groupings: PositiveInt = 1
+    """Independent groupings."""
+    model: ModelConfig = ModelConfig()
+    """The backbone."""
+    training: TrainingConfig = TrainingConfig()
+    """Local training and server; `parallel_clients` virtual clients train side by side."""
+    population: PositiveInt | None = None
+    """A public number below which the users never fall; None takes how many there are, as if that
+    were public."""
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of the guarantee; None takes population ** -1.1."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Simulation:
+        """The simulation of a run's mechanism, partition, model and training."""
+        return cls(
+            mechanism=config.mechanism,
+            virtual_clients=config.partition.virtual_clients,
+            groupings=config.partition.groupings,
+            model=config.model,
+            training=config.training,
+            population=config.policy.users_lower_bound,
+            delta=config.policy.delta,
+        )
+
+    def train(
+        self,
+        images: UInt8[np.ndarray, "images size size channels"],
+        labels: Int[np.ndarray, " images"],
+        users: np.ndarray,
+        *,
+        start: Any = None,
+        root_key: bytes | None = None,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> SimulationResult:
+        """Trains a model.
+
+        Args:
+          images: private images, of the size the model wants.
+          labels: classes `[images]`, any whole numbers.
+          users: owners `[images]`, the unit of privacy: numbers or text.
+          start: a backbone trained on public images, from `build_backbone`; None: a fresh one.
+          root_key: 32 bytes that groups, coins and noise are drawn from, for a training that is to
+            be repeated to the bit; named in the result. None draws them from the system.
+          on_round: called after each round with what it saw, un-noised.
+
+        Returns:
+          The trained model, its guarantee and its measures.
+
+        Raises:
+          InputError: the arrays do not fit together or not the model.
+          ConfigError: the mechanism cannot run on these virtual clients, or the algorithm is
+            `centralized`, which has no rounds.
+        """
+        from fedemb.engine.backend_rounds import client_rounds
+        from fedemb.engine.feature_cache import FrozenFeatures
+        from fedemb.engine.feed import Feed
+        from fedemb.engine.round_loop import run_rounds
+        from fedemb.engine.rounds import ClientExamples, assign_weights
+        from fedemb.engine.server import initial_state, released_weights
+        from fedemb.engine.threads import configure_threads
+        from fedemb.models.backbones import build_backbone, trainable_variables
+        from fedemb.models.standardized import plain_form
+        from fedemb.privacy.queries import build_mechanism
+
+        training, model = self.training, self.model
+        if training.algorithm not in UNCOVERED:
+            raise ConfigError(
+                f"training.algorithm={training.algorithm} has no simulation; take one of "
+                f"{', '.join(UNCOVERED)}, or call train_centralized for the baseline without rounds"
+            )
+        check_images(np.asarray(images), model.image_size, model.channels)
+        key = secrets.token_bytes(32) if root_key is None else root_key
+        people = ArrayUsers(
+            images,
+            labels,
+            users,
+            virtual_clients=self.virtual_clients,
+            groupings=self.groupings,
+            key=derive(key, "partition"),
+        )
+        population = self.population or people.user_count
+        planned = plan(
+            self.mechanism,
+            virtual_clients=self.virtual_clients,
+            groupings=self.groupings,
+            population=population,
+        )
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        use_backend(training.backend)
+        on_jax = training.backend == "jax"
+        workers = 1 if on_jax else configure_threads(training.parallel_clients)
+        mechanism = build_mechanism(planned, key, RUN_ID, 1, json_digest({}))
+        backbone = build_backbone(model, training.seed)
+        if start is not None:
+            backbone.set_weights(start.get_weights())
+        shared, most = training.algorithm == "dp_fedavg", training.local.max_examples_per_client
+
+        def load(client: Any) -> ClientExamples:
+            found, classes = people.examples(client.users, most)
+            rows = np.searchsorted(people.classes, classes) if shared else classes
+            return ClientExamples(client.grouping, client.group, found, rows)
+
+        function, trunk = client_rounds(
+            backbone,
+            mechanism,
+            model,
+            training,
+            workers=workers,
+            shared_head_rows=len(people.classes) if shared else 0,
+        )
+        if trunk is not None:
+            load = FrozenFeatures(trunk, load, most).load
+
+        state = initial_state(training.server, function.initial_weights())
+        with Feed(function, first=0, index=people, load=load) as feed:
+            for done in run_rounds(function, training.server, state, feed):
+                state = done.state
+                if on_round is not None:
+                    on_round(done)
+        variables = trainable_variables(backbone, model.trainable)
+        assign_weights(variables, released_weights(training.server, state))
+        return SimulationResult(
+            model=plain_form(backbone),
+            plan=planned,
+            delta=population**-1.1 if self.delta is None else self.delta,
+            key_injected=root_key is not None,
+            uncovered=UNCOVERED[training.algorithm],
+        )

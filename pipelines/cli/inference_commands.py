@@ -1,0 +1,171 @@
+"""`fedemb embed`, `search`, `export`, `serve`: a released model in use, registered in `main`.
+
+A bundle is loaded only if it lies there as it was released, see `trusted`; `fedemb verify` says
+also whether it should have been.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.pipelines.cli.data import counted
+from fedemb.pipelines.cli.quiet import quiet
+from fedemb.pipelines.cli.trusted import TrustOption, require_released, trust_of
+from fedemb.pipelines.output import say, say_block
+
+if TYPE_CHECKING:
+    from fedemb.serving.released import ReleasedModel
+
+ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Bundle of a release, a folder.")]
+
+
+def _opened(bundle: Path, trust: Path | None) -> ReleasedModel:
+    require_released(bundle, trust)
+    with quiet():
+        from fedemb.serving.released import ReleasedModel
+
+        return ReleasedModel(bundle)
+
+
+def embed(
+    photos: Annotated[str, typer.Argument(help="Folder of photos, or Parquet.")],
+    model: ModelOption,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="Parquet file to write, here or in a bucket.")
+    ] = "embeddings.parquet",
+    id_column: Annotated[
+        str | None, typer.Option(help="Parquet only: column that names the rows.")
+    ] = None,
+    beam: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beam",
+            help="An option of the Beam engine that spreads the photos over workers, see "
+            "infra/beam.md; may be given often.",
+        ),
+    ] = None,
+    trust: TrustOption = None,
+) -> None:
+    """Embed photos by a released model; run again, it goes on where it was stopped.
+
+    A classifier writes the probabilities of its classes, and the best of them. What is no photo is
+    a row with a reason and neither.
+    """
+    from fedemb.serving.embed_photos import embed_photos
+    from fedemb.steps.partition_users.check import LEFT_OUT
+
+    released = _opened(model, trust)
+    with counted("embedding photos") as progress:
+        done = embed_photos(
+            photos,
+            released,
+            output,
+            id_column=id_column,
+            beam_options=beam or (),
+            progress=progress,
+        )
+    classes = released.config.model.classes
+    what = "probabilities" if classes else "an embedding"
+    say(f"{output}: {done.photos:,} photos, {done.bad:,} without {what}, see their reason")
+    if done.side_files:
+        say(f"{done.side_files:,} left out: {LEFT_OUT['side_file']}")
+    say(f"classes: {', '.join(classes)}" if classes else f"embedding space: {released.space_id}")
+
+
+def search(
+    photo: Annotated[Path, typer.Argument(help="The photo to look for.")],
+    embeddings: Annotated[
+        Path, typer.Option("--in", help="What `fedemb embed` wrote, by the same model.")
+    ],
+    model: ModelOption,
+    count: Annotated[int, typer.Option("-k", min=1, help="How many of the nearest.")] = 5,
+    false_accept_rate: Annotated[
+        str | None, typer.Option(help="Mark what is alike at this rate; default: the first.")
+    ] = None,
+    trust: TrustOption = None,
+) -> None:
+    """Find the stored photos nearest to one, and say which of them are alike."""
+    from fedemb.data.photos import MAX_BYTES, BadImageError
+    from fedemb.errors import InputError
+    from fedemb.foundation.files import read_foreign
+    from fedemb.serving.search import PhotoIndex, collapsed, require_embeddings, threshold
+
+    released = _opened(model, trust)
+    require_embeddings(released)
+    released.check_parity()
+    rate, least = threshold(model, false_accept_rate)
+    index = PhotoIndex(embeddings, released)
+    try:
+        found = index.nearest(read_foreign(photo, MAX_BYTES, "the photo"), count)
+    except BadImageError as error:
+        raise InputError(f"{photo} cannot be read as a photo ({error}); name another") from error
+    same = collapsed(index, least)
+    for name, similarity in found:
+        alike = similarity >= least and not same
+        say(f"{similarity:6.3f}  {'alike' if alike else '     '}  {name}")
+    if same:
+        say(same)
+        return
+    say(
+        f"alike: {least:.3f} or more; of pairs that do not belong together {float(rate):g} reach it"
+    )
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
+    to: Annotated[list[str], typer.Option(help="onnx, tflite or keras; may be given often.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
+    trust: TrustOption = None,
+) -> None:
+    """Write a released model in other forms, each checked against it on the same pixels."""
+    from fedemb.serving.export import export as write
+
+    released = _opened(model, trust)
+    released.check_parity()
+    for form in to:
+        say(f"wrote {write(released, form, output)}")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Bundle of a release, a folder.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the model in its address; default: the release's own.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8080,
+    manifest: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve nothing: print KServe's manifest for this bundle, published at an address."
+        ),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(help="With --manifest: image of the flavour serve, by digest.")
+    ] = "",
+    trust: TrustOption = None,
+) -> None:
+    """Answer over HTTP: photos in, embeddings out, by KServe's V1 protocol."""
+    from fedemb.errors import InputError
+    from fedemb.serving import serve as serving
+
+    released = _opened(model, trust)
+    called = name or released.config.release_name
+    if manifest is not None:
+        import json
+
+        import yaml
+
+        from fedemb.keys.trust import TRUST_SCHEMA
+
+        if "@sha256:" not in image:
+            raise InputError(f"--image {image!r} has no digest; name it as REF@sha256:...")
+        keys = json.dumps({"schema": TRUST_SCHEMA, **trust_of(model, trust).to_json()}, indent=1)
+        documents = serving.manifests(called, manifest, image, keys)
+        say_block(yaml.safe_dump_all(documents, sort_keys=False))
+        return
+    released.check_parity()
+    say(f"http://{host}:{port}/v1/models/{called}:predict, space {released.space_id}")
+    serving.run(released, called, host, port)

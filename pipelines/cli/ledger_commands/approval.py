@@ -1,0 +1,110 @@
+"""What an approver is shown before they sign: figures, people, and what the gate will decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedemb.errors import InputError, Refused
+
+if TYPE_CHECKING:
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.documents.utility import AnyUtility
+    from fedemb.documents.verdict import AppliedWaiver
+    from fedemb.foundation.document import Written
+    from fedemb.ledger import Ledger
+    from fedemb.pipelines.run.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the gate says of a run, its approvals aside."""
+
+    reasons: tuple[str, ...]
+    """Each reason that approvals do not remove."""
+    waivers: tuple[AppliedWaiver, ...]
+
+
+def judge_run(run: RunDirectory, report: Written[PrivacyReport], ledger: Ledger) -> Judged:
+    """Asks the rules of the gate about a run on this machine.
+
+    Raises:
+      ArtifactError: a document of the run is missing or broken.
+    """
+    from fedemb.documents.verdict import NOT_APPROVED, AppliedWaiver
+    from fedemb.gate.decide import applied_waivers, decide
+    from fedemb.pipelines.run.report_pages import evidence_of
+
+    verdict = decide(evidence_of(run), report, ledger)
+    kept = [reason for reason in verdict.reasons if reason.code != NOT_APPROVED]
+    fields = applied_waivers(ledger, verdict.waived, report.body)
+    return Judged(
+        tuple(f"{reason.sentence} ({reason.code})" for reason in kept),
+        tuple(AppliedWaiver.model_validate(item) for item in fields),
+    )
+
+
+def judge_verdict(path: Path, report: Written[PrivacyReport], ledger: Ledger) -> Judged:
+    """Reads what the gate decided about a report, from its signed verdict.
+
+    Raises:
+      InputError: the verdict is about another report.
+      SignatureInvalid: the gate did not sign it.
+    """
+    from fedemb.documents.verdict import NOT_APPROVED, VerdictDocument
+    from fedemb.foundation.document import read
+
+    verdict = read(path, VerdictDocument)
+    ledger.chain.trust.check(verdict, at=report.body.cumulative.ledger_sequence)
+    if verdict.body.report_sha != report.sha:
+        raise InputError(
+            f"{path} is about another report than {report.sha[:12]}; pass the verdict of this run"
+        )
+    codes = tuple(code for code in verdict.body.reasons if code != NOT_APPROVED)
+    return Judged(codes, tuple(verdict.body.waivers))
+
+
+def require_allowed(judged: Judged | None, run_id: str) -> None:
+    """Refuses to ask for a signature that changes nothing.
+
+    Raises:
+      Refused: the gate denies the run for another reason.
+    """
+    if judged is not None and judged.reasons:
+        raise Refused(
+            f"run {run_id} stays refused, with or without approvals: {'; '.join(judged.reasons)}; "
+            "nothing was written"
+        )
+
+
+def terms_shown(
+    report: Written[PrivacyReport], utility: Written[AnyUtility] | None, judged: Judged | None
+) -> Iterator[str]:
+    """The figures in the order of the headline, and the waivers the release would rest on."""
+    from fedemb.reports.headline import Figures
+
+    for row in Figures.of(report.body, utility and utility.body).rows():
+        yield f"{row.label}: {row.value}" + (f", {row.note}" if row.note else "")
+    for item in () if judged is None else judged.waivers:
+        yield f"waived by {item.actor}: {item.code}, {item.reason}"
+
+
+def after_signature(judged: Judged | None, given: int, needed: int) -> str:
+    """What the gate will decide once this person has signed.
+
+    Args:
+      judged: the other rules; None: not known here.
+      given: approvals with this one.
+      needed: approvals that the policy requires.
+    """
+    if given < needed:
+        return f"after your signature: still waiting, {given} of {needed} approvals"
+    if judged is None:
+        return (
+            f"after your signature: {given} of {needed} approvals; the other rules of the gate "
+            "were not evaluated, pass the run directory or --verdict"
+        )
+    waived = " with a waiver" if judged.waivers else ""
+    return f"after your signature: the gate allows the release{waived}"

@@ -1,0 +1,219 @@
+"""`fedemb approve`, and `fedemb ledger approvers`: people who must agree before a model goes out.
+
+An approver's key is an Ed25519 key of OpenSSH (`ssh-keygen -t ed25519`), which they keep: no key
+store and no step holds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import InputError, Refused
+from fedemb.foundation.files import read_regular
+from fedemb.pipelines.cli.ledger_commands.approval import (
+    Judged,
+    after_signature,
+    judge_run,
+    judge_verdict,
+    require_allowed,
+    terms_shown,
+)
+from fedemb.pipelines.cli.ledger_commands.ledger_write import (
+    KeysOption,
+    LedgerOption,
+    PolicyOption,
+    ReasonOption,
+    WitnessOption,
+    open_for_people,
+    reason_text,
+)
+from fedemb.pipelines.output import escaped, say
+
+if TYPE_CHECKING:
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.documents.utility import AnyUtility
+    from fedemb.foundation.document import Written
+    from fedemb.keys.signatures import Signer
+    from fedemb.ledger import Ledger
+
+
+def approve(
+    run: Annotated[Path, typer.Argument(help="Run directory, or its privacy report (JSON).")],
+    key: Annotated[Path, typer.Option(help="Your private key, of OpenSSH, Ed25519.")],
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help="Root of the ledgers; default: the run's own.")
+    ] = None,
+    witness: WitnessOption = None,
+    verdict: Annotated[
+        Path | None,
+        typer.Option(help="Signed verdict of the gate, with a report; default: not evaluated."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Approve the release of a run: a signed ledger record of who, when and which report.
+
+    Shows the figures and what the gate will decide after the signature. A run that the gate
+    refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada
+
+    Where the policy has a witness it is asked whether the ledger is the newest (--witness; of a run
+    directory the run's own). A report that is made again has another digest, and needs its
+    approvals again.
+    """
+    from fedemb.ledger import Reservation, check_high_water, find_witness, open_ledger, read_trust
+    from fedemb.reports.privacy_report_words import all_runs, guarantee_sentence
+    from fedemb.reports.utility_words import floors_sentence
+    from fedemb.storage import open_store
+
+    (report, utility, own_ledger, own_witness), signer = _report(run), _signer(key)
+    root, witness = ledger or own_ledger, witness or own_witness
+    if root is None:
+        raise InputError(f"{run} does not say where its ledger is; name it with --ledger")
+    body, trust = report.body, read_trust(open_store(root))
+    opened = open_ledger(root, body.cumulative.policy_id, trust=trust)
+    opened.chain.trust.check(report, at=body.cumulative.ledger_sequence)
+    check_high_water(opened, None, find_witness(opened, [witness] if witness else []))
+    attempt = opened.state.attempts.get((body.run_id, body.attempt))
+    if attempt is None:
+        raise Refused(
+            f"the ledger of policy {opened.policy_id!r} has no run {body.run_id!r} attempt "
+            f"{body.attempt}; name the ledger the run was reserved in"
+        )
+    if not opened.terms.approvals:
+        raise Refused(
+            f"policy {opened.policy_id!r} releases without approvals, for its life; a policy that "
+            "wants them says policy.approvals from its start"
+        )
+    say(f"run {body.run_id}, report {report.sha[:12]}, made at {body.time}")
+    say(f"guarantee: {guarantee_sentence(body.guarantee)}")
+    if words := all_runs(body):
+        say(f"  {words}")
+    if body.release and body.release.name:
+        say(f"release: {body.release.name} {body.release.version}")
+    if terms := body.release:  # what a report did not say before its version 4, nobody approved
+        say(floors_sentence(terms.min_gain_over_public, terms.no_worse_than))
+    judged = _judged(run, verdict, report, opened)
+    for line in terms_shown(report, utility, judged):
+        say(line)
+    require_allowed(judged, body.run_id)
+    before = opened.state.approvals_of(body.model_sha, report.sha)
+    who = {item.signature["key_id"] for item in before} | {signer.key_id}
+    say(after_signature(judged, len(who), opened.terms.approvals))
+    if not yes and not typer.confirm("You have read its pages, and approve the release?"):
+        raise Refused("not approved; nothing was written")
+    record = opened.approve(
+        Reservation.of(attempt.reserve),
+        model_sha=body.model_sha,
+        report_sha=report.sha,
+        signer=signer,
+    )
+    given = opened.state.approvals_of(body.model_sha, report.sha)
+    say(
+        f"approved by {record.actor} as record {record.sequence}; {len(given)} of "
+        f"{opened.terms.approvals} that the policy wants"
+    )
+
+
+def approvers(
+    named: Annotated[
+        list[str] | None, typer.Argument(help="NAME=PUBLIC_KEY_FILE each; none shows them.")
+    ] = None,
+    *,
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption = "",
+    policy: PolicyOption = None,
+    witness: WitnessOption = None,
+) -> None:
+    """Name all who may approve releases, in the place of those before. Done by the policy owner."""
+    from fedemb.ledger import name_approvers
+
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    if not named:
+        for public, name in opened.state.approvers.items():
+            say(f"{name}  {public}")
+        return
+    if not opened.terms.approvals:
+        raise Refused(
+            f"policy {opened.policy_id!r} releases without approvals, for its life; name approvers "
+            "where policy.approvals says how many"
+        )
+    people: dict[str, str] = {}
+    for entry in named:
+        name, _, path = entry.partition("=")
+        if not path or name.strip() != name or not name or name in people:
+            raise InputError(
+                f"{entry!r} is not NAME=PUBLIC_KEY_FILE with a name of its own; say it as in "
+                "ada=ada.pub"
+            )
+        people[name] = _public_key(Path(path).expanduser())
+    record = name_approvers(opened, people, reason_text(reason), key_store, witness)
+    say(f"record {record.sequence}: {', '.join(people)} may approve, and nobody else")
+
+
+def _judged(
+    run: Path, verdict: Path | None, report: Written[PrivacyReport], opened: Ledger
+) -> Judged | None:
+    """What the gate says of the run; None where only its report is available."""
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    if verdict is not None:
+        return judge_verdict(verdict, report, opened)
+    return None if run.is_file() else judge_run(RunDirectory.open(run), report, opened)
+
+
+def _report(
+    run: Path,
+) -> tuple[Written[PrivacyReport], Written[AnyUtility] | None, str | None, str | None]:
+    """Privacy and utility report of a run, and its ledger and witness where the run names them."""
+    from fedemb.documents.privacy_report import PrivacyReport
+    from fedemb.foundation.document import read
+    from fedemb.pipelines.run.directory import RunDirectory
+    from fedemb.pipelines.run.signed import signed_report, signed_utility
+
+    if run.is_file():
+        return read(run, PrivacyReport), None, None, None
+    directory = RunDirectory.open(run)
+    report = signed_report(directory)
+    if report is None:
+        raise InputError(f"run {directory.run_id} has no privacy report yet; let it finish first")
+    utility = signed_utility(directory)
+    return report, utility, directory.stores()["ledger"], directory.config().storage.witness
+
+
+def _signer(path: Path) -> Signer:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    from fedemb.keys.signatures import Signer
+
+    wrong = f"{path} is no private key of OpenSSH of the kind Ed25519 that can be read"
+    try:
+        data = read_regular(path.expanduser())
+        try:
+            private = load_ssh_private_key(data, None)
+        except TypeError:  # it is encrypted
+            word = typer.prompt(escaped(f"Passphrase of {path}"), hide_input=True)
+            private = load_ssh_private_key(data, word.encode())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{wrong} ({error}); make one with ssh-keygen -t ed25519") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InputError(f"{wrong}; make one with ssh-keygen -t ed25519")
+    return Signer.of_approver(private)
+
+
+def _public_key(path: Path) -> str:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        public = load_ssh_public_key(read_regular(path))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{path} is no public key of OpenSSH ({error}); name the .pub") from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise InputError(f"{path} is no Ed25519 key; make one with ssh-keygen -t ed25519")
+    return public.public_bytes_raw().hex()

@@ -1,0 +1,289 @@
+"""`fedemb forget`: the data owner's answer to users who want to be deleted."""
+
+from __future__ import annotations
+
+import sys
+from getpass import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedemb.pipelines.cli.options import SetOption
+from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedemb.data.identity import NameRule
+    from fedemb.keys import KeyStore
+    from fedemb.ledger import Ledger
+    from fedemb.ledger.state import Attempt
+
+_MOST_IDS = 256 << 20
+"""Bytes of a file of ids."""
+MEANING = (
+    "The guarantee holds for them as for everyone: what these models tell hardly depends on whether"
+    " any one of them took part, by the factor each report states, and all runs of the policy"
+    " together by epsilon {cap:g} at delta {delta:g} at most. A model trained from now on does not"
+    " contain them at all. If they were among the users held out for evaluation, no model was"
+    " trained with them, but the published utility figures were computed with them, without noise."
+)
+LEFT = (
+    "still to be deleted by hand: their images at the source, and the private folders of earlier"
+    " runs, which keep the users of their time"
+)
+SIMULATED = (
+    "simulations that may have been trained with {who}: {runs}. None is ever released, and no"
+    " guarantee covers them: delete their run directories, and the models and reports they left in"
+    " storage.public_root or the pipeline's artifacts"
+)
+BEGUN = (
+    "warning: these runs had begun to train before, and a resumed run finishes with the people it"
+    " began with, {who} perhaps among them: {runs}. To keep them out, do not resume these; what"
+    " they were charged stays charged"
+)
+ELSEWHERE = (
+    "the same ledger has policies under which {who} not forgotten: {policies}; call this"
+    " command for each of them too (--set policy.policy_id=NAME, with its --config), or they train"
+    " there"
+)
+
+
+def forget(
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="YAML file or preset of the recurring runs.")
+    ],
+    policy: Annotated[
+        Path | None, typer.Option(help="Folder of a lasting policy, as in `fedemb run --policy`.")
+    ] = None,
+    lost: Annotated[
+        bool,
+        typer.Option(
+            "--lost", help="The store lost deletion marks, and this user's was one: write it again."
+        ),
+    ] = False,
+    ids: Annotated[
+        Path | None,
+        typer.Option(help="File of user ids, one a line; default: one id from standard input."),
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Forget users from the next partition on.
+
+    Also says which releases may have been trained with them, without listing anyone.
+    """
+    from fedemb.data.hashing import Hasher
+    from fedemb.data.identity import rule_named
+    from fedemb.errors import ConfigError
+    from fedemb.keys import open_key_store, partition_key
+    from fedemb.keys.deletion_marks import mark_deleted
+    from fedemb.ledger import check_high_water, ensure_policy_key, open_ledger, policies, read_trust
+    from fedemb.pipelines.run.load_config import load_config, policy_overrides
+    from fedemb.storage import open_store
+
+    settings = load_config(config, [*(set_ or []), *policy_overrides(policy)])
+    storage, policy_id = settings.storage, settings.policy.policy_id
+    if not (storage.keys and storage.ledger and storage.deletion_marks):
+        raise ConfigError(
+            "storage.keys, storage.ledger and storage.deletion_marks must be set; give --policy "
+            "FOLDER"
+        )
+    texts = _read_ids(ids) if ids else [_read_id()]
+    ledgers = open_store(storage.ledger)
+    ledger = open_ledger(storage.ledger, policy_id, trust=read_trust(ledgers))
+    # Without terms the folder or policy is wrong: a new key would be made and no user forgotten.
+    names = rule_named(ledger.terms.identifiers)
+    user_ids = _canonical(texts, names)
+    keys = open_key_store(storage.keys)
+    check_high_water(ledger, keys, storage.witness)  # an older one would not name every release
+    ensure_policy_key(ledger, keys)
+    hasher = Hasher(partition_key(keys, policy_id), names)
+    user_keys = [hasher.user_key(user_id) for user_id in user_ids]
+    fresh = [
+        mark_deleted(
+            storage.deletion_marks, keys, policy_id, hasher.deletion_mark(user_key), lost=lost
+        )
+        for user_key in user_keys
+    ]
+    who = "this user" if len(user_ids) == 1 else "these users"
+    one = "forgotten from the next partition on" if fresh[0] else "was forgotten before"
+    several = (
+        f"{sum(fresh)} forgotten from the next partition on; {len(fresh) - sum(fresh)} were "
+        "forgotten before"
+    )
+    say(
+        several if ids else one,
+        "whether the data hold such an id was not checked: check its spelling",
+    )
+    rules = {
+        other: _rule_of(storage.ledger, other) for other in policies(ledgers) if other != policy_id
+    }
+    elsewhere = _not_forgotten(texts, rules, keys, storage.deletion_marks)
+    if elsewhere:
+        are = "is" if len(user_ids) == 1 else "are"
+        say(ELSEWHERE.format(who=f"{who} {are}", policies=", ".join(elsewhere)))
+    terms = ledger.terms
+    buckets = {hasher.bucket(user_key, terms.users.blocks_per_cohort) for user_key in user_keys}
+    found, open_runs, simulations = _trained(ledger, buckets)
+    begun = _begun(ledger, buckets)
+    if begun:
+        say(BEGUN.format(who=who, runs=", ".join(begun)))
+    say(LEFT)
+    if simulations:
+        say(SIMULATED.format(who=who, runs=", ".join(simulations)))
+    if open_runs:
+        say(f"runs without a release that may hold {who}: {', '.join(open_runs)}")
+    if not found:
+        say("no release was trained on the user's block")
+        return
+    say(f"releases that may have been trained with {who} (their block took part):")
+    for name, version, epsilon, delta in found:
+        say(f"  {name} {version}: epsilon {epsilon:.3g} at delta {delta:g}")
+    say(MEANING.format(cap=terms.epsilon_cap, delta=terms.delta))
+
+
+def _read_id() -> str:
+    """The id from standard input; typed at a terminal, it is not shown.
+
+    Raises:
+      InputError: more than one line; the user would believe that all of them were forgotten.
+    """
+    from fedemb.errors import InputError
+
+    if sys.stdin.isatty():
+        return getpass("user id (not shown): ")
+    first, *more = sys.stdin.read().rstrip().split("\n")
+    if more:
+        raise InputError(
+            f"standard input holds {1 + len(more)} lines, expected one id; nothing was changed: "
+            "put several ids into a file, one a line, and name it with --ids"
+        )
+    return first
+
+
+def _read_ids(path: Path) -> list[str]:
+    """The lines of a file that are not empty.
+
+    Raises:
+      InputError: it cannot be read, or holds none.
+    """
+    from fedemb.errors import InputError
+    from fedemb.foundation.files import read_regular
+
+    try:
+        text = read_regular(path, _MOST_IDS).decode()
+        found = [line for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as text; name a file of ids") from error
+    if not found:
+        raise InputError(f"{path} holds no user id; write one on each line")
+    return found
+
+
+def _canonical(texts: list[str], names: NameRule) -> list[str]:
+    """The ids as partitions of a policy know them, each once.
+
+    Raises:
+      InputError: an id is invalid; nothing was changed.
+    """
+    from fedemb.errors import InputError
+
+    found: dict[str, None] = {}
+    for number, text in enumerate(texts, start=1):
+        user_id = names.text(text)
+        if user_id is None:
+            where = "standard input" if len(texts) == 1 else f"id {number}"
+            raise InputError(
+                f"{where} is not a user id; nothing was changed: correct it and try again"
+            )
+        found[user_id] = None
+    return list(found)
+
+
+def _rule_of(ledger_uri: str, policy_id: str) -> NameRule | None:
+    """The rule of ids of another policy; None if its records cannot be read."""
+    from fedemb.data.identity import rule_named
+    from fedemb.errors import FedEmbError
+    from fedemb.ledger import open_ledger, read_trust
+    from fedemb.storage import open_store
+
+    try:
+        ledger = open_ledger(ledger_uri, policy_id, trust=read_trust(open_store(ledger_uri)))
+        return rule_named(ledger.terms.identifiers)
+    except FedEmbError:
+        return None
+
+
+def _not_forgotten(
+    texts: list[str], rules: Mapping[str, NameRule | None], keys: KeyStore, uri: str
+) -> list[str]:
+    """Those policies under which one is not forgotten: each has marks by a key of its own."""
+    from fedemb.data.hashing import Hasher
+    from fedemb.keys import partition_key, policy_key_name
+    from fedemb.keys.deletion_marks import read_deletion_marks
+
+    found: list[str] = []
+    for policy_id, names in rules.items():
+        if names and keys.exists(policy_key_name(policy_id)):  # else there is no mark
+            hasher = Hasher(partition_key(keys, policy_id), names)
+            user_ids = filter(None, map(names.text, texts))
+            marks = {hasher.deletion_mark(hasher.user_key(user_id)) for user_id in user_ids}
+            if marks <= set(read_deletion_marks(uri, policy_id)):
+                continue
+        found.append(policy_id)
+    return found
+
+
+def _of_buckets(ledger: Ledger, buckets: set[int]) -> list[Attempt]:
+    """The attempts that a block of these buckets takes part in; one given back never trained."""
+    names = {str(bucket) for bucket in buckets}
+    return [
+        attempt
+        for attempt in ledger.state.attempts.values()
+        if attempt.void is None
+        and names & {name.rpartition("/")[2] for name in attempt.reserve.body["blocks"]}
+    ]
+
+
+def _begun(ledger: Ledger, buckets: set[int]) -> list[str]:
+    """Runs whose training began and did not end."""
+    return [
+        attempt.reserve.run_id
+        for attempt in _of_buckets(ledger, buckets)
+        if attempt.status == "bound"
+    ]
+
+
+def _trained(
+    ledger: Ledger, buckets: set[int]
+) -> tuple[list[tuple[Any, ...]], list[str], list[str]]:
+    """What blocks of these buckets took part in, of any cohort: which is a user's, data tell only.
+
+    Returns:
+      Name, version, epsilon and delta of every release; the runs that may release yet; and the
+      simulations.
+    """
+    from dp_accounting import NeighboringRelation
+
+    from fedemb.privacy.accounting.accounting import price
+    from fedemb.privacy.accounting.events import event_from_json
+
+    found: list[tuple[Any, ...]] = []
+    open_runs: list[str] = []
+    simulations: list[str] = []
+    for attempt in _of_buckets(ledger, buckets):
+        reserve = attempt.reserve
+        if reserve.body["purpose"] == "simulation":
+            simulations.append(reserve.run_id)
+            continue
+        if not attempt.releases:
+            open_runs.append(reserve.run_id)
+            continue
+        relation = NeighboringRelation[reserve.body["relation"]]
+        guarantee = price(event_from_json(reserve.body["event"]), relation, reserve.body["delta"])
+        found += [
+            (record.body["name"], record.body["version"], guarantee.epsilon, guarantee.delta)
+            for record in attempt.releases
+        ]
+    return found, open_runs, list(dict.fromkeys(simulations))

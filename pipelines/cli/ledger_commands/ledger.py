@@ -1,0 +1,267 @@
+"""`fedemb ledger`: who spent what of the privacy budget, and what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedemb.errors import InputError, Refused
+from fedemb.pipelines.cli.ledger_commands.approve import approvers
+from fedemb.pipelines.cli.ledger_commands.ledger_write import (
+    LedgerOption,
+    PolicyOption,
+    WitnessOption,
+    rotate,
+    void,
+    waive,
+)
+from fedemb.pipelines.cli.options import JsonOption, SetOption
+from fedemb.pipelines.output import say, say_json
+
+if TYPE_CHECKING:
+    from fedemb.ledger import Ledger
+
+app = typer.Typer(
+    help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
+)
+
+TrustOption = Annotated[
+    Path | None, typer.Option("--trust", help="Pinned keys; default: trust.json of the ledger.")
+]
+MarksOption = Annotated[
+    str | None, typer.Option("--keys", help="Key store: refuses a ledger older than its marks.")
+]
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", "-c", help="YAML file or preset to price against it.")
+]
+
+
+def _trust(path: Path | None) -> Any:
+    from fedemb.keys.trust import TrustStore
+
+    return None if path is None else TrustStore.load(path)
+
+
+def _marks(ledger: Ledger, keys: str | None, witness: str | None) -> int | None:
+    """How many marks the ledger fits; None: nobody said where they are."""
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water
+
+    if keys is None and witness is None:
+        return None
+    return check_high_water(ledger, open_key_store(keys) if keys else None, witness)
+
+
+@app.command()
+def init(
+    config: Annotated[str, typer.Option("--config", "-c", help="YAML file or preset.")],
+    ledger: LedgerOption,
+    keys: Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")],
+    set_: SetOption = None,
+    trust_output: Annotated[
+        Path | None, typer.Option(help="Also write the public keys here, to be pinned.")
+    ] = None,
+) -> None:
+    """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import begin_policy, ensure_trust, open_ledger, policies, series_of, terms_of
+    from fedemb.pipelines.cli.ledger_commands.ledger_summary import composition, planned_series
+    from fedemb.pipelines.run.load_config import load_config
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.steps.reserve_budget.reserve import refuse_lost
+    from fedemb.storage import open_store
+
+    settings = load_config(config, set_ or [])
+    series = series_of(settings, plan_mechanism(settings))
+    key_store = open_key_store(keys)
+    trust = ensure_trust(open_store(ledger), key_store)
+    opened = open_ledger(ledger, settings.policy.policy_id, trust=trust)
+    terms = terms_of(settings, series)
+    refuse_lost(opened, key_store)
+    if settings.purpose == "release" and (planned := planned_series(settings)):
+        runs, epsilon = planned
+        if not epsilon <= terms.epsilon_cap:
+            raise Refused(
+                f"the {runs} planned runs cost epsilon {epsilon:.4g} together, above "
+                f"policy.epsilon_cap {terms.epsilon_cap:g}, which is fixed for the policy's life; "
+                "raise noise_multiplier, lower rounds or policy.planned_runs"
+            )
+    begin_policy(opened, terms, key_store, settings.storage.witness)
+    if trust_output is not None:
+        trust.save(trust_output)
+    say(
+        f"policy {settings.policy.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at "
+        f"delta {terms.delta:g}, {composition(terms)}; pin {trust_output or ledger + '/trust.json'}"
+    )
+    others = [other for other in policies(open_store(ledger)) if other != opened.policy_id]
+    if others:
+        say(
+            f"note: this ledger holds {', '.join(others)} already. On the same users the epsilons "
+            "of both add up; users forgotten there are not forgotten here: give their ids to "
+            "`fedemb forget` again before the first run"
+        )
+
+
+@app.command()
+def show(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    keys: MarksOption = None,
+    witness: WitnessOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show what was spent by whom and what is left; with --config, how many more runs fit."""
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    _marks(opened, keys, witness)
+    found = text.summary(opened)
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        content = text.content_of(load_config(config, set_ or []))
+        found["more_runs_that_fit"] = text.fitting(opened, content)
+    if json_:
+        say_json(found)
+        return
+    terms = opened.terms
+    say(
+        f"policy {opened.policy_id}: cap epsilon {terms.epsilon_cap:g} per user block at delta "
+        f"{terms.delta:g}, {text.composition(terms)}; "
+        f"{text.counted(opened.head.sequence + 1, 'record')}"
+    )
+    if not found["runs"]:
+        say("", "no run has reserved anything yet")
+    else:
+        _show_runs(opened, found)
+    if found["looks"]:
+        say("", f"evaluation people were measured {text.counted(found['looks'], 'time')}")
+    for row in found["waivers"]:
+        say(
+            "",
+            f"waived by {row['actor']}: {row['code']} for model {row['model_sha'][:12]}: "
+            f"{row['reason']}",
+        )
+    if found["approvers"]:
+        say("", f"who may approve releases: {', '.join(found['approvers'])}")
+    for row in found["approvals"]:
+        say(
+            "",
+            f"approved by {row['actor']} at {row['time']}: model {row['model_sha'][:12]} with "
+            f"report {row['report_sha'][:12]}",
+        )
+    for row in found["rotations"]:
+        say(
+            "",
+            f"record {row['sequence']}, by {row['actor']}: new signing keys of "
+            f"{', '.join(row['roles'])}: {row['reason']}",
+        )
+    if "more_runs_that_fit" in found:
+        say("", f"more runs of this plan that fit: {found['more_runs_that_fit']}")
+
+
+def _show_runs(opened: Ledger, found: dict[str, Any]) -> None:
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
+    say("", "blocks, the fullest first")
+    fullest = sorted(found["blocks"], key=lambda row: -row["epsilon"])
+    for row in fullest[: text.RUNS_SHOWN]:
+        say(
+            f"  {row['block']:<20} spent {row['epsilon']:<8.4g} left {row['left']:<8.4g} "
+            f"{text.counted(row['runs'], 'run')}"
+        )
+    say("", f"runs, the last {min(text.RUNS_SHOWN, len(found['runs']))} of {len(found['runs'])}")
+    for row in found["runs"][-text.RUNS_SHOWN :]:
+        say(
+            f"  {row['time'][:16].replace('T', ' ')} UTC  {row['run_id']:<24} "
+            f"{row['status']:<10} charged {row['rounds_charged']} of {row['rounds_reserved']} "
+            f"rounds  {row['actor']}"
+        )
+    block = opened.state.worst_block()
+    if block is not None:
+        say("", f"epsilon of block {block} over time; | is the cap")
+        points = [
+            (f"{item.time[:10]} {item.run_id[:16]} {item.kind}", item.epsilon)
+            for item in opened.state.price_history(block)
+        ]
+        for line in text.bars(points[-30:], opened.terms.epsilon_cap):
+            say("  " + line)
+
+
+@app.command()
+def verify(
+    ledger: LedgerOption,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    anchor: Annotated[
+        list[str] | None,
+        typer.Option(help="SEQUENCE:SHA256 written down elsewhere; may be given often."),
+    ] = None,
+    keys: MarksOption = None,
+    witness: WitnessOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check bytes, chain, signatures, rules and caps of the whole ledger."""
+    from fedemb.ledger import Anchor
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
+    anchors = []
+    for item in anchor or []:
+        sequence, _, sha = item.partition(":")
+        if not sequence.isdecimal():
+            raise InputError(f"--anchor {item!r} is not SEQUENCE:SHA256")
+        anchors.append(Anchor(int(sequence), sha, "--anchor"))
+    opened = text.load(ledger, policy, _trust(trust), signatures=True)
+    opened.verify(anchors)
+    marks = _marks(opened, keys, witness)
+    head = opened.head
+    if json_:
+        answer = {"verified": True, "sequence": head.sequence, "sha": head.sha, "marks": marks}
+        say_json(answer, indent=None)
+        return
+    say(
+        f"verified: {text.counted(head.sequence + 1, 'record')} of policy {opened.policy_id}, "
+        f"head {head.sha}"
+    )
+    if marks is None:
+        say("whether it is the newest ledger: not asked; --keys or --witness does")
+    else:
+        say(f"it is the newest that is marked: {text.counted(marks, 'record')} of its charges")
+
+
+@app.command()
+def explain(
+    ledger: LedgerOption,
+    run_id: Annotated[str | None, typer.Argument(help="Run to explain.")] = None,
+    policy: PolicyOption = None,
+    trust: TrustOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Explain what a run was charged, or, with --config, whether it would be admitted now."""
+    from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
+
+    opened = text.load(ledger, policy, _trust(trust), signatures=False)
+    if run_id is not None:
+        for line in text.explain_run(opened, run_id):
+            say(line)
+    if config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        say(text.admission(opened, load_config(config, set_ or [])))
+    if run_id is None and config is None:
+        raise InputError("name a run, or a configuration with --config")
+
+
+for act, name in (
+    (void, "void"),
+    (waive, "waive"),
+    (approvers, "approvers"),
+    (rotate, "rotate-keys"),
+):
+    app.command(name=name)(act)

@@ -1,0 +1,182 @@
+"""`fedemb ledger void`, `waive` and `rotate-keys`: the acts of people on a ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedemb.errors import InputError, Refused
+from fedemb.pipelines.output import say
+
+if TYPE_CHECKING:
+    from fedemb.keys import KeyStore
+    from fedemb.ledger import Ledger
+
+LedgerOption = Annotated[
+    str, typer.Option("--ledger", help="Root of the ledgers: path, gs://, s3://.")
+]
+KeysOption = Annotated[str, typer.Option("--keys", help="Key store: a folder or gsm://project.")]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", help="Policy; default: the only one there.")
+]
+WitnessOption = Annotated[
+    str | None, typer.Option("--witness", help="Store of the witness: storage.witness of the runs.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stays in the ledger for ever.")]
+
+
+def void(
+    run_id: Annotated[str, typer.Argument(help="Run whose reservation is given back.")],
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    policy: PolicyOption = None,
+    witness: WitnessOption = None,
+) -> None:
+    """Give back the reservation of a run that will not train; refused once training was bound."""
+    from fedemb.ledger.reservation import Reservation
+
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    opened.unlock(key_store)
+    found = opened.state.attempts.get((run_id, opened.state.last_attempt(run_id)))
+    if found is None:
+        raise InputError(
+            f"the ledger of policy {opened.policy_id!r} has no run {run_id!r}; `fedemb ledger show`"
+            " lists them"
+        )
+    record = opened.void(Reservation.of(found.reserve), reason_text(reason), key_store)
+    say(
+        f"run {run_id} attempt {record.attempt} is given back as record {record.sequence}: it "
+        "charges nothing"
+    )
+
+
+def waive(
+    code: Annotated[str, typer.Argument(help="Rule of the gate, as the verdict names it.")],
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model", help="Run directory of the one model this is for, or its model.json."
+        ),
+    ],
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    policy: PolicyOption = None,
+    witness: WitnessOption = None,
+) -> None:
+    """Sign a waiver of one waivable gate rule for one model. Done by the policy owner."""
+    from fedemb.gate.decide import WAIVABLE
+    from fedemb.keys.signatures import Signer
+
+    if code not in WAIVABLE:
+        raise Refused(
+            f"rule {code!r} cannot be waived, as it is arithmetic or integrity; only "
+            f"{', '.join(WAIVABLE)} can"
+        )
+    opened, key_store = open_for_people(ledger, keys, policy, witness)
+    run_id, weights = _committed(model, opened)
+    owner = Signer.current(key_store, "policy", opened.chain.trust)
+    for record in opened.state.waivers:
+        if (record.body["code"], record.body["model_sha"]) == (code, weights):
+            say(f"{code} is waived for this model already, by record {record.sequence}")
+            return
+    record = opened.waive(code=code, model_sha=weights, reason=reason_text(reason), signer=owner)
+    say(f"{code} is waived for model {weights[:12]} of run {run_id} as record {record.sequence}")
+
+
+def rotate(
+    ledger: LedgerOption,
+    keys: KeysOption,
+    reason: ReasonOption,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Whose key; may be given often. [all]")
+    ] = None,
+    witness: Annotated[
+        list[str] | None,
+        typer.Option("--witness", help="Store of the witness of its policies; may be given often."),
+    ] = None,
+) -> None:
+    """Make new signing keys and retire the old, in all policies of a ledger. Done by their owner.
+
+    What a retired key signed before stays trusted; what it signs from now on does not.
+    """
+    from fedemb.keys import open_key_store
+    from fedemb.keys.trust import ROLES
+    from fedemb.ledger import rotate_keys
+
+    unknown = sorted(set(role or ()) - set(ROLES))
+    if unknown:
+        raise InputError(f"--role {unknown[0]!r} is not one of {', '.join(ROLES)}")
+    written = rotate_keys(
+        ledger, open_key_store(keys), reason_text(reason), role or ROLES, witnesses=witness or ()
+    )
+    for record in written:
+        names = ", ".join(key["role"] for key in record.body["keys"])
+        say(
+            f"policy {record.policy_id}: record {record.sequence} names new signing keys of {names}"
+        )
+    say("whoever pinned trust.json keeps it: the ledger leads from it to the new keys")
+    say("a step that was running meanwhile ends with exit code 4; resume its run")
+
+
+def open_for_people(
+    ledger: str, keys: str, policy: str | None, witness: str | None
+) -> tuple[Ledger, KeyStore]:
+    """The ledger with all signatures verified, not older than its marks wherever they are made.
+
+    Raises:
+      Refused: the policy has a witness, and it was not named.
+    """
+    from fedemb.keys import open_key_store
+    from fedemb.ledger import check_high_water, find_witness
+    from fedemb.pipelines.cli.ledger_commands.ledger_summary import load
+
+    opened, key_store = load(ledger, policy, None, signatures=True), open_key_store(keys)
+    check_high_water(opened, key_store, find_witness(opened, [witness] if witness else []))
+    return opened, key_store
+
+
+def reason_text(reason: str) -> str:
+    """A reason that says something, for a record that stays."""
+    if not reason.strip():
+        raise InputError("--reason is empty; say why, in a sentence without user ids")
+    return reason.strip()
+
+
+def _committed(path: Path, ledger: Ledger) -> tuple[str, str]:
+    """Run and weights of a model that this ledger has committed.
+
+    Raises:
+      InputError: the run has trained none.
+      ArtifactError: its card cannot be read.
+      Refused: the ledger has no such card in a commit, or the run's folder holds another run's.
+    """
+    from fedemb.documents.model import ModelCard
+    from fedemb.foundation.document import read
+    from fedemb.pipelines.run.directory import RunDirectory
+
+    run = RunDirectory.open(path) if path.is_dir() else None
+    if run is not None:
+        model = run.output("model")
+        if model is None:
+            raise InputError(f"run {run.run_id} has trained no model; there is nothing to waive")
+        path = model / "model.json"
+    card = read(path, ModelCard)
+    named = card.body.run_id
+    commits = [attempt.commit for attempt in ledger.state.attempts.values() if attempt.commit]
+    cards = [commit.body["round_log"]["card_sha"] for commit in commits]
+    if card.sha not in cards:
+        raise Refused(
+            f"{path.name} says it is of run {named!r}, and the ledger of policy "
+            f"{ledger.policy_id!r} has committed no such model; name the run whose model was "
+            "refused by the gate"
+        )
+    if run is not None and named != run.run_id:
+        raise Refused(
+            f"{path.name} says it is of run {named!r}, and lies in run {run.run_id!r}; name the "
+            "run whose model was refused by the gate"
+        )
+    return named, card.body.weights_sha

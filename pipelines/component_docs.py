@@ -1,0 +1,179 @@
+"""Pages and metadata of components and pipelines, in the form of kubeflow/pipelines-components.
+
+Everything in them is in the declarations; see `fedemb.pipelines.steps`, which writes them. What
+stands below the mark `CUSTOM` of a page is written by hand and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedemb.config.parameters import PARAMETERS
+from fedemb.pipelines.graph import Pipeline
+from fedemb.runtime.step import Rights, Step
+
+STABILITY = "alpha"
+KUBEFLOW_VERSION = "2.17.0"
+"""Oldest release of Kubeflow Pipelines that ran the compiled pipelines; the SDK may be newer."""
+LAST_VERIFIED = "2026-11-22T00:00:00Z"
+"""When all tests last ran on these components; with each release, at least once a year."""
+CATEGORIES = {
+    "partition": "data_processing",
+    "pretrain": "training",
+    "train": "training",
+    "evaluate": "evaluation",
+    "audit": "evaluation",
+    "release": "deployment",
+}
+"""First word of a step's name -> the category it would lie in; others plan, price and decide."""
+CUSTOM = "<!-- custom-content -->\n"
+TYPES = {"String": "str", "Integer": "int", "List": "list"}
+"""As kfp calls them -> as Python does."""
+
+
+def metadata(name: str, group: str, description: str) -> str:
+    """The text of `metadata.yaml`."""
+    body = {
+        "name": name,
+        "description": description,
+        "stability": STABILITY,
+        "dependencies": {"kubeflow": [{"name": "Pipelines", "version": f">={KUBEFLOW_VERSION}"}]},
+        "tags": ["differential-privacy", CATEGORIES.get(group, "governance")],
+        "lastVerified": LAST_VERIFIED,
+    }
+    return "---\n" + yaml.safe_dump(body, sort_keys=False, width=999)
+
+
+def component_page(step: Step, by_hand: str) -> str:
+    """The text of a component's README.md.
+
+    Args:
+      step: its declaration.
+      by_hand: what follows the mark.
+    """
+    spec = step.component.component_spec
+    taken = [
+        (name, _type(item.type, "Input"), None, item.description or "")
+        for name, item in (spec.inputs or {}).items()
+    ]
+    given = [
+        (name, _type(item.type, "Output"), item.description or "")
+        for name, item in (spec.outputs or {}).items()
+    ]
+    kinds = ", ".join(f"`{name}` is {kind.__name__}" for name, kind in step.outputs.items())
+    lines = [
+        step.summary,
+        "",
+        f"Image `{step.image}`; resources `{step.resources}` of the profile. {_care(step)}",
+        "",
+        *_table("Inputs", ("Parameter", "Type", "Default", "Description"), taken),
+        *_table("Outputs", ("Name", "Type", "Description"), given),
+        f"Kinds of artifacts: {kinds}.",
+        "",
+        "## Rights",
+        "",
+        *_rights(step.rights),
+    ]
+    return _page(step.title, lines, step.name, step.group, by_hand)
+
+
+def pipeline_page(pipelines: Sequence[Pipeline], by_hand: str) -> str:
+    """The text of the pipelines' README.md: the parameters they share, and the steps of each."""
+    rows = [
+        (name, item.type.__name__, _default(item.default), item.description)
+        for name, item in PARAMETERS.items()
+    ]
+    lines = ["The pipelines take the same parameters: a configuration in pieces, each once.", ""]
+    lines += _table("Inputs", ("Parameter", "Type", "Default", "Description"), rows)
+    for pipeline in pipelines:
+        lines += [f"## {pipeline.name}", "", f"{pipeline.description}.", ""]
+        for step in pipeline.declared():
+            lines.append(f"- [{step.title}](../components/{step.name}): {step.summary}")
+        lines.append("")
+    return "\n".join(["# Pipelines", "", *_stability(), *lines, CUSTOM]) + by_hand
+
+
+def _page(title: str, lines: Sequence[str], name: str, group: str, by_hand: str) -> str:
+    facts = yaml.safe_load(metadata(name, group, ""))
+    (needed,) = facts["dependencies"]["kubeflow"]
+    head = [f"# {title}", "", *_stability(), "## Overview", "", *lines, "## Metadata", ""]
+    tail = [
+        f"- **Name**: {name}",
+        f"- **Stability**: {STABILITY}",
+        f"- **Dependencies**: Kubeflow {needed['name']} {needed['version']}",
+        f"- **Tags**: {', '.join(facts['tags'])}",
+        f"- **Last Verified**: {LAST_VERIFIED}",
+        "",
+        CUSTOM,
+    ]
+    return "\n".join([*head, *tail]) + by_hand
+
+
+def _stability() -> list[str]:
+    return [f"> **Stability: {STABILITY}** - it may still change.", ""]
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    if not rows:
+        return [f"## {title}", "", "None.", ""]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, *cells in rows:
+        shown = ["" if cell is None else str(cell).replace("|", "\\|") for cell in cells]
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return [f"## {title}", "", *lines, ""]
+
+
+def _type(kind: str, way: str) -> str:
+    if "@" in kind:
+        return f"`dsl.{way}[dsl.{kind.partition('@')[0].removeprefix('system.')}]`"
+    return f"`{TYPES.get(kind, kind)}`"
+
+
+def _default(value: Any) -> str | None:
+    if value is None:
+        return None
+    return f"`{value}`" if value != "" else "empty"
+
+
+def _care(step: Step) -> str:
+    if step.cached:
+        return "It sees nothing private, so its result may be taken from a cache."
+    once = " A resumed run takes its finished result over." if step.once else ""
+    private = " Private data is in its process, so its log is a closed set of lines."
+    return f"Never cached, never retried.{once}{private if step.private else ''}"
+
+
+def _rights(rights: Rights) -> list[str]:
+    found: list[str] = []
+    for item in fields(rights):
+        value = getattr(rights, item.name)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{right} `{folder}`" for folder, right in value.items())
+        elif isinstance(value, tuple):
+            value = ", ".join(value)
+        if value and value != "none":
+            found.append(f"- {item.name}: {value}")
+    return [*(found or ["None."]), ""]
+
+
+def generated_pages(
+    repository: Path, steps: Mapping[str, Step], pipelines: Sequence[Pipeline]
+) -> dict[Path, str]:
+    """File -> text of all pages and metadata."""
+    found: dict[Path, str] = {}
+    for step in steps.values():
+        folder = repository / "components" / step.name
+        found[folder / "README.md"] = component_page(step, _by_hand(folder / "README.md"))
+        found[folder / "metadata.yaml"] = metadata(step.name, step.group, step.summary)
+    page = repository / "pipelines" / "README.md"
+    found[page] = pipeline_page(pipelines, _by_hand(page))
+    return found
+
+
+def _by_hand(page: Path) -> str:
+    return page.read_text().partition(CUSTOM)[2] if page.is_file() else ""

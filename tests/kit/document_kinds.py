@@ -1,0 +1,58 @@
+"""Every kind of document, and the JSON schema of each: what golden files and sweeps go over."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import fedemb.documents as room
+from fedemb.foundation.document import Document, Part
+
+
+def json_schema(document: type[Document]) -> dict[str, Any]:
+    """The JSON schema of the newest version of a document, for those who read it elsewhere."""
+    schema = document.model_json_schema()
+    schema["properties"]["schema"] = {"const": f"fedemb/{document.kind}/{document.newest}"}
+    schema["required"] = sorted([*schema["required"], "schema"])
+    if document.role is not None:
+        text = {"type": "string", "maxLength": 256}
+        names = ["algorithm", "key_id", "value"]
+        schema["properties"]["signature"] = {
+            "type": "object",
+            "properties": dict.fromkeys(names, text),
+            "required": names,
+            "additionalProperties": False,
+        }
+        schema["required"] = sorted([*schema["required"], "signature"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def all_documents() -> Iterator[type[Document]]:
+    """Every kind of document, in order of its name; imports the modules that hold them."""
+    for module in pkgutil.iter_modules(room.__path__):
+        importlib.import_module(f"{room.__name__}.{module.name}")
+    yield from sorted(Document.__subclasses__(), key=lambda item: item.kind)
+
+
+def fields_of(part: type[Part], version: int) -> Iterator[str]:
+    """Dotted names of all fields that a document of a version has, parts included, in order."""
+    late = part._late({"version": version})
+    for name, field in sorted(part.model_fields.items()):
+        if name not in late:
+            yield name
+            for inner in _parts(field.annotation):
+                yield from (f"{name}.{deeper}" for deeper in fields_of(inner, version))
+
+
+def _parts(annotation: Any) -> Iterator[type[Part]]:
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _parts(argument)
+
+
+def parts_that_grew(part: type[Part]) -> set[type[Part]]:
+    """The parts of a document, itself included, that have a field of a later version."""
+    inside = {inner for field in part.model_fields.values() for inner in _parts(field.annotation)}
+    grown = {part} if part._late({"version": 0}) else set()
+    return grown.union(*(parts_that_grew(inner) for inner in inside))

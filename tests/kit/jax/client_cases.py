@@ -1,0 +1,43 @@
+"""Virtual clients, and ways to train them, for tests in processes of either backend."""
+
+import numpy as np
+
+from fedemb.config import AugmentationConfig, LocalTrainingConfig, LossConfig, ModelConfig
+from fedemb.engine.rounds import ClientExamples
+
+MODEL = ModelConfig(backbone="tanh_cnn", image_size=12, embedding_dim=8)
+SEED = 9
+LOCAL = LocalTrainingConfig(
+    epochs=2,
+    batch_size=4,
+    max_examples_per_client=16,
+    client_learning_rate=0.005,
+    head_learning_rate_scale=4,
+)
+VARIANTS = {
+    "joint": {},
+    "head-first": {"reconstruction_steps": 3, "head_init": "prototypes", "client_momentum": 0.0},
+    "adam": {"optimizer": "adam", "loss": LossConfig(kind="triplet", margin=1.0)},
+    "copies": {
+        "augmentation": AugmentationConfig(multiplicity=2),
+        "loss": LossConfig(kind="arcface"),
+    },
+    "shared": {"loss": LossConfig(kind="softmax")},
+}
+"""Changes of `LOCAL` whose records both backends make; `shared` is DP-FedAvg with three rows."""
+QUICK = ("joint", "shared")
+"""The others are compared at night: each is a program that JAX compiles for ten seconds."""
+
+
+def clients():
+    """Seven of different sizes, one beyond the cap; each has up to three classes."""
+    random = np.random.default_rng(0)
+    return [
+        ClientExamples(
+            0,
+            group,
+            random.integers(0, 256, (count, 12, 12, 1), np.uint8),
+            random.integers(0, 3, count),
+        )
+        for group, count in enumerate((1, 3, 7, 16, 4, 9, 19))
+    ]

@@ -1,0 +1,219 @@
+"""Rounds of virtual clients on JAX, on eight devices of one processor and without TensorFlow.
+
+`python -m tests.kit.jax.jax_clients WHAT FOLDER` reads a backbone and records that the
+test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices and
+precisions, or of `faulty` rounds, in which a fault is planted each; `problems` must see it.
+"""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import numpy as np
+
+from fedemb.engine.jax import local_training as jax_local_training
+from fedemb.engine.jax import rounds as jax_rounds
+from fedemb.engine.jax.client_rounds import JaxRoundFunction
+from fedemb.engine.rounds import ClientExamples
+from tests.kit.jax.client_cases import LOCAL, MODEL, QUICK, SEED, VARIANTS, clients
+from tests.kit.jax.jax_units import (
+    bfloat16,
+    mechanism,
+    own_draws,
+    print_found,
+    problems,
+    refusal,
+    total,
+)
+from tests.kit.jax.without_tensorflow import forbid
+
+JaxRoundFunction.probed = 8
+
+
+class StepsOfTheLongest(JaxRoundFunction):
+    """Whoever has ended goes on with the examples that fill the last batch."""
+
+    def _share(self, units, *rest):
+        share = super()._share(units, *rest)
+        share.examples[: len(units)] = share.examples.max()
+        return share
+
+
+class LearnsFromTheFill(JaxRoundFunction):
+    """What fills a short batch is learned from: of the same client, so that no other is moved."""
+
+    def _records(self, *given):
+        sound = jax_local_training.Real
+        jax_local_training.Real = lambda examples, classes: sound(examples | True, classes)
+        try:
+            return super()._records(*given)
+        finally:
+            jax_local_training.Real = sound
+
+
+class CountsTheFill(JaxRoundFunction):
+    """What fills the places is a client of its own, and is added."""
+
+    def _share(self, units, *rest):
+        share = super()._share(units, *rest)
+        for place in range(len(units), len(share.rows)):
+            for part in share[:-1]:
+                part[place] = part[0]
+        return share._replace(count=np.int32(len(share.rows)))
+
+
+class SeededByPlace(JaxRoundFunction):
+    """Order and head are drawn by the place in the step."""
+
+    def _share(self, units, *rest):
+        placed = [
+            ClientExamples(unit.grouping, place, unit.images, unit.labels)
+            for place, unit in enumerate(units)
+        ]
+        return super()._share(placed, *rest)
+
+
+class HeadOfTheNeighbour(JaxRoundFunction):
+    """Each client begins with the head of the one beside it."""
+
+    def _records(self, broadcast, units, clip):
+        import jax.numpy as jnp
+
+        return super()._records(broadcast, units._replace(head=jnp.roll(units.head, 1, 0)), clip)
+
+
+class RowsOfOthers(JaxRoundFunction):
+    """A client learns from images that lie beside its own."""
+
+    def _records(self, broadcast, units, clip):
+        import jax.numpy as jnp
+
+        images = units.images.at[:, 0].set(jnp.roll(units.images[:, 0], 1, 0))
+        return super()._records(broadcast, units._replace(images=images), clip)
+
+
+class FilledWithAnything(JaxRoundFunction):
+    """No fault: whatever lies where nobody is."""
+
+    def _share(self, units, *rest):
+        share = super()._share(units, *rest)
+        for place in range(len(share.rows)):
+            count, epochs = share.examples[place], self.objective.config.epochs
+            share.images[place, count:] = 77
+            share.rows[place, count:] = 1
+            share.order[place, epochs * count :] = max(count, 1) - 1
+            share.draws[place, epochs * count :] = 0.5
+            share.head[place, share.classes[place] :] = 3.0
+        return share
+
+
+class UpdatesOfAllDevices(JaxRoundFunction):
+    """Each record is the sum of those at the same place of every device."""
+
+    def _records(self, *given):
+        import jax
+
+        from fedemb.engine.jax.rounds import _UNITS, on_each_device
+
+        updates, rows = super()._records(*given)
+        return on_each_device(jax.lax.psum(updates, _UNITS)), rows
+
+
+FAULTS = (StepsOfTheLongest, CountsTheFill, SeededByPlace, HeadOfTheNeighbour, RowsOfOthers)
+
+
+def round_function(net, kind=JaxRoundFunction, devices=1, clip=1e-3, variant="joint"):
+    import jax
+
+    return kind(
+        net,
+        mechanism(clip),
+        LOCAL.model_copy(update=VARIANTS[variant]),
+        seed=SEED,
+        parallel_clients=4,
+        devices=jax.devices()[:devices],
+        shared_head_rows=3 if variant == "shared" else 0,
+    )
+
+
+def backbone_of(folder):
+    from fedemb.models.loading import load_backbone
+
+    return load_backbone(folder / "backbone.keras", MODEL)
+
+
+def apart(folder, backbone, kind, variant):
+    """Of each client: how far its record is from TensorFlow's, in clips."""
+    wanted = np.load(folder / "records.npz")
+    clip = float(wanted[f"clip_{variant}"])
+    one = round_function(backbone, kind, clip=clip, variant=variant)
+    grid = 2.0**one.mechanism.plan.grid_bits
+    records = zip(clients(), wanted[f"records_{variant}"], strict=True)
+    return [float(np.linalg.norm((total(one, [c]) - record) / grid)) for c, record in records]
+
+
+def faulty(folder):
+    """What is seen of each planted fault, and what is said before the first client of leaks."""
+    backbone, units = backbone_of(folder), clients()
+    found = {"faults": {}, "probe": {}}
+    found["learns_from_the_fill"] = apart(folder, backbone, LearnsFromTheFill, "joint")
+    for fault, devices in (*((fault, 1) for fault in FAULTS), (UpdatesOfAllDevices, 2)):
+        function = round_function(backbone, fault, devices)
+        function._shown = True
+        found["faults"][fault.__name__] = problems(function, units)
+    for fault, devices in (
+        (StepsOfTheLongest, 1),
+        (HeadOfTheNeighbour, 1),
+        (RowsOfOthers, 1),
+        (UpdatesOfAllDevices, 2),
+    ):
+        found["probe"][fault.__name__] = refusal(round_function(backbone, fault, devices), units)
+    return found
+
+
+def other(folder):
+    """Rounds on several devices, in bfloat16, and with other ways to train."""
+    from fedemb.models.backbones import with_bfloat16
+
+    backbone, units = backbone_of(folder), clients()
+    one = round_function(backbone)
+    whole = total(one, units)
+    return {
+        "devices": [
+            np.array_equal(total(round_function(backbone, devices=count), units), whole)
+            for count in (2, 8)
+        ],
+        "bfloat16": bfloat16(one, round_function(with_bfloat16(backbone)), units),
+        "apart": {
+            v: apart(folder, backbone, JaxRoundFunction, v) for v in VARIANTS if v not in QUICK
+        },
+    }
+
+
+def sound(folder):
+    backbone, units, found = backbone_of(folder), clients(), {}
+    function = partial(round_function, backbone)
+    found["apart"] = {v: apart(folder, backbone, JaxRoundFunction, v) for v in QUICK}
+    one = function()
+    found["problems"] = problems(one, units)
+    found["own draws"] = own_draws(one, units[3])
+    found["compiled"] = one._add._cache_size()
+    whole = total(one, units)
+    found["anything"] = np.array_equal(total(function(FilledWithAnything), units), whole)
+    found["nobody"] = not total(one, []).any()
+    sums = one(one.initial_weights(), units, 3).clients
+    found["statistics"] = sums.tolist()
+    nothing = one.initial_weights() * np.float32(np.nan)
+    found["nan"] = not np.asarray(one(nothing, units, 3).sample_state[0]).any()
+
+    jax_rounds.memory_of = lambda _device: 1 << 19
+    found["room"] = refusal(function(), units)
+    return found
+
+
+if __name__ == "__main__":
+    forbid(devices=8)
+    print_found({"sound": sound, "other": other, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

@@ -1,0 +1,384 @@
+"""Rounds of DP-SGD on JAX, on eight devices made of one processor and without TensorFlow.
+
+`python -m tests.kit.jax.jax_units WHAT FOLDER` reads a classifier and units that the
+test wrote, and prints one JSON object of what it found: of `sound` rounds, of `other` devices,
+precisions and clips, or of `faulty` rounds, in which a fault is planted each; `problems` must see
+it.
+"""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import numpy as np
+
+from fedemb.config import AdaptiveClipConfig, ModelConfig, UnitGradientConfig
+from fedemb.engine.jax import rounds as jax_rounds
+from fedemb.engine.jax.unit_gradient import JaxUnitGradientFunction
+from fedemb.engine.rounds import ClientExamples
+from fedemb.errors import ConfigError, Refused
+from fedemb.models import keras_backend as backend
+from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussian
+from fedemb.privacy.mechanisms.not_private import NotPrivate
+from fedemb.privacy.queries import build_mechanism
+from tests.kit.jax.without_tensorflow import forbid
+
+ROUND, SEED = 3, 9
+JaxUnitGradientFunction.probed = 16
+CONFIG = UnitGradientConfig(images_per_unit=2, microbatch=4, views=2, flip=True, crop_padding=2)
+
+
+ADAPTIVE = AdaptiveClipConfig(target_quantile=0.5, learning_rate=0.2, count_noise_multiplier=2.0)
+
+
+def mechanism(clip, adaptive_clip=None):
+    plan = (GroupPoissonGaussian if adaptive_clip else NotPrivate)(
+        rounds=10,
+        l2_norm_clip=clip,
+        noise_multiplier=1.0 if adaptive_clip else 0.0,
+        adaptive_clip=adaptive_clip,
+        virtual_clients=40,
+        groupings=1,
+        sampling_probability=0.5,
+    )
+    return build_mechanism(plan, b"k" * 32, "run", 1, "0" * 64)
+
+
+def units_of(folder):
+    with np.load(folder / "units.npz") as packed:
+        return [
+            ClientExamples(0, unit, packed[f"images_{unit}"], packed[f"labels_{unit}"])
+            for unit in range(len(packed.files) // 2)
+        ]
+
+
+def total(function, units):
+    sums = function(function.initial_weights(), units, ROUND)
+    return np.asarray(sums.sample_state[0])
+
+
+def print_found(look, folder):
+    """What is found, or why the product refuses to compute."""
+    try:
+        found = look(folder)
+    except (ConfigError, Refused) as error:
+        found = {"refused": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def refusal(function, units):
+    """Why it does not compute a round, or the sum where it does."""
+    try:
+        return total(function, units).tolist()
+    except (ConfigError, Refused) as error:
+        return str(error)
+
+
+def own_draws(function, unit):
+    """Whether the same images are drawn otherwise for another group, and in another round."""
+    weights, other = function.initial_weights(), replace(unit, group=unit.group + 100)
+
+    def record(unit, round_index):
+        return np.asarray(function(weights, [unit], round_index).sample_state[0])
+
+    one = record(unit, ROUND)
+    return [
+        not np.array_equal(one, record(other, ROUND)),
+        not np.array_equal(one, record(unit, ROUND + 1)),
+    ]
+
+
+def problems(function, units):
+    """What is wrong with a round; nothing is good news."""
+    found = []
+    grid = 2.0**function.mechanism.plan.grid_bits
+    whole = total(function, units)
+    alone = [total(function, [unit]) for unit in units]
+    if max(np.linalg.norm(record / grid) for record in alone) > 1.0:
+        found.append("a unit moves the sum by more than the clip")
+    for left_out in (0, len(units) // 2, len(units) - 1):
+        rest = [unit for unit in units if unit.group != left_out]
+        if not np.array_equal(whole - total(function, rest), alone[left_out]):
+            found.append("a unit's record depends on others")
+    if not np.array_equal(total(function, units[::-1]), whole):
+        found.append("the order of units moves the sum")
+    return found
+
+
+class CountsTheFill(JaxUnitGradientFunction):
+    """What fills a micro-batch is an image of its own, and is added."""
+
+    def _share(self, units, *rest):
+        share = super()._share(units, *rest)
+        share.weights[len(units) :, 0] = 1.0
+        return share._replace(count=np.int32(len(share.labels)))
+
+
+class SeededByPlace(JaxUnitGradientFunction):
+    """Views are drawn by the place in the slab."""
+
+    def _share(self, units, *rest):
+        placed = [
+            ClientExamples(unit.grouping, place, unit.images, unit.labels)
+            for place, unit in enumerate(units)
+        ]
+        return super()._share(placed, *rest)
+
+
+class MeanOfTheBatch(JaxUnitGradientFunction):
+    """Every view has a little of its neighbours, as batch normalisation mixes them."""
+
+    def _views(self, units):
+        views = super()._views(units)
+        return views - 0.01 * views.mean(axis=0, keepdims=True)
+
+
+class WeightedAfterTheClip(JaxUnitGradientFunction):
+    """Records count threefold."""
+
+    def __init__(self, classifier, mechanism, *rest, **options):
+        sound = mechanism.record
+        mechanism.record = lambda *given: tuple(3 * part for part in sound(*given))
+        super().__init__(classifier, mechanism, *rest, **options)
+
+
+class GradientsOfAllDevices(JaxUnitGradientFunction):
+    """Each record is the sum of the gradients at the same place of every device."""
+
+    def _record(self, broadcast, images, labels, weights):
+        import jax
+
+        update, loss = super()._record(broadcast, images, labels, weights)
+        together = jax.lax.psum(update, jax_rounds._UNITS)
+        return jax.lax.pcast(together, jax_rounds._UNITS, to="varying"), loss
+
+
+class OneDeviceOfOtherBits(JaxUnitGradientFunction):
+    """The second device rounds otherwise than the first."""
+
+    def _record(self, broadcast, images, labels, weights):
+        import jax
+
+        update, loss = super()._record(broadcast, images, labels, weights)
+        return update * (1 + 1e-6 * jax.lax.axis_index(jax_rounds._UNITS)), loss
+
+
+FAULTS = (CountsTheFill, SeededByPlace, MeanOfTheBatch, WeightedAfterTheClip)
+
+
+def bfloat16(exact, rough, units):
+    """What is wrong with rounds in bfloat16, and the cosine between their sum and the exact one."""
+    one, two = (total(function, units).astype(float) for function in (exact, rough))
+    return problems(rough, units), one @ two / np.linalg.norm(one) / np.linalg.norm(two)
+
+
+def beside_jax_privacy(classifier, variables, units, kind=JaxUnitGradientFunction):
+    """How far each clipped gradient is from that of jax-privacy, in clips; half are clipped."""
+    import jax
+    import jax.numpy as jnp
+    from jax_privacy import clipped_grad
+
+    from fedemb.models.preprocessing import preprocess
+
+    def loss(weights, image, label):
+        logits, _ = classifier.stateless_call(weights, [], preprocess(image))
+        return -jax.nn.log_softmax(logits)[0, label[0]]
+
+    def gradient(clip, unit):
+        found = clipped_grad(loss, l2_clip_norm=clip, batch_argnums=(1, 2), return_grad_norms=True)
+        sums, aux = found([v.value for v in variables], unit.images, jnp.asarray(unit.labels))
+        return np.concatenate([np.ravel(part) for part in sums]) / clip, aux.grad_norms[0]
+
+    units = [replace(unit, images=unit.images[:1], labels=unit.labels[:1]) for unit in units]
+    clip = float(np.median([gradient(1.0, unit)[1] for unit in units]))
+    one = UnitGradientConfig(microbatch=4)
+    function = kind(classifier, mechanism(clip), one, variables=variables)
+    function._shown = True
+    grid = 2.0**function.mechanism.plan.grid_bits
+    return [
+        float(np.linalg.norm(total(function, [unit]) / grid + gradient(clip, unit)[0]))
+        for unit in units
+    ]
+
+
+def _refused():
+    try:
+        return len(backend.jax_devices())
+    except ConfigError as error:
+        return str(error)
+
+
+def _refusals(folder):
+    """What is said of accelerators that are not there, of an old driver, of two kinds of JAX."""
+    os.environ[backend.ACCELERATOR] = "nvidia.com/gpu"
+    found = {"promised": _refused()}
+    del os.environ[backend.ACCELERATOR]
+    found["alone"] = _refused()
+    files, backend.ACCELERATOR_FILES = backend.ACCELERATOR_FILES, (str(folder),)
+    backend.DRIVER_FILE = folder / "driver"
+    backend.DRIVER_FILE.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\n")
+    found["old"] = _refused()
+    backend.ACCELERATOR_FILES = files
+    for name in ("jax-cuda12-plugin", "libtpu"):
+        place = folder / f"{name.replace('-', '_')}-1.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    sys.path.append(str(folder))
+    found["two"] = _refused()
+    sys.path.remove(str(folder))
+    return found
+
+
+def model_of(folder):
+    return ModelConfig.model_validate_json((folder / "model.json").read_text())
+
+
+def small_net(folder):
+    """For all but the comparison: each round of its own is compiled."""
+    from fedemb.models.backbones import build_backbone
+
+    return build_backbone(model_of(folder).model_copy(update={"backbone": "tanh_cnn"}), 1)
+
+
+def round_function(net, kind=JaxUnitGradientFunction, devices=1, clip=1e-3, **changes):
+    """By default every unit is clipped."""
+    import jax
+
+    from fedemb.models.backbones import trainable_variables
+
+    return kind(
+        net,
+        mechanism(clip),
+        CONFIG.model_copy(update=changes),
+        variables=trainable_variables(net, "all"),
+        seed=SEED,
+        devices=jax.devices()[:devices],
+    )
+
+
+def adaptive_count(net, units, clip):
+    """Half counts of a round under an adaptive clip, on two devices: of some units, and of none.
+
+    Three units take eight places, and what fills the others must not count as below the clip.
+    """
+    import jax
+
+    from fedemb.models.backbones import trainable_variables
+
+    function = JaxUnitGradientFunction(
+        net,
+        mechanism(clip, ADAPTIVE),
+        CONFIG,
+        variables=trainable_variables(net, "all"),
+        seed=SEED,
+        devices=jax.devices()[:2],
+    )
+    half = 2 ** (function.mechanism.plan.grid_bits - 1)
+    weights = function.initial_weights()
+    return [
+        float(np.asarray(function(weights, some, ROUND).sample_state[1]) / half)
+        for some in (units[:3], [])
+    ]
+
+
+def faulty(folder):
+    """What is seen of each planted fault, and what is said before the first unit of leaks."""
+    from fedemb.models.backbones import trainable_variables
+
+    small, units = small_net(folder), units_of(folder)
+    found = {"faults": {}, "probe": {}}
+    planted = (*((fault, 1) for fault in FAULTS), (GradientsOfAllDevices, 2))
+    for fault, devices in planted:
+        function = round_function(small, fault, devices)
+        function._shown = True
+        found["faults"][fault.__name__] = problems(function, units)
+    leaks = (MeanOfTheBatch, 1), (GradientsOfAllDevices, 2), (OneDeviceOfOtherBits, 2)
+    for fault, devices in leaks:
+        found["probe"][fault.__name__] = refusal(round_function(small, fault, devices), units)
+    variables = trainable_variables(small, "all")
+    found["oracle"] = beside_jax_privacy(small, variables, units, WeightedAfterTheClip)
+    return found
+
+
+def other(folder):
+    """Rounds on several devices, in bfloat16, with an automatic clip, and beside jax-privacy."""
+    import jax
+
+    from fedemb.models.backbones import trainable_variables, with_bfloat16
+
+    small, units = small_net(folder), units_of(folder)
+    one = round_function(small)
+    grid, whole = 2.0**one.mechanism.plan.grid_bits, total(one, units)
+    automatic = round_function(small, automatic_clip=1e-3)
+    return {
+        "device_count": len(jax.devices()),
+        "devices": [
+            np.array_equal(total(round_function(small, devices=count), units), whole)
+            for count in (2, 8)
+        ],
+        "bfloat16": bfloat16(one, round_function(with_bfloat16(small)), units),
+        "automatic": [float(np.linalg.norm(total(automatic, [u]) / grid)) for u in units[:3]],
+        "oracle": beside_jax_privacy(small, trainable_variables(small, "all"), units),
+    }
+
+
+def sound(folder):
+    import jax.numpy as jnp
+
+    from fedemb.models.loading import load_backbone
+
+    found = {}
+    classifier = load_backbone(folder / "classifier.keras", model_of(folder))
+    small, units = small_net(folder), units_of(folder)
+    wanted = np.load(folder / "records.npz")
+    function = partial(round_function, small)
+
+    one = round_function(classifier, clip=float(wanted["clip"]))
+    grid = 2.0**one.mechanism.plan.grid_bits
+    found["problems"] = problems(one, units)
+    found["own draws"] = own_draws(one, units[1])
+    found["compiled"] = one._add._cache_size()
+    records = [total(one, [unit]) for unit in units]
+    found["apart"] = [
+        float(np.linalg.norm((record - wanted[f"record_{unit}"]) / grid))
+        for unit, record in enumerate(records)
+    ]
+    found["counts"] = {
+        "all above": adaptive_count(small, units, 1e-6),
+        "all below": adaptive_count(small, units, 1e6),
+    }
+    found["nobody"] = not total(one, []).any()
+
+    broken = function()
+    broken._shown = True
+    nothing = broken.initial_weights() * np.float32(np.nan)
+    found["nan"] = not np.asarray(broken(nothing, units, ROUND).sample_state[0]).any()
+
+    whole, jax_rounds.memory_of = jax_rounds.memory_of, lambda _device: 1 << 19
+    found["room"] = refusal(function(), units)
+    jax_rounds.memory_of = lambda _device: function().step_bytes()
+    found["just enough"] = bool(len(total(function(), units)))
+    jax_rounds.memory_of = whole
+
+    slow = function()
+    slow._add = lambda *_: (jnp.zeros(1 << 45),) * 2
+    slow._shown = True
+    found["memory"] = refusal(slow, units)
+
+    found["refusals"] = _refusals(folder)
+
+    exact, jax_rounds.exact_numbers = jax_rounds.exact_numbers, nullcontext
+    found["narrow"] = refusal(function(), units)
+    jax_rounds.exact_numbers = exact
+    return found
+
+
+if __name__ == "__main__":
+    forbid(devices=8)
+    print_found({"sound": sound, "other": other, "faulty": faulty}[sys.argv[1]], Path(sys.argv[2]))

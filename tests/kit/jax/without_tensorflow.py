@@ -1,0 +1,75 @@
+"""A process in which TensorFlow cannot be imported and Keras runs on JAX.
+
+`python -m tests.kit.jax.without_tensorflow FOLDER` trains nothing: it imports the
+core, builds each backbone, and loads what TensorFlow saved in the folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+
+class NoTensorFlow(MetaPathFinder):
+    """Refuses to find TensorFlow and all that stands on it."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".", maxsplit=1)[0] in ("tensorflow", "tensorflow_privacy", "tensorflow_io"):
+            raise ImportError(f"{name} is not installed here")
+
+
+def forbid(devices=1):
+    """From here on nothing imports TensorFlow, and Keras, not loaded yet, runs on JAX.
+
+    A processor is made into so many devices. Programs are compiled as they are, not fast: each runs
+    a few times here, and compiling them is most of what these tests take.
+    """
+    os.environ["KERAS_BACKEND"] = "jax"
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1"
+    )
+    sys.meta_path.insert(0, NoTensorFlow())
+
+
+def said_on_jax(module, *arguments):
+    """The JSON that a module beside this one prints last, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.components.embedding.{module}", *arguments],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(folder):
+    """Prints what was built; raises where TensorFlow is asked for."""
+    import numpy as np
+
+    import fedemb.engine.round_loop
+    import fedemb.engine.units.unit_gradient
+    import fedemb.training.attempt
+    import fedemb.training.trainer  # noqa: F401
+    from fedemb.config import ModelConfig
+    from fedemb.models.backbones import backbones, build_backbone
+    from fedemb.models.inference import embed
+    from fedemb.models.loading import load_backbone
+
+    for name in {build: name for name, build in backbones().items()}.values():
+        model = ModelConfig(backbone=name, image_size=32, channels=3, projection=True)
+        build_backbone(model, 0)
+        print("built", name, flush=True)  # noqa: T201
+    for file in sorted(folder.glob("*.keras")):
+        model = ModelConfig.model_validate_json(file.with_suffix(".json").read_text())
+        found = embed(load_backbone(file, model), np.load(file.with_suffix(".images.npy")), 4)
+        wanted = np.load(file.with_suffix(".embeddings.npy"))
+        print("loaded", file.stem, float(np.abs(found - wanted).max()), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    forbid()
+    main(Path(sys.argv[1]))

@@ -1,0 +1,247 @@
+"""Processes of a training job of two hosts on JAX, forked from one that loads what takes long once.
+
+`python -m tests.kit.pipeline_runs.host_processes FOLDER TASK SCENE...` makes a run of a task ready, plays scenes of
+`SCENES` with it and prints for each process its exit code and what it said. Nothing here can import
+TensorFlow.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.provenance import privacy_code_digest
+from tests.kit.jax.without_tensorflow import forbid
+from tests.kit.pipeline_runs.training_run import (
+    ReadyRun,
+    classifier_config,
+    config,
+    prepare,
+    round_times,
+)
+
+PATIENCE = 500.0
+"""Seconds until the first round."""
+
+
+class Host:
+    """A running process."""
+
+    def __init__(self, log, act, port=None, number=0):
+        """Forks it; without a port it is alone."""
+        self._log = log
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            if port is not None:
+                os.environ["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{port}"
+                os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = f"127.0.0.1:{port}"
+                os.environ |= {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(number)}
+            from fedemb.runtime.step import watched
+
+            with watched("host", private=False):
+                act()
+            status = 0
+        except SystemExit as left:
+            status = left.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+    def runs(self):
+        """Whether it has not ended yet."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def ended(self):
+        """Waits; exit code, negative if killed, and what it said."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return code, self._log.read_text()
+
+
+def embedded(ready):
+    """What the trained model makes of images, on the backend of this process."""
+    import numpy as np
+
+    from fedemb.models.inference import embed
+    from fedemb.models.loading import load_backbone
+
+    backbone = load_backbone(ready.root / "model" / "backbone.keras", ready.config.model)
+    size = ready.config.model.image_size
+    images = np.random.default_rng(0).integers(0, 256, (4, size, size, 1), np.uint8)
+    return embed(backbone, images, 4).tolist()
+
+
+def _port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def _pair(ready):
+    from fedemb.training.hosts import follow
+
+    port = _port()
+    chief = Host(ready.root / "chief.log", ready.train, port)
+    return chief, Host(ready.root / "other.log", follow, port, 1)
+
+
+def alone(ready):
+    """One process, which then embeds images."""
+
+    def act():
+        ready.train()
+        (ready.root / "embedded.json").write_text(json.dumps(embedded(ready)))
+
+    return {"chief": Host(ready.root / "alone.log", act).ended()}
+
+
+def killed(ready):
+    """One process after the other, each killed when it has a round on record, the last is not."""
+
+    def act():
+        import jax
+
+        from fedemb.training.round_log import RoundLog
+
+        jax.config.update("jax_enable_compilation_cache", False)  # a resumed run compiles again
+        sound = RoundLog.commit
+
+        def commit(*given):
+            sound(*given)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        RoundLog.commit = commit
+        ready.train()
+
+    ends = [Host(ready.root / f"killed-{number}.log", act).ended() for number in range(4)]
+    return {"chief": ends[-1], "codes": [code for code, _ in ends]}
+
+
+def together(ready):
+    """Two processes."""
+    chief, other = _pair(ready)
+    return {"chief": chief.ended(), "other": other.ended()}
+
+
+def lost(ready, victim=1, word=signal.SIGKILL):
+    """Two processes, of which one is killed after the first round."""
+    pair = _pair(ready)
+    deadline = time.monotonic() + PATIENCE
+    while not round_times(ready) and pair[0].runs() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.killpg(pair[victim].pid, word)  # with what it has started
+    return {"chief": pair[0].ended(), "other": pair[1].ended()}
+
+
+def chief_lost(ready):
+    """The same, and it is the chief."""
+    return lost(ready, victim=0)
+
+
+def darkened(ready):
+    """How dark an image is follows from how many there are: one user moves all others."""
+
+    def act():
+        from fedemb.engine.rounds import SlabRounds
+
+        sound = SlabRounds.slabs
+
+        def slabs(self, units, index):
+            units = list(units)
+            darker = 1 + sum(len(unit.labels) for unit in units) % 7
+            return sound(self, [replace(u, images=u.images // darker) for u in units], index)
+
+        SlabRounds.slabs = slabs
+        ready.train()
+
+    return {"chief": Host(ready.root / "alone.log", act).ended()}
+
+
+def preempted(ready):
+    """Two processes, of which the chief is asked to stop after the first round."""
+    return lost(ready, victim=0, word=signal.SIGTERM)
+
+
+SCENES = {
+    scene.__name__: scene
+    for scene in (alone, killed, together, lost, chief_lost, preempted, darkened)
+}
+
+
+TASKS = {
+    "embedding": (config, {"mechanism.rounds": 3}, 120),
+    "classification": (classifier_config, {}, 40),
+}
+"""Configuration, what is changed in it, and users."""
+
+
+def played(folder, task, *scenes):
+    """What came of each scene, in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kit.pipeline_runs.host_processes", folder, task, *scenes],
+        cwd=Path(__file__).parents[3],
+        env=os.environ
+        | {
+            "KERAS_BACKEND": "jax",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # once for all processes
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        },
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(folder, task, *names):
+    """Plays one scene after the other in copies of a run; `again:` goes on in an old one."""
+    forbid()
+    make, changes, users = TASKS[task]
+    settings, first = make(**changes, **{"training.backend": "jax"}), Path(folder, "ready")
+    first.mkdir()
+    from fedemb.training import attempt, hosts
+
+    record = Path(folder, "record.json")
+    planted_bug_suite.RECORD = record  # as tests/conftest.py does
+    planted_bug_suite.write_record(
+        record, passed=50, total=50, privacy_code_sha=privacy_code_digest()
+    )
+    for module in ("jax", "keras", "fedemb.steps.train_dp_sgd.train"):
+        importlib.import_module(module)  # before the forks
+    ready = Host(first / "log", lambda: prepare(first, settings, users=users)).ended()
+    assert ready[0] == 0, ready[1]
+    # Sources may be edited while a test runs; that a run refuses them then is another test's.
+    reserved = json.loads((first / "reservation.json").read_text())["code_sha"]
+    for module in (attempt, hosts):
+        module.code_digest = lambda _config: reserved
+    found = {}
+    for name in names:
+        root, scene = Path(folder, name), name
+        if name.startswith("again:"):
+            root, scene = Path(folder, name.removeprefix("again:")), "alone"
+        else:
+            shutil.copytree(first, root)  # the same keys: the same coins and noise
+        ready = ReadyRun(root, settings)
+        found[name] = SCENES[scene](ready) | {"rounds": len(round_times(ready))}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,128 @@
+"""Runs one step of a prepared run and stops itself, as a lost node would, at a named point.
+
+    python -m tests.kit.pipeline_runs.stopped_step STEP POINT FOLDER
+
+The points are set from here by wrapping functions of the package; it has no hook for them. Without
+a point (`-`) the step runs through. Let go on by SIGCONT. The acts of the ledger have theirs in
+killed_step.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedemb.errors import FedEmbError
+from fedemb.runtime import planted_bug_suite
+from fedemb.runtime.provenance import privacy_code_digest
+from fedemb.runtime.step_context import StepContext
+
+
+def context_of(step: str, folder: Path) -> StepContext:
+    """What a step of a run that was prepared in a folder is given."""
+    from tests.kit.pipeline_runs import evaluation_run, partition_run, training_run
+
+    match step:
+        case "train_dp_fedemb":
+            return training_run.ReadyRun(folder, training_run.config()).context()
+        case "train_dp_sgd" | "evaluate_classifier":
+            return training_run.ReadyRun(folder, training_run.classifier_config()).context()
+        case "partition_users":
+            return partition_run.context_of(partition_run.reserved_config(folder), folder)
+        case _:
+            return evaluation_run.FinishedRun(folder).context(evaluation_run.config())
+
+
+def _logic(step: str) -> Callable[[StepContext], Any]:
+    from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
+    from fedemb.steps.evaluate_embeddings import evaluate
+    from fedemb.steps.partition_users import partition
+    from fedemb.steps.train_dp_fedemb import train
+    from fedemb.steps.train_dp_sgd import train as train_dp_sgd
+
+    modules = {
+        "train_dp_fedemb": train,
+        "train_dp_sgd": train_dp_sgd,
+        "evaluate_classifier": evaluate_classifier,
+        "partition_users": partition,
+        "audit_privacy": audit,
+        "evaluate_embeddings": evaluate,
+    }
+    return modules[step].run
+
+
+def record_planted_bugs(folder: Path) -> None:
+    """A record for this code, so that a stale one stops nothing here."""
+    planted_bug_suite.RECORD = folder / f"record-{os.getpid()}.json"
+    digest = privacy_code_digest()
+    planted_bug_suite.write_record(
+        planted_bug_suite.RECORD, passed=50, total=50, privacy_code_sha=digest
+    )
+
+
+def _points() -> dict[str, tuple[Any, str, int]]:
+    """Name -> owner and name of a function, and before which call of it to stop."""
+    from fedemb.keys import LocalKeyStore
+    from fedemb.ledger import Ledger
+    from fedemb.steps.audit_privacy import audit
+    from fedemb.steps.evaluate_classifier import evaluate as evaluate_classifier
+    from fedemb.steps.evaluate_embeddings import evaluate
+    from fedemb.steps.partition_users import shards
+    from fedemb.training import attempt, checkpoint
+    from fedemb.training.round_log import RoundLog
+
+    return {
+        "a round": (RoundLog, "commit", 3),
+        "a checkpoint": (checkpoint, "save", 1),
+        "the weights": (attempt, "save_backbone", 1),
+        "the card": (attempt, "write_signed", 1),
+        "the commit": (Ledger, "commit", 1),
+        "the end of the key": (LocalKeyStore, "destroy", 1),
+        "the cleaning": (shards, "clean", 1),
+        "a shard": (shards, "write_shard", 2),
+        "the publication": (shards, "publish", 1),
+        "the tidying": (shards, "drop_work", 1),
+        "the scores": (audit, "_scores_table", 1),
+        "the figures": (audit, "written", 1),
+        "the public report": (audit, "write_signed", 1),
+        "the look": (Ledger, "look", 1),
+        "the figures of the model": (evaluate, "_measure_all", 1),
+        "the figures of the classifier": (evaluate_classifier, "measure_classifiers", 1),
+        "the page": (evaluate, "utility_page", 1),
+        "the utility report": (evaluate, "write_signed", 1),
+    }
+
+
+def _arm(owner: Any, name: str, stop_at: int) -> None:
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def stopping(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, stopping)
+
+
+def main(step: str, point: str, folder: str) -> None:
+    """See the module."""
+    record_planted_bugs(Path(folder))
+    if point != "-":
+        _arm(*_points()[point])
+    try:
+        _logic(step)(context_of(step, Path(folder)))
+    except FedEmbError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

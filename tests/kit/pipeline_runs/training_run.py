@@ -1,0 +1,281 @@
+"""A small run up to the point where training starts, and a process that trains it to be killed.
+
+`python -m tests.kit.pipeline_runs.training_run FOLDER TIMES...` loads its framework once, then forks one trainer
+after the other and kills each with SIGKILL so many seconds after its first new round is on record;
+the last trains to the end.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedemb.config import RunConfig
+from fedemb.config.digest import config_digest
+from fedemb.data.pixels import encode_png
+from fedemb.data.records import UserRecord, encode_user
+from fedemb.data.user_layout import STORE_SCHEMA, WRITER_OPTIONS, shard_name
+from fedemb.documents.run_artifacts import RunArtifacts
+from fedemb.documents.users import UsersManifest
+from fedemb.foundation.digests import file_digest, tree_digest
+from fedemb.foundation.json_files import write_json
+from fedemb.keys import commit_to_people, commitment_key, open_key_store
+from fedemb.keys.signatures import Signer, write_signed
+from fedemb.runtime.step_context import StepContext
+from tests.kit.pipeline_runs.partition_run import write_index_files
+
+SIZE = 12
+RUN_ID = "run-1"
+PATIENCE = 120.0
+"""Seconds a trainer that is to be killed may take to its first round."""
+
+
+def config(**changes: Any) -> RunConfig:
+    """Six rounds of about six small virtual clients."""
+    tree = {
+        "purpose": "simulation",
+        "tuning": {"data": "public", "method": "on drawn glyphs"},
+        "data": {"source": {"uri": "private.parquet"}},
+        "partition": {"virtual_clients": 12},
+        "model": {"backbone": "tiny", "embedding_dim": 8, "image_size": SIZE},
+        "mechanism": {
+            "kind": "group_poisson_gaussian",
+            "rounds": 6,
+            "noise_multiplier": 1.0,
+            "sampling_probability": 0.5,
+        },
+        "training": {"parallel_clients": 2, "local": {"batch_size": 5}},
+        "policy": {
+            "users_lower_bound": 100,
+            "delta": 1e-3,
+            "epsilon_cap": 1000.0,
+            "renyi_order": 2.0,
+        },
+    }
+    return RunConfig.model_validate(tree).updated(changes)
+
+
+def classifier_config(**changes: Any) -> RunConfig:
+    """Three rounds of DP-SGD over about twelve users."""
+    tree = config().model_dump(mode="json") | {
+        "task": "classification",
+        "mechanism": {
+            "kind": "poisson_gaussian",
+            "rounds": 3,
+            "noise_multiplier": 1.0,
+            "sampling_probability": 0.3,
+            "units_per_round": 12,
+        },
+        "training": {
+            "algorithm": "dp_sgd",
+            "parallel_clients": 2,
+            "unit_gradient": {"images_per_unit": 2, "microbatch": 4, "views": 2, "flip": True},
+        },
+    }
+    tree["model"] |= {"backbone": "tanh_cnn", "classes": ["a", "b", "c"]}
+    tree["data"]["source"]["label_scope"] = "global"
+    return RunConfig.model_validate(tree).updated(changes)
+
+
+def write_users(
+    folder: Path,
+    *,
+    users: int,
+    virtual_clients: int,
+    groupings: int,
+    classes: int = 0,
+    size: int = SIZE,
+) -> None:
+    """A user store by hand: blobs with noise, three images a user.
+
+    Of two classes, one of them the user's own; or of the first `classes` classes.
+    """
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    keys = np.sort(random.integers(0, 2**63, users, dtype=np.uint64))
+    name = shard_name("users", 0, 1)
+    writer = ArrayRecordWriter(str(folder / name), WRITER_OPTIONS)
+    for key in keys:
+        blobs = random.integers(0, 256, (3, size, size, 1), np.uint8)
+        images = tuple(encode_png(blob) for blob in blobs)
+        labels = (int(key >> np.uint64(2)), int(key >> np.uint64(2)), 7)
+        if classes:
+            labels = tuple(int(n) for n in random.integers(0, classes, 3))
+        writer.write(encode_user(UserRecord(int(key), images, labels)))
+    writer.close()
+    counts = np.full(users, 3, np.uint32)
+    groups = random.integers(0, virtual_clients, (groupings, users)).astype(np.uint32)
+    index = write_index_files(
+        folder, name, keys=keys, images=counts, groups=groups, clients=virtual_clients
+    )
+    manifest = {"image_size": size, "channels": 1, **index}
+    write_json(folder / "manifest.json", STORE_SCHEMA, manifest)
+
+
+class Unaudited:
+    """In place of a `RoundAudit`: looks at nothing, keeps nothing, finds nothing."""
+
+    rounds = -1
+
+    def __init__(self, *_: Any) -> None:
+        """Whatever there is to look at."""
+
+    def nothing(self, *_: Any) -> None:
+        """Does nothing."""
+
+    restore = save = replay = nothing
+
+    def evidence(self, *_: Any) -> None:
+        """Evidence that is none."""
+
+
+@dataclass
+class ReadyRun:
+    """Everything training needs, in one folder."""
+
+    root: Path
+    config: RunConfig
+
+    def context(
+        self, run_config: RunConfig | None = None, *, private: str = "private", model: str = "model"
+    ) -> StepContext:
+        """What a step of the run is given; `private` and `model`: names of those folders."""
+        artifacts = RunArtifacts(
+            privacy_plan=self.root / "plan.json",
+            reservation=self.root / "reservation.json",
+            users=self.root / "users.json",
+            pretrained=self.root / "pretrained",
+            model=self.root / model,
+            averages=self.root / "averages",
+            utility_report=self.root / "report.json",
+            utility_page=self.root / "report.html",
+        )
+        return StepContext(
+            artifacts,
+            config=run_config or self.config,
+            run_id=RUN_ID,
+            private_root=str(self.root / private),
+            ledger=str(self.root / "ledger"),
+            keys=str(self.root / "keys"),
+        )
+
+    @property
+    def private(self) -> Path:
+        """Raw artifacts of the run."""
+        return self.root / "private" / RUN_ID
+
+    def train(self, run_config: RunConfig | None = None) -> dict[str, Any]:
+        """Runs the step."""
+        from fedemb.steps.train_dp_fedemb import train as embeddings
+        from fedemb.steps.train_dp_sgd import train as classifier
+
+        step = classifier if self.config.task == "classification" else embeddings
+        return step.run(self.context(run_config))
+
+
+def prepare(root: Path, run_config: RunConfig | None = None, *, users: int = 40) -> ReadyRun:
+    """Plans, reserves, writes users and initial weights."""
+    from fedemb.steps.plan_privacy import plan
+    from fedemb.steps.pretrain_public import pretrain
+    from fedemb.steps.reserve_budget import reserve
+
+    ready = ReadyRun(root, run_config or config())
+    settings = ready.config
+    keys = open_key_store(str(root / "keys"))
+    plan.run(ready.context())
+    pretrain.run(settings.public_start(), root / "pretrained", keys)
+    reserve.run(ready.context(), input_fingerprint="private.parquet@1")
+    write_users(
+        ready.private / "users",
+        users=users,
+        virtual_clients=settings.partition.virtual_clients,
+        groupings=settings.partition.groupings,
+        classes=len(settings.model.classes),
+        size=settings.model.image_size,
+    )
+    held_out = {"virtual_clients": 0, "groupings": 0, "classes": len(settings.model.classes)}
+    write_users(ready.private / "evaluation", users=30, size=settings.model.image_size, **held_out)
+    key = commitment_key(keys, settings.policy.policy_id)
+    users_manifest = {
+        "run_id": RUN_ID,
+        "config_sha": config_digest(settings),
+        "reservation_sha": file_digest(root / "reservation.json"),
+        "virtual_clients": settings.partition.virtual_clients,
+        "groupings": settings.partition.groupings,
+        "blocks": ["all/0"],
+        "image_size": settings.model.image_size,
+        "channels": settings.model.channels,
+        "commitments": {
+            people: commit_to_people(key, RUN_ID, 1, tree_digest(ready.private / people))
+            for people in ("users", "evaluation")
+        },
+    }
+    signer = Signer.newest(keys, "partition")
+    write_signed(root / "users.json", UsersManifest.of_fields(users_manifest), signer)
+    return ready
+
+
+def finished_classifier(untrained: Path, root: Path, run_config: RunConfig | None = None) -> Path:
+    """A copy of a prepared classifier's run, trained, with people to evaluate it on."""
+    settings = run_config or classifier_config()
+    run = ReadyRun(root, settings)
+    shutil.copytree(untrained, root)
+    run.train()
+    return root
+
+
+def round_times(ready: ReadyRun) -> list[float]:
+    """When each round came on record, in order."""
+    records = (ready.private / "train").glob("attempt-*/rounds/*.record")
+    return sorted(path.stat().st_mtime for path in records)
+
+
+def _kill_after(ready: ReadyRun, seconds: float | None) -> int:
+    """Forks a trainer; returns its exit status, negative if it was killed."""
+    before, child = len(round_times(ready)), os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ready.train()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        deadline = time.monotonic() + PATIENCE
+        while len(round_times(ready)) == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(folder: str, *times: str) -> None:
+    """See the module."""
+    from fedemb.training import attempt
+
+    settings = RunConfig.model_validate_json(Path(folder, "config.json").read_text())
+    ready = ReadyRun(Path(folder), settings)
+    importlib.import_module(settings.training.backend)  # before the forks
+    # Sources may be edited while a test runs; that a run refuses them then is another test's.
+    reserved = json.loads((Path(folder) / "reservation.json").read_text())["code_sha"]
+    attempt.code_digest = lambda _config: reserved
+    statuses = [_kill_after(ready, float(seconds)) for seconds in times]
+    last = _kill_after(ready, None)
+    sys.stdout.write(json.dumps({"statuses": statuses, "last": last}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
