@@ -101,7 +101,7 @@ _NAMES = {
     ),
     "data.array_users": "ArrayUsers",
     "data.glyphs": "glyphs",
-    "embedding": (
+    "engine": (
         "ClientExamples Feed Round RoundFunction RoundSums assign_weights build_backbone "
         "build_loss configure_threads embed initial_state load_backbone pretrain "
         "released_weights run_rounds save_backbone server_step train_centralized "
@@ -129,7 +129,7 @@ _NAMES = {
     "privacy.planning.plan": "epsilon guarantee plan",
     "privacy.queries": "Mechanism build_mechanism",
     "privacy.queries.dp_query": "ClippedSumQuery",
-    "simulation": "Simulation SimulationResult",
+    "training.simulation": "Simulation SimulationResult",
 }
 """Module to the public names in it; the imports above say the same to type checkers."""
 _PLACES = {name: f"fedemb.{module}" for module, names in _NAMES.items() for name in names.split()}

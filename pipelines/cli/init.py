@@ -266,8 +266,8 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
 
 def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
     """Counts the photos, and finds the size and colours that suit them."""
-    from fedemb import PoissonGaussianConfig
     from fedemb.pipelines.run.load_config import validate
+    from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
     from fedemb.steps.partition_users.census import take_census
     from fedemb.steps.partition_users.check import BAD, inexact_ids, looked_for
 
@@ -402,7 +402,7 @@ def _tree(
     start: str,
     target: float,
 ) -> dict[str, Any]:
-    from fedemb import GroupPoissonGaussianConfig
+    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussianConfig
 
     recipe = _FROZEN_NET if start.endswith(".keras") else _WHOLE_NET
     clients = max(1, round(0.9 * bound / recipe.users_per_client))

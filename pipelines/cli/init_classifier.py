@@ -59,7 +59,7 @@ def as_classifier(tree: dict[str, Any], source: SourceConfig, classes: str) -> d
     bound, alone = policy["users_lower_bound"], source.columns.user_id is None
     start = tree["pretraining"]["kind"]
     # Features of a public start are computed once, so all units in each round cost little.
-    from fedemb import PoissonGaussianConfig
+    from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
 
     head = start == "supervised"
     chance = 1.0 if head else 0.1

@@ -1,9 +1,9 @@
 """Measures the structure of the product code from its syntax trees.
 
 Usage: `python -m tests.architecture.structure` prints rooms, cycles, arrows, the longest functions,
-`Any` at seams and lines by room. A room is a package directly below `fedemb`, a step or `pipelines`;
-a module directly below `fedemb` is a room of its own. Imports inside functions and under
-`TYPE_CHECKING` count like all others.
+`Any` at seams and lines by room. A room is a package directly below `fedemb` or a step; a module
+directly below `fedemb` is a room of its own. Imports inside functions and under `TYPE_CHECKING`
+count like all others.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ Every line of the runbook, `infra/README.md`, in its order, from an empty cluste
 printed: made by `tests/cluster/test_walk.py`. The API server, its controllers and admission are
 real ({version}). Kubeflow's API is a stand-in, stores are folders, and what begins with `gcloud`,
 `terraform`, `aws` or `mc` needs a cloud or a store: it is named, not tried. The run that is
-verified and resumed is the tests' own (`tests/kit/pipeline_runs/honest_run.py`): no image trained it. Addresses and
-digests are shortened; words in capitals stand for your own, as in the runbook. `<code>` after a
-line is its exit code, where it is not 0.
+verified and resumed is the tests' own (`tests/kit/pipeline_runs/honest_run.py`): no image trained
+it. Addresses and digests are shortened; words in capitals stand for your own, as in the runbook.
+`<code>` after a line is its exit code, where it is not 0.
 
 """
 NAMESPACES = FRAME[:2]

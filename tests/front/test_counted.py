@@ -13,7 +13,6 @@ from pydantic import NonNegativeFloat, create_model
 
 import fedemb
 from fedemb.config import RunConfig, ServerConfig, TrainingConfig
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.section import Probability
 from fedemb.models import backbones
@@ -22,6 +21,7 @@ from fedemb.pipelines.cli import describe_config
 from fedemb.pipelines.run import load_config
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS
+from fedemb.privacy.mechanisms.section import NoisedConfig
 from tests.kit import privacy_worlds
 from tests.kit.privacy_worlds import ROOT, World, make_plan
 

@@ -1,6 +1,7 @@
 """What private steps say: every one runs as its pod does, well and not, and all its output is read.
 
-Noise is planted in the process by tests/kit/pipeline_runs/logged_step.py; what leaves must be of the closed set.
+Noise is planted in the process by tests/kit/pipeline_runs/logged_step.py; only the closed set of
+lines may leave.
 """
 
 from __future__ import annotations

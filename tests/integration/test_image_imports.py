@@ -29,10 +29,8 @@ NOT_IN_SERVE = {
     "jax_privacy": "the same",
     "model_signing": "bundle.check_signature: the manifest names the same files",
 }
-COMMANDS = ROOT / "pipelines" / "cli" / "use.py"
-SERVE = {
-    PACKAGES / "fedemb" / "embedding" / name for name in ("export.py", "search.py", "serve.py")
-}
+COMMANDS = ROOT / "pipelines" / "cli" / "inference_commands.py"
+SERVE = {PACKAGES / "fedemb" / "serving" / name for name in ("export.py", "search.py", "serve.py")}
 """What COMMANDS opens where fedemb[serve] is installed, which no image is; a step must not."""
 
 
@@ -162,10 +160,8 @@ def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, pa
 
 def test_image_that_serves_has_what_the_server_opens():
     lock = (ROOT / "requirements" / "serve.txt").read_text()
-    folder = PACKAGES / "fedemb" / "embedding"
-    names = needed(
-        [folder / "serve.py", folder / "released.py", folder.parent / "serving/bundle.py"]
-    )
+    folder = PACKAGES / "fedemb" / "serving"
+    names = needed([folder / "serve.py", folder / "released.py", folder / "bundle.py"])
     assert {"fastapi", "tensorflow"} <= {name.partition(".")[0] for name in names}
     assert not missing(names, lock, NOT_IN_SERVE)
     assert "apache-beam" not in lock

@@ -12,21 +12,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import fedemb
 from fedemb.config import RunConfig
 from fedemb.errors import ConfigError
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.digests import file_digest
 
-ROOT = Path(fedemb.__file__).parent
+ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "dev", "gpu", "light", "tpu")
 """Of the image flavours and of a checkout: every image of a build carries them all."""
 DECIDES_PRIVACY = (
     "config",
     "data",
-    "embedding",
+    "engine",
+    "foundation",
     "keys",
     "ledger",
+    "models",
     "privacy",
     "steps/partition_users",
     "steps/reserve_budget",
@@ -35,8 +36,8 @@ DECIDES_PRIVACY = (
     "storage",
     "training",
 )
-"""Rooms that sample, clip, add noise, price, reserve, put a round on record once, or decide which
-user is in which client; with them `backend.py`, which sets the precision of numbers."""
+"""Rooms that sample, clip, add noise, price, reserve, record a round once, decide which user is in
+which virtual client, or set the precision of numbers."""
 
 
 def code_digest(config: RunConfig | None = None) -> str:
@@ -61,8 +62,7 @@ def privacy_code_digest() -> str:
 
     Comments, docstrings and layout do not count: a source counts as its syntax tree without them.
     """
-    rooms = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
-    sources = [*rooms, ROOT / "backend.py"]
+    sources = [path for room in DECIDES_PRIVACY for path in _below(ROOT / room)]
     return json_digest(
         {**_locks(), **{_name(path): _tree_digest(path.read_bytes()) for path in sources}}
     )

@@ -215,7 +215,10 @@ def test_a_pipeline_of_the_other_backend_is_refused_in_one_sentence(monkeypatch)
 
 
 def test_a_gpu_is_told_to_give_the_same_bits_again():
-    say = "import os, fedemb.models.keras_backend as b; b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
+    say = (
+        "import os, fedemb.models.keras_backend as b; "
+        "b.use_backend('jax'); print(os.environ['XLA_FLAGS'])"
+    )
     for flags, wanted in (
         ("--xla_cpu_x=1", "--xla_cpu_x=1 --xla_gpu_deterministic_ops=true"),
         ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),

@@ -10,12 +10,12 @@ from dp_accounting import dp_event as dpe
 from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
-from fedemb.config.mechanism import NoisedConfig
 from fedemb.errors import ArtifactError, GateDenied
 from fedemb.pipelines.cli.main import app
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.mechanisms.registry import MECHANISMS, plan_from_json
+from fedemb.privacy.mechanisms.section import NoisedConfig
 from fedemb.steps.gate_release import gate
 from tests.conftest import REPOSITORY
 from tests.kit.pipeline_runs import honest_run, training_run

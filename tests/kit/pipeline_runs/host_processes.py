@@ -1,8 +1,8 @@
 """Processes of a training job of two hosts on JAX, forked from one that loads what takes long once.
 
-`python -m tests.kit.pipeline_runs.host_processes FOLDER TASK SCENE...` makes a run of a task ready, plays scenes of
-`SCENES` with it and prints for each process its exit code and what it said. Nothing here can import
-TensorFlow.
+`python -m tests.kit.pipeline_runs.host_processes FOLDER TASK SCENE...` prepares a run of a task,
+plays scenes of `SCENES` with it and prints the exit code and the output of each process. Nothing
+here can import TensorFlow.
 """
 
 import importlib

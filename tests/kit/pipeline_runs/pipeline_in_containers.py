@@ -15,7 +15,9 @@ def main(root: Path, light: str, cpu: str, data: Path) -> None:
     from fedemb.pipelines.graph import build_pipeline, pipeline_arguments
     from fedemb.pipelines.run.directory import RunDirectory
     from fedemb.runtime.step import PLACEHOLDER_IMAGES
-    from tests.kit.servers.docker_runner import container_runner  # beside this file
+    from tests.kit.servers.docker_runner import (
+        container_runner,  # beside this file
+    )
 
     run = RunDirectory.open(root)
     images = {

@@ -1,8 +1,8 @@
 """A small run up to the point where training starts, and a process that trains it to be killed.
 
-`python -m tests.kit.pipeline_runs.training_run FOLDER TIMES...` loads its framework once, then forks one trainer
-after the other and kills each with SIGKILL so many seconds after its first new round is on record;
-the last trains to the end.
+`python -m tests.kit.pipeline_runs.training_run FOLDER TIMES...` loads its framework once and forks
+one trainer after the other. It kills each with SIGKILL that many seconds after its first new round
+is recorded; the last trains to the end.
 """
 
 import importlib
