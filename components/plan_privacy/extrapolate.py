@@ -1,4 +1,4 @@
-"""How many users and how much compute it takes: `fedemb plan --extrapolate`."""
+"""Epsilon against users and compute: `fedemb extrapolate`."""
 
 from __future__ import annotations
 

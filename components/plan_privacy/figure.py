@@ -1,4 +1,4 @@
-"""The figure of `fedemb plan --extrapolate`: how many users and how much compute it takes."""
+"""The figure of `fedemb extrapolate`: epsilon against users and compute."""
 
 from __future__ import annotations
 

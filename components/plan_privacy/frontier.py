@@ -1,4 +1,4 @@
-"""The figure of `fedemb plan --frontier`: settings of one epsilon, and what others cost."""
+"""The figure of `fedemb frontier`: settings of one epsilon, and the price of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedemb.errors import ConfigError
 from fedemb.foundation.files import write_bytes
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 from fedemb.privacy.planning.frontier import (
@@ -33,7 +32,7 @@ _AXES = {
 def draw_frontier(
     plan: MechanismPlan,
     delta: float,
-    target_epsilon: float | None,
+    target_epsilon: float,
     figure: Path,
     units_per_second: float | None = None,
 ) -> dict[str, Any]:
@@ -42,15 +41,13 @@ def draw_frontier(
     Args:
       plan: the setting in the middle.
       delta: total failure probability.
-      target_epsilon: what every setting costs.
+      target_epsilon: price of every setting.
       figure: SVG to write.
       units_per_second: that a machine trains, for estimated minutes; None: no estimate.
 
     Raises:
-      ConfigError: there is no target, or no batch to choose.
+      ConfigError: the plan has no batch to choose.
     """
-    if target_epsilon is None:
-        raise ConfigError("--frontier needs --target-epsilon: the settings it lists all cost that")
     points = frontier(plan, delta, target_epsilon)
     longer = prices_around(plan, delta, rounds=ROUNDS)
     noisier = prices_around(plan, delta, noises=NOISES)

@@ -117,7 +117,7 @@ def init(
     """
     from fedemb.foundation.files import write_bytes
     from fedemb.pipelines.cli.init_classifier import as_classifier, source_of_classes
-    from fedemb.pipelines.cli.planning.plan import calibrated
+    from fedemb.pipelines.cli.planning.planned import calibrated
     from fedemb.pipelines.run.load_config import load_config, validate
     from fedemb.privacy.accounting.units import UNITS
     from fedemb.steps.partition_users.check import too_few_classes

@@ -24,6 +24,8 @@ from fedemb.pipelines.cli.ledger_commands.approve import approve
 from fedemb.pipelines.cli.ledger_commands.forget import forget
 from fedemb.pipelines.cli.ledger_commands.ledger import app as ledger_app
 from fedemb.pipelines.cli.options import ConfigOption, DataOption, SetOption
+from fedemb.pipelines.cli.planning.extrapolate import extrapolate
+from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
@@ -46,6 +48,8 @@ app.command()(init)
 app.command()(check_data)
 app.command()(make_data)
 app.command()(plan)
+app.command()(frontier)
+app.command()(extrapolate)
 app.command()(submit)
 app.command()(doctor)
 app.add_typer(schedule_app, name="schedule")

@@ -9,12 +9,20 @@ import typer
 from typer.testing import CliRunner
 
 from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.planning.extrapolate import extrapolate
+from fedemb.pipelines.cli.planning.frontier import frontier as frontier_command
 from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.run.load_config import load_config, overridden
 from fedemb.privacy.planning import frontier
 
-app = typer.Typer()
-app.command()(plan)
+
+def app_of(command):
+    app = typer.Typer()
+    app.command()(command)
+    return app
+
+
+app = app_of(plan)
 
 NUMBERS = ["--population", "20000", "--clients-per-round", "10", "--rounds", "20"]
 FIELDS = {
@@ -44,10 +52,11 @@ def test_every_way_to_sample_units_alone_is_priced_from_numbers(tmp_path, kind):
 
 
 def call(tmp_path, *arguments):
-    result = CliRunner().invoke(
-        app,
-        [*arguments, "--output", str(tmp_path / "p.json")],
-    )
+    return invoke(app, *arguments, "--output", str(tmp_path / "p.json"))
+
+
+def invoke(app, *arguments):
+    result = CliRunner().invoke(app, arguments)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -117,9 +126,9 @@ def test_words_say_whether_a_changed_user_is_covered_as_the_report_does(tmp_path
 
 
 def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
-    arguments = (*NUMBERS, "--noise-multiplier", "4", "--extrapolate", "--json",
-                 "--figure", str(tmp_path / "f.svg"))  # fmt: skip
-    whole = json.loads(call(tmp_path, *arguments))
+    drawing = app_of(extrapolate)
+    arguments = (*NUMBERS, "--noise-multiplier", "4", "--figure", str(tmp_path / "f.svg"))
+    whole = json.loads(invoke(drawing, *arguments, "--json"))
     out = whole["extrapolation"]
     assert out["population"][0]["epsilon"] == whole["epsilon"]
     for axis in ("population", "compute"):
@@ -131,7 +140,7 @@ def test_extrapolation_draws_one_curve_per_mechanism(tmp_path):
     assert svg.count(b"Projections, not guarantees") == 1
     # One curve for two mechanisms of one price, and its label says so.
     assert b"user poisson = fixed size" in svg
-    text = call(tmp_path, *arguments[:-3], *arguments[-2:])
+    text = invoke(drawing, *arguments)
     assert (tmp_path / "f.svg").read_bytes() == svg
     assert "no such run was made" in text
     assert f"{whole['epsilon']:#.3g} (noise 4)" in text
@@ -166,7 +175,6 @@ def test_words_say_no_more_than_there_is(tmp_path):
             "tree_aggregation and blt",
         ),
         ([*NUMBERS, "--mechanism", "not_private", "--noise-multiplier", "4"], "no noise"),
-        ([*NUMBERS, "--mechanism", "not_private", "--extrapolate"], "--extrapolate means nothing"),
         ([*NUMBERS, "--noise-multiplier", "4", "--tuning-law", "poisson"], "--tuning-trials"),
         (
             [*NUMBERS[:2], "--clients-per-round", "700", *NUMBERS[4:], "--noise-multiplier", "4"],
@@ -226,14 +234,25 @@ def test_frontier_estimates_minutes_where_the_speed_is_given(tmp_path, monkeypat
     monkeypatch.setattr(frontier, "upper_bound", cache(frontier.upper_bound))  # drawn three times
     arguments = ["--mechanism", "poisson_gaussian", "--population", "2000"]
     arguments += ["--users-per-client", "1", "--clients-per-round", "200", "--rounds", "20"]
-    arguments += ["--target-epsilon", "0.5", "--delta", "1e-4", "--frontier"]
-    arguments += ["--figure", str(tmp_path / "f.svg"), "--output", str(tmp_path / "plan.json")]
+    arguments += ["--target-epsilon", "0.5", "--delta", "1e-4"]
+    arguments += ["--figure", str(tmp_path / "f.svg")]
     timed = [*arguments, "--units-per-second", "50"]
-    result = CliRunner().invoke(app, [*timed, "--json"])
-    assert result.exit_code == 0, result.output
-    for point in json.loads(result.stdout)["frontier"]["points"]:
+    drawing = app_of(frontier_command)
+    for point in json.loads(invoke(drawing, *timed, "--json"))["frontier"]["points"]:
         assert point["minutes"] == pytest.approx(point["batch"] * point["rounds"] / 3000)
-    assert "minutes" in CliRunner().invoke(app, timed).output
-    assert "minutes" not in CliRunner().invoke(app, arguments).output
-    without = [text for text in timed if text != "--frontier"]
-    assert CliRunner().invoke(app, without).exit_code != 0
+    assert "minutes" in invoke(drawing, *timed)
+    assert "minutes" not in invoke(drawing, *arguments)
+
+
+def test_frontier_and_extrapolate_refuse_plans_they_cannot_draw():
+    with pytest.raises(ConfigError, match="--target-epsilon"):
+        invoke(app_of(frontier_command), *NUMBERS, "--noise-multiplier", "4")
+    with pytest.raises(ConfigError, match="not_private adds no noise"):
+        invoke(app_of(extrapolate), *NUMBERS, "--mechanism", "not_private")
+
+
+def test_options_of_a_group_reach_the_command_once():
+    """The options of plan commands are the fields of their groups, each declared once."""
+    names = [parameter.name for parameter in typer.main.get_command(app).params]
+    assert len(names) == len(set(names))
+    assert {"config", "population", "tuning_trials", "simulate_at", "explain"} <= set(names)

@@ -1,15 +1,19 @@
-"""Options of `fedemb plan` that would be ignored are refused: a price of other numbers misleads."""
+"""Refuses options that a plan command would ignore: the price of other numbers misleads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
 
 if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+_NEEDS_NOISE = ("noise_multiplier", "target_epsilon", "tuning_trials")
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -17,54 +21,54 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def one_or_the_other(context: typer.Context, from_file: bool, numbers: dict[str, Any]) -> None:
-    """Refuses numbers beside a configuration file, and overrides without one."""
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in (numbers if from_file else ("set_",))
-        if _given(context, name)
-    ]
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_mixed(context: typer.Context, *, from_file: bool) -> None:
+    """Refuses numbers beside a configuration file, and overrides without one.
+
+    Raises:
+      ConfigError: the options exclude one another.
+    """
+    numbers = [field.name for field in dataclasses.fields(PlanNumbers)]
+    numbers.remove("target_epsilon")  # changes a configuration too
+    given = [_spelled(name) for name in numbers if _given(context, name)]
     if given and from_file:
         raise ConfigError(
-            f"{', '.join(given)} and --config exclude each other; change the configuration with "
-            "--set, e.g. --set mechanism.rounds=20"
+            f"{', '.join(given)} and --config exclude each other. Change the configuration with "
+            "--set, for example --set mechanism.rounds=20."
         )
-    if given:
-        raise ConfigError("--set changes a configuration; name one with --config")
+    if not from_file and _given(context, "set_"):
+        raise ConfigError("--set changes a configuration. Pass the configuration by --config.")
 
 
-def refuse_ignored(
-    context: typer.Context,
-    mechanism: type[MechanismPlan],
-    *,
-    drawn: bool,
-    search: float | None,
-) -> None:
-    """Refuses options that this mechanism or command has no use for."""
+def refuse_unknown_to(context: typer.Context, mechanism: type[MechanismPlan]) -> None:
+    """Refuses options of other mechanisms.
+
+    Raises:
+      ConfigError: an option does not belong to this mechanism.
+    """
     from fedemb.privacy.mechanisms.registry import MECHANISMS
 
-    kind = mechanism.kind_name()
     for name in dict.fromkeys(name for other in MECHANISMS.values() for name in other.options):
         if _given(context, name) and name not in mechanism.options:
             kinds = [other for other, known in MECHANISMS.items() if name in known.options]
             raise ConfigError(
-                f"--{name.replace('_', '-')} is for {' and '.join(kinds)}, and this plan is "
-                f"{kind}; drop it or name another --mechanism"
+                f"{_spelled(name)} is for {' and '.join(kinds)}, not for {mechanism.kind_name()}. "
+                "Drop the option or pass another --mechanism."
             )
-    if not mechanism.private:
-        asked = [
-            f"--{name.replace('_', '-')}"
-            for name in ("noise_multiplier", "target_epsilon", "tuning_trials", "extrapolate")
-            if _given(context, name)
-        ]
-        if asked:
-            raise ConfigError(
-                f"{kind} has no noise and no epsilon, so {', '.join(asked)} means nothing; "
-                "drop it or name another --mechanism"
-            )
-    if _given(context, "figure") and not drawn:
+
+
+def refuse_meaningless(context: typer.Context, mechanism: type[MechanismPlan]) -> None:
+    """Refuses options about noise for a mechanism without noise.
+
+    Raises:
+      ConfigError: such an option was passed.
+    """
+    asked = [_spelled(name) for name in _NEEDS_NOISE if _given(context, name)]
+    if asked and not mechanism.private:
         raise ConfigError(
-            "--figure is where --extrapolate and --frontier draw; add one of them or drop it"
+            f"{', '.join(asked)} has no meaning for {mechanism.kind_name()}, which adds no noise "
+            "and has no epsilon. Drop the option or pass another --mechanism."
         )
-    if _given(context, "tuning_law") and search is None:
-        raise ConfigError("--tuning-law belongs to --tuning-trials; add the mean number of trials")

@@ -1,4 +1,4 @@
-"""`fedemb plan` without a file: a configuration from a handful of numbers."""
+"""Makes a configuration from the numbers of a plan command."""
 
 from __future__ import annotations
 
@@ -9,71 +9,43 @@ from fedemb.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedemb.config import RunConfig
+    from fedemb.pipelines.cli.planning.plan_options import PlanNumbers
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 _UNCAPPED = 1e9
 """Budget of a plan that is not part of a run."""
 
 
-def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> RunConfig:
-    """A configuration that holds just what is priced; the rest is the defaults."""
-    missing = [
-        f"--{name.replace('_', '-')}"
-        for name in ("population", "clients_per_round", "rounds")
-        if numbers[name] is None
-    ]
-    separately = numbers["virtual_clients"] and numbers["users_lower_bound"]
-    if separately and "--population" in missing:
-        missing.remove("--population")
-    if missing:
-        raise ConfigError(f"give {', '.join(missing)}, or --config; see `fedemb plan --help`")
-    users, size = numbers["population"], numbers["users_per_client"]
-    groups = numbers["virtual_clients"] or max(1, round(users / size))
-    if numbers["clients_per_round"] > groups:
-        raise ConfigError(
-            f"{numbers['clients_per_round']} clients per round exceed the {groups} virtual clients;"
-            " lower --clients-per-round or --users-per-client"
-        )
-    bound = numbers["users_lower_bound"] or users
-    delta = numbers["delta"] if numbers["delta"] is not None else float(bound**-1.1)
-    if math.isclose(delta * bound, 1.0, rel_tol=1e-6):
-        raise ConfigError(
-            f"--delta {delta:g} is 1 / {bound}, as published figures often have it, and a "
-            "guarantee needs less: for the published epsilon as a projection pass "
-            f"--users-lower-bound {bound - 1} too; for a run of your own --delta {bound**-1.1:.2g}"
-        )
+def from_numbers(mechanism: type[MechanismPlan], numbers: PlanNumbers) -> RunConfig:
+    """Returns a configuration with exactly what is priced; the rest has defaults.
+
+    Raises:
+      ConfigError: numbers are missing or contradict one another.
+    """
     from fedemb.pipelines.run.load_config import validate
     from fedemb.privacy.mechanisms.mechanism import Cohort
 
-    noise = numbers["noise_multiplier"]
+    _require(numbers)
+    bound = numbers.users_lower_bound or numbers.population or 0
+    noise = numbers.noise_multiplier
     cohort = Cohort(
-        population=users or bound,
-        users_per_client=size,
-        clients_per_round=numbers["clients_per_round"],
+        population=numbers.population or bound,
+        users_per_client=numbers.users_per_client,
+        clients_per_round=numbers.clients_per_round or 0,
         noise_multiplier=1.0 if noise is None else noise,
-        rounds=numbers["rounds"],
-        virtual_clients=groups,
+        rounds=numbers.rounds or 0,
+        virtual_clients=_virtual_clients(numbers),
     )
-    columns = {"user_id": None} if numbers["unit"] == "image" else {}
-    options = {name: numbers[name] for name in mechanism.options}
-
-    section = mechanism.section
-    classifies = (
-        section.solves_head or section.samples_images
-    )  # and have no price for anything else
-    classifier = {
-        "task": "classification",
-        "model": {"classes": ["a", "b"], "trainable": "head" if section.solves_head else "all"},
-        "training": {"algorithm": "dp_sgd", "unit_gradient": {"microbatch": 1}},
-    }
+    columns = {"user_id": None} if numbers.unit == "image" else {}
+    options = {name: getattr(numbers, name) for name in mechanism.options}
     return validate(
         {
             "purpose": "simulation",
-            **(classifier if classifies else {}),
+            **_classifier(mechanism),
             "data": {"source": {"uri": "builtin", "columns": columns, "label_scope": "global"}},
             "partition": {
-                "virtual_clients": groups,
-                "max_images_per_user": numbers["images_per_user"],
+                "virtual_clients": cohort.virtual_clients,
+                "max_images_per_user": numbers.images_per_user,
             },
             "mechanism": {
                 "kind": mechanism.kind_name(),
@@ -82,10 +54,58 @@ def from_numbers(mechanism: type[MechanismPlan], numbers: dict[str, Any]) -> Run
             },
             "policy": {
                 "users_lower_bound": bound,
-                "certify_at": numbers["certify_at"],
-                "delta": delta,
-                "unit": numbers["unit"],
+                "certify_at": numbers.certify_at or [],
+                "delta": _delta(numbers, bound),
+                "unit": numbers.unit.value,
                 "epsilon_cap": _UNCAPPED,
             },
         }
     )
+
+
+def _require(numbers: PlanNumbers) -> None:
+    needed = ["clients_per_round", "rounds"]
+    if not (numbers.virtual_clients and numbers.users_lower_bound):
+        needed.insert(0, "population")
+    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(numbers, name) is None]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} is missing. Pass the option or --config; see the command's "
+            "--help."
+        )
+
+
+def _virtual_clients(numbers: PlanNumbers) -> int:
+    groups = numbers.virtual_clients
+    if groups is None:
+        groups = max(1, round((numbers.population or 0) / numbers.users_per_client))
+    if (numbers.clients_per_round or 0) > groups:
+        raise ConfigError(
+            f"--clients-per-round {numbers.clients_per_round} exceeds the {groups} virtual clients."
+            " Lower --clients-per-round or --users-per-client."
+        )
+    return groups
+
+
+def _delta(numbers: PlanNumbers, bound: int) -> float:
+    customary = float(bound**-1.1)
+    delta = customary if numbers.delta is None else numbers.delta
+    if math.isclose(delta * bound, 1.0, rel_tol=1e-6):
+        raise ConfigError(
+            f"--delta {delta:g} equals 1 / {bound}, and a guarantee needs a smaller delta. Pass "
+            f"--delta {customary:.2g}, or for the projection of a published epsilon "
+            f"--users-lower-bound {bound - 1}."
+        )
+    return delta
+
+
+def _classifier(mechanism: type[MechanismPlan]) -> dict[str, Any]:
+    """Settings of a classifier, for mechanisms that price nothing else."""
+    section = mechanism.section
+    if not (section.solves_head or section.samples_images):
+        return {}
+    return {
+        "task": "classification",
+        "model": {"classes": ["a", "b"], "trainable": "head" if section.solves_head else "all"},
+        "training": {"algorithm": "dp_sgd", "unit_gradient": {"microbatch": 1}},
+    }

@@ -69,12 +69,14 @@ def toy(monkeypatch):
 
 
 def test_a_new_mechanism_is_planned_and_explained_by_the_command_line(tmp_path):
-    arguments = ["plan", "--mechanism", "everyone", "--population", "20000", "--rounds", "3"]
-    arguments += ["--clients-per-round", "10", "--noise-multiplier", "60", "--json", "--explain"]
-    arguments += ["--extrapolate", "--figure", str(tmp_path / "f.svg")]
-    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "plan.json")])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    numbers = ["--mechanism", "everyone", "--population", "20000", "--rounds", "3", "--json"]
+    numbers += ["--clients-per-round", "10", "--noise-multiplier", "60"]
+    output = ["--explain", "--output", str(tmp_path / "plan.json")]
+    found = {}
+    for command in (["plan", *output], ["extrapolate", "--figure", str(tmp_path / "f.svg")]):
+        result = CliRunner().invoke(app, [*command, *numbers])
+        assert result.exit_code == 0, result.output
+        found |= json.loads(result.stdout)
     ours = Everyone(rounds=3, noise_multiplier=60.0, virtual_clients=625, groupings=1)
     assert found["epsilon"] == price(ours.event(), ours.relation, found["delta"]).epsilon
     assert "Sampler. Everyone takes part in every round." in found["explanation"]

@@ -146,7 +146,7 @@ def _batches(plan: MechanismPlan, batches: Sequence[float]) -> list[tuple[Mechan
     """The plan at each batch below all units, then at all of them; whether it is the latter."""
     if plan.chance is None:
         raise ConfigError(
-            f"--frontier varies the sampling probability, and {plan.kind} has none "
+            f"a frontier varies the sampling probability, and {plan.kind} has none "
             f"({plan.sampler_words}), so there is no batch to choose; try its own numbers with "
             "--target-epsilon, or name a mechanism with a sampling_probability"
         )

@@ -1,0 +1,143 @@
+"""From options to the configuration that is priced, and the figures all plan commands print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedemb.errors import ConfigError
+from fedemb.pipelines.cli.planning.plan_checks import (
+    refuse_meaningless,
+    refuse_mixed,
+    refuse_unknown_to,
+)
+
+if TYPE_CHECKING:
+    import typer
+
+    from fedemb.config import RunConfig
+    from fedemb.documents.plan import PrivacyPlan
+    from fedemb.foundation.document import Written
+    from fedemb.pipelines.cli.planning.plan_options import ConfigSource, PlanNumbers
+    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+    from fedemb.privacy.mechanisms.mechanism import MechanismPlan
+
+
+class Priced(NamedTuple):
+    """A priced configuration.
+
+    Attributes:
+      document: the plan document, unsigned.
+      mechanism: the mechanism plan in it.
+      guarantee: the guarantee of one run.
+    """
+
+    document: Written[PrivacyPlan]
+    mechanism: MechanismPlan
+    guarantee: PrivacyGuarantee
+
+
+def config_of(context: typer.Context, source: ConfigSource, numbers: PlanNumbers) -> RunConfig:
+    """Returns the configuration to price, with the smallest noise for `--target-epsilon`.
+
+    Raises:
+      ConfigError: options are missing, contradict one another or would be ignored.
+    """
+    from fedemb.privacy.mechanisms.registry import MECHANISMS
+
+    planned = MECHANISMS.get(numbers.mechanism or next(iter(MECHANISMS)))
+    if planned is None:
+        raise ConfigError(
+            f"--mechanism {numbers.mechanism} is unknown. Pass one of {', '.join(MECHANISMS)}."
+        )
+    refuse_mixed(context, from_file=source.config is not None)
+    target = numbers.target_epsilon
+    if source.config is not None:
+        from fedemb.pipelines.run.load_config import load_config
+
+        config = load_config(source.config, source.set_ or [])
+    else:
+        refuse_unknown_to(context, planned)
+        refuse_meaningless(context, planned)
+        if planned.private and (numbers.noise_multiplier is None) == (target is None):
+            raise ConfigError(
+                "Pass exactly one of --noise-multiplier and --target-epsilon, or --config."
+            )
+        from fedemb.pipelines.cli.planning.plan_numbers import from_numbers
+
+        config = from_numbers(planned, numbers)
+    return config if target is None else calibrated(config, target)
+
+
+def priced(config: RunConfig) -> Priced:
+    """Prices a configuration."""
+    from fedemb.foundation.document import written
+    from fedemb.privacy.accounting.guarantee import PrivacyGuarantee
+    from fedemb.privacy.mechanisms.registry import plan_from_json
+    from fedemb.steps.plan_privacy.plan import document
+
+    made = written(document(config))
+    mechanism = plan_from_json(made.json["plan"])
+    return Priced(made, mechanism, PrivacyGuarantee.from_json(made.json["guarantee"]))
+
+
+def price_fields(config: RunConfig, found: Priced, output: Path | None) -> dict[str, Any]:
+    """Returns the fields that `plan`, `frontier` and `extrapolate` print.
+
+    Args:
+      config: the configuration.
+      found: its price.
+      output: file that the plan is written to, or None.
+    """
+    from fedemb.privacy.planning.prices import finite
+    from fedemb.steps.plan_privacy.plan import warnings
+
+    plan, mechanism, guarantee = found.document.json, found.mechanism, found.guarantee
+    return {
+        "mechanism": mechanism.kind,
+        "backend": plan["backend"],
+        "epsilon": finite(guarantee.epsilon),
+        "delta": guarantee.delta,
+        "accountant": guarantee.accountant,
+        "relation": guarantee.relation.name,
+        "epsilon_conservative_2c": plan["epsilon_conservative_2c"],
+        "epsilon_rdp": plan["epsilon_rdp"],
+        "zcdp_rho": plan["zcdp_rho"],
+        "comparisons": [
+            {**one, "words": other.words}
+            for one, other in zip(plan["comparisons"], mechanism.comparisons(), strict=True)
+        ],
+        "unit": mechanism.unit,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sampling_probability": mechanism.chance,
+        "clients_per_round": mechanism.normaliser,
+        "rounds": mechanism.rounds,
+        "virtual_clients": mechanism.virtual_clients,
+        "users_lower_bound": config.policy.users_lower_bound,
+        "sentence": str(guarantee),
+        "series": _series(config),
+        "projections": plan["projections"],
+        "warnings": list(warnings(config).values()),
+        "plan": output and str(output),
+        "plan_sha": mechanism.digest,
+    }
+
+
+def calibrated(config: RunConfig, target_epsilon: float) -> RunConfig:
+    """Returns the configuration with the smallest noise for an epsilon."""
+    from fedemb.privacy.mechanisms.registry import plan_mechanism
+    from fedemb.privacy.planning.calibration import with_target_epsilon
+
+    found = with_target_epsilon(plan_mechanism(config), target_epsilon, config.policy.delta)
+    return config.updated({"mechanism.noise_multiplier": found.noise_multiplier})
+
+
+def _series(config: RunConfig) -> dict[str, Any] | None:
+    """The cumulative price of all planned runs of the policy; None for a single run."""
+    from fedemb.pipelines.cli.ledger_commands.ledger_summary import planned_series
+    from fedemb.privacy.planning.prices import finite
+
+    planned = planned_series(config) if config.policy.planned_runs > 1 else None
+    if planned is None:
+        return None
+    return {"runs": planned[0], "epsilon": finite(planned[1]), "cap": config.policy.epsilon_cap}
