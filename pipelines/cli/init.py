@@ -267,11 +267,11 @@ def _asked(question: str, flag: str, kind: type, default: Any = None) -> Any:
 def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Census, int, int]:
     """Counts the photos, and finds the size and colours that suit them."""
     from fedemb.pipelines.run.load_config import validate
-    from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
+    from fedemb.privacy.mechanisms.registry import PoissonGaussian
     from fedemb.steps.partition_users.census import take_census
     from fedemb.steps.partition_users.check import BAD, inexact_ids, looked_for
 
-    one_round = PoissonGaussianConfig(
+    one_round = PoissonGaussian.section(
         rounds=1, sampling_probability=1.0, units_per_round=1, noise_multiplier=1.0
     )
     config = validate(
@@ -402,7 +402,7 @@ def _tree(
     start: str,
     target: float,
 ) -> dict[str, Any]:
-    from fedemb.privacy.mechanisms.group_poisson_gaussian import GroupPoissonGaussianConfig
+    from fedemb.privacy.mechanisms.registry import GroupPoissonGaussian
 
     recipe = _FROZEN_NET if start.endswith(".keras") else _WHOLE_NET
     clients = max(1, round(0.9 * bound / recipe.users_per_client))
@@ -422,7 +422,7 @@ def _tree(
         },
         "pretraining": _public_start(start),
         "mechanism": {
-            "kind": GroupPoissonGaussianConfig.kind_name(),
+            "kind": GroupPoissonGaussian.kind_name(),
             "rounds": recipe.rounds,
             "sampling_probability": round(min(1.0, probability), 3),
             "noise_multiplier": 1.0,

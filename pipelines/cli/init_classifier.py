@@ -59,7 +59,7 @@ def as_classifier(tree: dict[str, Any], source: SourceConfig, classes: str) -> d
     bound, alone = policy["users_lower_bound"], source.columns.user_id is None
     start = tree["pretraining"]["kind"]
     # Features of a public start are computed once, so all units in each round cost little.
-    from fedemb.privacy.mechanisms.poisson_gaussian import PoissonGaussianConfig
+    from fedemb.privacy.mechanisms.registry import PoissonGaussian
 
     head = start == "supervised"
     chance = 1.0 if head else 0.1
@@ -83,7 +83,7 @@ def as_classifier(tree: dict[str, Any], source: SourceConfig, classes: str) -> d
         "model": {**model, "classes": [name.strip() for name in classes.split(",")]},
         "pretraining": tree["pretraining"],
         "mechanism": {
-            "kind": PoissonGaussianConfig.kind_name(),
+            "kind": PoissonGaussian.kind_name(),
             "rounds": 60 if head else 200,
             "sampling_probability": chance,
             "units_per_round": max(1, round(0.9 * bound * chance)),

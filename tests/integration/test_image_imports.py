@@ -153,7 +153,7 @@ def test_a_package_that_a_lock_lacks_is_noticed_however_deep_and_late_it_is_impo
 )
 def test_a_step_that_opens_what_only_commands_may_is_noticed(flavour, module, package, tmp_path):
     planted = tmp_path / "step.py"
-    planted.write_text(f"from fedemb.engine.{module} import anything\n")
+    planted.write_text(f"from fedemb.serving.{module} import anything\n")
     lock = (ROOT / "requirements" / f"{flavour}.txt").read_text()
     assert package in missing(needed([*roots(flavour), planted]), lock, KNOWN.get(flavour, {}))
 

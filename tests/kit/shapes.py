@@ -14,7 +14,15 @@ from types import FunctionType, ModuleType
 from beartype import beartype
 from jaxtyping import jaxtyped
 
-ROOMS = ("fedemb.data", "fedemb.engine", "fedemb.evaluation", "fedemb.privacy")
+ROOMS = (
+    "fedemb.data",
+    "fedemb.engine",
+    "fedemb.evaluation",
+    "fedemb.models",
+    "fedemb.privacy",
+    "fedemb.serving",
+    "fedemb.training",
+)
 SHAPE = re.compile(r"\b(Float|Float32|Float64|Int|Int32|Int64|UInt8|UInt64|Bool|Num)\[")
 
 

@@ -7,9 +7,8 @@ import shutil
 import pytest
 import yaml
 
-from fedemb.config import FREE_SECTIONS, RunConfig
+from fedemb.config import FREE_SECTIONS, RunConfig, digest
 from fedemb.config.digest import config_digest
-from fedemb.documents import artifacts
 from fedemb.errors import ConfigError, GateDenied, InputError, PlanMismatch
 from fedemb.foundation.canonical_json import json_digest
 from fedemb.foundation.section import Section
@@ -266,7 +265,7 @@ def test_other_training_does_not_pass_for_another_evaluation(tmp_path, changes):
 
 def test_planted_digest_that_forgets_the_training_would_let_it_pass(tmp_path, monkeypatch):
     """What the test above stands on: it is the bound digest that refuses, and nothing else."""
-    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
+    monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = honest_run.start(tmp_path).until_gate()
     _again(run, **{"training.seed": 9})
 

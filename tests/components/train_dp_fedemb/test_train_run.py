@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedemb.config import FREE_SECTIONS
+from fedemb.config import FREE_SECTIONS, digest
 from fedemb.data.client_data import UserStore, load_examples
-from fedemb.documents import artifacts
 from fedemb.documents.evidence import read_rounds
 from fedemb.documents.model import ModelCard
 from fedemb.documents.plan_document import read_plan
@@ -283,7 +282,7 @@ def test_resume_with_another_evaluation_gives_the_same_model(ready, finished, mo
 
 def test_planted_digest_that_forgets_the_training_would_let_another_one_run(tmp_path, monkeypatch):
     """What `test_resume_with_changed_inputs_is_refused` stands on: the digest, and nothing else."""
-    monkeypatch.setattr(artifacts, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
+    monkeypatch.setattr(digest, "FREE_SECTIONS", (*FREE_SECTIONS, "training"))
     run = prepare(tmp_path)
     run.train(config(**{"training.local.batch_size": 4}))
     assert (run.root / "model" / "model.json").exists()

@@ -1,0 +1,60 @@
+"""The structure of the product: no cycles, small rooms, short functions."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.structure import Module, cycles, import_graph, modules, room_graph
+
+MOST_FILES = 20
+MOST_ROOMS = 30
+LONGEST = 60
+MOST_PARAMETERS = 8
+FACES = {"__main__", "errors", "fedemb", "steps"}
+"""Modules directly below `fedemb`, and the empty package that links the steps."""
+
+
+@pytest.fixture(scope="module")
+def product() -> dict[str, Module]:
+    return modules()
+
+
+def test_no_modules_import_each_other_in_a_cycle(product):
+    """Imports inside functions and under `TYPE_CHECKING` count."""
+    assert not cycles(import_graph(product))
+
+
+def test_no_rooms_import_each_other_in_a_cycle(product):
+    rooms = room_graph(product, import_graph(product))
+    assert not cycles({room: set(targets) for room, targets in rooms.items()})
+
+
+def test_cycles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set[str](), "e": {"d"}}
+    assert cycles(graph) == [["a", "b", "c"]]
+
+
+def test_imports_inside_functions_and_for_types_are_found(tmp_path):
+    source = tmp_path / "one.py"
+    source.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from fedemb.two import Name\n"
+        "def late():\n    from fedemb import three\n    import fedemb.four\n"
+    )
+    names = ("fedemb.two", "fedemb.three", "fedemb.four")
+    others = {name: Module(name, tmp_path / "unread.py") for name in names}
+    assert sorted(Module("fedemb.one", source).imports(others)) == sorted(names)
+
+
+def test_folders_and_rooms_are_few_enough_to_know(product):
+    folders = Counter(module.path.resolve().parent for module in product.values())
+    crowded = {folder: count for folder, count in folders.items() if count > MOST_FILES}
+    assert not crowded
+    rooms = {module.room for module in product.values()} - FACES
+    assert len(rooms) <= MOST_ROOMS, sorted(rooms)
+
+
+def test_no_module_lies_directly_below_the_package(product):
+    loose = {name for name, module in product.items() if module.path.parent.name == "fedemb"}
+    assert {Path(product[name].path).stem for name in loose} <= {"__init__", "__main__", "errors"}
