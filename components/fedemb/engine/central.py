@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,27 @@ WARM_UP = 0.1
 """Share of the steps over which the learning rate rises: cosine losses have steep starts."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how fast a pooled training runs.
+
+    Attributes:
+      epochs: passes over the images; the last, short batch of each is left out.
+      batch_size: images per step.
+      learning_rate: the highest of the schedule.
+      momentum: of SGD.
+      weight_decay: share of each kernel that is added to its gradient; not of scales and offsets.
+      mixed_precision: whether all but weights, updates and the last layer is bfloat16.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float = 0.0
+    mixed_precision: bool = False
+
+
 def minimize(
     backbone: Any,
     extra: Sequence[np.ndarray],
@@ -39,76 +61,37 @@ def minimize(
     images: UInt8[np.ndarray, "images size size channels"],
     labels: Int[np.ndarray, " images"],
     *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    momentum: float,
+    schedule: Schedule,
     seed: int,
-    weight_decay: float = 0.0,
-    mixed_precision: bool = False,
 ) -> float:
     """Trains a backbone in place by SGD with momentum.
 
     Args:
       backbone: `keras.Model`; all its trainable variables change.
-      extra: initial values of variables that train along and are then forgotten: heads.
+      extra: initial values of variables that train along and are dropped afterwards: heads.
       loss_of: the loss of a batch.
       images: uint8 `[images, size, size, channels]`.
       labels: int32 `[images]`.
-      epochs: passes over the images; the last, short batch of each is left out.
-      batch_size: images per step.
-      learning_rate: the highest.
-      momentum: of SGD.
+      schedule: length and rates.
       seed: of shuffles and whatever `loss_of` draws.
-      weight_decay: share of each kernel that its gradient gets added; not of scales and offsets.
-      mixed_precision: bfloat16 but for weights, their updates and the last layer.
 
     Returns:
       Mean loss of the last epoch.
     """
     import tensorflow as tf
 
-    trained = with_bfloat16(backbone) if mixed_precision else backbone
-    count, batch_size = len(labels), min(batch_size, len(labels))
-    steps = count // batch_size
-    weights = [tf.Variable(v.value, trainable=False) for v in backbone.trainable_variables]
-    heads = [tf.Variable(tf.constant(value), trainable=False) for value in extra]
-    slots = [tf.Variable(tf.zeros_like(v), trainable=False) for v in [*weights, *heads]]
+    count, batch = len(labels), min(schedule.batch_size, len(labels))
+    steps = count // batch
+    pooled = _PooledTraining(backbone, extra, loss_of, schedule)
     pixels, classes = tf.constant(images), tf.constant(labels, tf.int32)
 
     @tf.function(autograph=False)
-    def epoch(order: Any, first: Any, seed: Any) -> Any:
+    def epoch(order: Any, first: Any, words: Any) -> Any:
         def step(index: Any, total: Any) -> tuple[Any, Any]:
-            chosen = tf.slice(order, [index * batch_size], [batch_size])
-            at = (tf.cast(first + index, tf.float32) + 0.5) / float(steps * epochs)
-            rate = (
-                0.5 * learning_rate * (1.0 + tf.cos(math.pi * at)) * tf.minimum(1.0, at / WARM_UP)
-            )
-            current = [v.read_value() for v in weights]
-            extras = [v.read_value() for v in heads]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([*current, *extras])
-                value = loss_of(
-                    lambda batch: _embed(trained, current, batch),
-                    extras,
-                    tf.gather(pixels, chosen),
-                    tf.gather(classes, chosen),
-                    seed + tf.cast(tf.stack([0, index]), tf.int64),
-                )
-                value = penalized(value, backbone.trainable_variables, current)
-            with gradients_summed_in_order():
-                gradients: Any = tape.gradient(
-                    value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
-                )
-            for variable, slot, gradient in zip([*weights, *heads], slots, gradients, strict=True):
-                decay = weight_decay if len(variable.shape) > 1 else 0.0
-                tf.raw_ops.ResourceApplyMomentum(
-                    var=variable.handle,
-                    accum=slot.handle,
-                    lr=rate,
-                    grad=gradient + decay * variable if decay else gradient,
-                    momentum=momentum,
-                )
+            chosen = tf.slice(order, [index * batch], [batch])
+            at = (tf.cast(first + index, tf.float32) + 0.5) / float(steps * schedule.epochs)
+            seeds = words + tf.cast(tf.stack([0, index]), tf.int64)
+            value = pooled.step(tf.gather(pixels, chosen), tf.gather(classes, chosen), at, seeds)
             return index + 1, total + value
 
         _, total = tf.while_loop(
@@ -120,15 +103,78 @@ def minimize(
         return total / tf.cast(steps, tf.float32)
 
     loss = math.nan
-    for number in range(epochs):
+    for number in range(schedule.epochs):
         random = np.random.default_rng(np.random.SeedSequence([seed, number]))
-        order = tf.constant(random.permutation(count)[: steps * batch_size], tf.int32)
+        order = tf.constant(random.permutation(count)[: steps * batch], tf.int32)
         words = tf.constant(random.integers(0, 2**31, 2), tf.int64)
         loss = float(epoch(order, tf.constant(number * steps), words))
-        _LOG.info("epoch %d/%d loss %.4f", number + 1, epochs, loss)
-    for variable, value in zip(backbone.trainable_variables, weights, strict=True):
-        variable.assign(value)
+        _LOG.info("epoch %d/%d loss %.4f", number + 1, schedule.epochs, loss)
+    pooled.finish()
     return loss
+
+
+class _PooledTraining:
+    """Variables of a pooled training, and its step."""
+
+    def __init__(
+        self, backbone: Any, extra: Sequence[np.ndarray], loss_of: LossOf, schedule: Schedule
+    ) -> None:
+        import tensorflow as tf
+
+        self._backbone, self._loss_of, self._schedule = backbone, loss_of, schedule
+        self._trained = with_bfloat16(backbone) if schedule.mixed_precision else backbone
+        values = [v.value for v in backbone.trainable_variables]
+        self._weights = [tf.Variable(value, trainable=False) for value in values]
+        self._heads = [tf.Variable(tf.constant(value), trainable=False) for value in extra]
+        self._variables = [*self._weights, *self._heads]
+        self._slots = [tf.Variable(tf.zeros_like(v), trainable=False) for v in self._variables]
+
+    def step(self, images: Any, labels: Any, at: Any, seeds: Any) -> Any:
+        """Takes one step; returns the loss before it.
+
+        Args:
+          images: uint8 `[batch, size, size, channels]`.
+          labels: int32 `[batch]`.
+          at: float32 scalar, share of the training that is done.
+          seeds: int64 `[2]`.
+        """
+        import tensorflow as tf
+
+        current = [v.read_value() for v in self._weights]
+        extras = [v.read_value() for v in self._heads]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*current, *extras])
+            value = self._loss_of(
+                lambda batch: _embed(self._trained, current, batch), extras, images, labels, seeds
+            )
+            value = penalized(value, self._backbone.trainable_variables, current)
+        with gradients_summed_in_order():
+            gradients: Any = tape.gradient(
+                value, [*current, *extras], unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+        self._apply(gradients, at)
+        return value
+
+    def _apply(self, gradients: Any, at: Any) -> None:
+        import tensorflow as tf
+
+        schedule = self._schedule
+        cosine = 0.5 * schedule.learning_rate * (1.0 + tf.cos(math.pi * at))
+        rate = cosine * tf.minimum(1.0, at / WARM_UP)
+        for variable, slot, gradient in zip(self._variables, self._slots, gradients, strict=True):
+            decay = schedule.weight_decay if len(variable.shape) > 1 else 0.0
+            tf.raw_ops.ResourceApplyMomentum(
+                var=variable.handle,
+                accum=slot.handle,
+                lr=rate,
+                grad=gradient + decay * variable if decay else gradient,
+                momentum=schedule.momentum,
+            )
+
+    def finish(self) -> None:
+        """Writes the trained weights into the backbone."""
+        for variable, value in zip(self._backbone.trainable_variables, self._weights, strict=True):
+            variable.assign(value)
 
 
 def _embed(backbone: Any, weights: Sequence[Any], images: Any) -> Any:
@@ -152,8 +198,8 @@ def train_supervised(
     *,
     loss: LossConfig,
     augmentation: AugmentationConfig | None,
+    schedule: Schedule,
     seed: int,
-    **schedule: Any,
 ) -> float:
     """Trains a backbone in place with a head of one row per class; see `minimize`."""
     distinct, rows = np.unique(labels, return_inverse=True)
@@ -165,7 +211,7 @@ def train_supervised(
         return build(embed(batch), extra[0], wanted)
 
     head = _glorot(len(distinct), int(backbone.output_shape[-1]), seed)
-    return minimize(backbone, [head], loss_of, images, rows, seed=seed, **schedule)
+    return minimize(backbone, [head], loss_of, images, rows, schedule=schedule, seed=seed)
 
 
 def train_contrastive(
@@ -174,8 +220,8 @@ def train_contrastive(
     *,
     augmentation: AugmentationConfig | None,
     temperature: float,
+    schedule: Schedule,
     seed: int,
-    **schedule: Any,
 ) -> float:
     """Trains a backbone in place by SimCLR, with a projector of one hidden layer; no labels."""
     import tensorflow as tf
@@ -193,7 +239,7 @@ def train_contrastive(
 
     projector = [_glorot(dim, dim, seed), _glorot(dim, dim, seed + 1)]
     labels = np.zeros(len(images), np.int32)
-    return minimize(backbone, projector, loss_of, images, labels, seed=seed, **schedule)
+    return minimize(backbone, projector, loss_of, images, labels, schedule=schedule, seed=seed)
 
 
 def pretrain(
@@ -217,13 +263,33 @@ def pretrain(
     Returns:
       Mean loss of the last epoch; NaN if nothing was trained.
     """
-    names = ["epochs", "batch_size", "learning_rate", "momentum", "weight_decay", "mixed_precision"]
-    schedule: dict[str, Any] = {name: getattr(config, name) for name in names}
-    common = {"augmentation": config.augmentation, "seed": seed, **schedule}
+    schedule = Schedule(
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        mixed_precision=config.mixed_precision,
+    )
     if config.kind in ("supervised", "random_process"):
-        return train_supervised(backbone, images, labels, loss=config.loss, **common)
+        return train_supervised(
+            backbone,
+            images,
+            labels,
+            loss=config.loss,
+            augmentation=config.augmentation,
+            schedule=schedule,
+            seed=seed,
+        )
     if config.kind == "simclr":
-        return train_contrastive(backbone, images, temperature=config.temperature, **common)
+        return train_contrastive(
+            backbone,
+            images,
+            augmentation=config.augmentation,
+            temperature=config.temperature,
+            schedule=schedule,
+            seed=seed,
+        )
     return math.nan
 
 
@@ -253,19 +319,22 @@ def train_centralized(
     Returns:
       The backbone.
     """
-    schedule: dict[str, Any] = {
-        "seed": training.seed,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "momentum": momentum,
-    }
+    schedule = Schedule(
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum
+    )
+    seed = training.seed
     if training.algorithm == "dp_sgd":  # a classifier has its head already
-        minimize(backbone, [], _cross_entropy, images, labels, **schedule)
+        minimize(backbone, [], _cross_entropy, images, labels, schedule=schedule, seed=seed)
         return backbone
     local = training.local
     train_supervised(
-        backbone, images, labels, loss=local.loss, augmentation=local.augmentation, **schedule
+        backbone,
+        images,
+        labels,
+        loss=local.loss,
+        augmentation=local.augmentation,
+        schedule=schedule,
+        seed=seed,
     )
     return backbone
 

@@ -11,6 +11,7 @@ say little of the model and much of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,76 +55,113 @@ def measure_classifiers(
     """
     for table in probabilities.values():
         require_finite(table)
-    labels = subjects.labels
-    _, units = np.unique(subjects.users, return_inverse=True)
-    weights = draw_weights(int(units.max()) + 1, samples, _SEED)
-    rows = np.arange(len(labels))
+    measured = _Measured.of(subjects, samples)
+    shares = np.bincount(subjects.labels, minlength=len(classes)) / len(subjects.labels)
+    tables = {**probabilities, "most_frequent": np.tile(shares, (len(subjects.labels), 1))}
+    top_1 = {name: measured.mean(measured.top(table, 1)) for name, table in tables.items()}
+    figures = {
+        name: {"top_1": top_1[name].to_json(), **measured.figures(table)}
+        for name, table in tables.items()
+    }
+    for name in figures.keys() - {"model"}:
+        figures[name]["difference"] = (top_1["model"] - top_1[name]).to_json()
+    compared = sorted(probabilities.keys() - {"model", *averages})
+    right = {name: measured.top(probabilities[name], 1) for name in ("model", *compared)}
+    groups = np.unique(subjects.subgroups)
+    names = [shown_group(str(group), number) for number, group in enumerate(groups)]
+    places = np.searchsorted(groups, subjects.subgroups)
+    return {
+        "images": len(subjects.labels),
+        "units": len(measured.weights[0]),
+        **figures,
+        "by_class": _parts(measured, right, classes, subjects.labels),
+        "by_group": _parts(measured, right, names, places) if grouped else None,
+    }
 
-    def mean(values: np.ndarray, use: np.ndarray | None = None) -> Estimate:
-        return weighted_mean(values.astype(np.float64), units, weights, use)
 
-    def top(table: np.ndarray, count: int) -> np.ndarray:
-        """Chance that the class is among the first `count`, where ties are broken by lot."""
-        own = table[rows, labels][:, None]
+@dataclass(frozen=True)
+class _Measured:
+    """Images that all models are measured on, and the bootstrap draws they share.
+
+    Attributes:
+      labels: int `[images]`, places in the list of classes.
+      units: int `[images]`, number of the unit that owns the image.
+      weights: `[samples, units]` of the bootstrap.
+    """
+
+    labels: np.ndarray
+    units: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, subjects: Subjects, samples: int) -> _Measured:
+        """Returns the images of held-out subjects with `samples` draws."""
+        _, units = np.unique(subjects.users, return_inverse=True)
+        weights = draw_weights(int(units.max()) + 1, samples, _SEED)
+        return cls(subjects.labels, units, weights)
+
+    def mean(self, values: np.ndarray, use: np.ndarray | None = None) -> Estimate:
+        """Returns the mean over units of a value per image `[images]`, of the images in `use`."""
+        return weighted_mean(values.astype(np.float64), self.units, self.weights, use)
+
+    def own(self, table: np.ndarray) -> np.ndarray:
+        """Returns the probability of each image's own class, `[images]`."""
+        return table[np.arange(len(self.labels)), self.labels]
+
+    def top(self, table: np.ndarray, count: int) -> np.ndarray:
+        """Returns the chance that the class is among the first `count`; ties count by share."""
+        own = self.own(table)[:, None]
         before, tied = (table > own).sum(axis=1), (table == own).sum(axis=1)
         return np.clip((count - before) / tied, 0.0, 1.0)
 
-    def figures(table: np.ndarray) -> dict[str, Any]:
+    def figures(self, table: np.ndarray) -> dict[str, Any]:
+        """Returns top-5 accuracy, log loss and calibration of a table of probabilities."""
+        log_loss = -np.log(np.maximum(self.own(table), 1e-12))
         return {
-            "top_5": mean(top(table, 5)).to_json(),
-            "log_loss": mean(-np.log(np.maximum(table[rows, labels], 1e-12))).to_json(),
-            **_calibration(table, labels, units, weights),
+            "top_5": self.mean(self.top(table, 5)).to_json(),
+            "log_loss": self.mean(log_loss).to_json(),
+            **_calibration(table, self.labels, self.units, self.weights),
         }
 
-    right = {name: top(table, 1) for name, table in probabilities.items()}
-    shares = np.bincount(labels, minlength=len(classes)) / len(labels)
-    compared = sorted(probabilities.keys() - {"model", *averages})
-    tables = {**probabilities, "most_frequent": np.tile(shares, (len(labels), 1))}
 
-    def parts(names: Sequence[str], places: np.ndarray) -> dict[str, Any]:
-        shown, too_small = [], 0
-        for place, name in enumerate(names):
-            use = places == place
-            people = len(np.unique(units[use]))
-            if people < SMALLEST:
-                too_small += 1
-                continue
-            found = {model: mean(right[model], use) for model in ("model", *compared)}
-            own = found.pop("model")
-            shown.append(
-                {
-                    "name": name,
-                    "images": int(use.sum()),
-                    "units": people,
-                    "top_1": own.to_json(),
-                    "compared": [
-                        {
-                            "model": model,
-                            "top_1": other.to_json(),
-                            "difference": (own - other).to_json(),
-                        }
-                        for model, other in found.items()
-                    ],
-                }
-            )
-        shown.sort(key=lambda part: part["top_1"]["value"])
-        return {"shown": shown, "too_small": too_small}
+def _parts(
+    measured: _Measured,
+    right: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    places: np.ndarray,
+) -> dict[str, Any]:
+    """Returns accuracy by class or group, lowest first, and the number of parts left out.
 
-    top_1 = {name: mean(top(table, 1)) for name, table in tables.items()}
-    measured: dict[str, Any] = {
-        name: {"top_1": top_1[name].to_json(), **figures(table)} for name, table in tables.items()
-    }
-    for name in measured.keys() - {"model"}:
-        measured[name]["difference"] = (top_1["model"] - top_1[name]).to_json()
-    groups = np.unique(subjects.subgroups)
-    names = [shown_group(str(group), number) for number, group in enumerate(groups)]
-    return {
-        "images": len(labels),
-        "units": len(weights[0]),
-        **measured,
-        "by_class": parts(classes, labels),
-        "by_group": parts(names, np.searchsorted(groups, subjects.subgroups)) if grouped else None,
-    }
+    Args:
+      measured: the images.
+      right: model -> chance `[images]` that its first class is right.
+      names: of the parts.
+      places: int `[images]`, the part of each image.
+    """
+    shown, too_small = [], 0
+    for place, name in enumerate(names):
+        use = places == place
+        people = len(np.unique(measured.units[use]))
+        if people < SMALLEST:
+            too_small += 1
+            continue
+        found = {model: measured.mean(values, use) for model, values in right.items()}
+        own = found.pop("model")
+        compared = [
+            {"model": model, "top_1": other.to_json(), "difference": (own - other).to_json()}
+            for model, other in found.items()
+        ]
+        shown.append(
+            {
+                "name": name,
+                "images": int(use.sum()),
+                "units": people,
+                "top_1": own.to_json(),
+                "compared": compared,
+            }
+        )
+    shown.sort(key=lambda part: part["top_1"]["value"])
+    return {"shown": shown, "too_small": too_small}
 
 
 def _calibration(

@@ -7,7 +7,7 @@ import pytest
 
 from fedemb.config import LocalTrainingConfig, LossConfig, ModelConfig, UnitGradientConfig
 from fedemb.engine import rounds
-from fedemb.engine.central import train_supervised
+from fedemb.engine.central import Schedule, train_supervised
 from fedemb.engine.gradient_sums import gradients_summed_in_order
 from fedemb.engine.rounds import RoundFunction
 from fedemb.engine.units.unit_gradient import UnitGradientFunction
@@ -89,11 +89,8 @@ def test_training_without_privacy_adds_them_in_one_order_too(terms):
         np.arange(8) % 2,
         loss=LossConfig(),
         augmentation=None,
+        schedule=Schedule(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9),
         seed=0,
-        epochs=1,
-        batch_size=4,
-        learning_rate=0.1,
-        momentum=0.9,
     )
     assert max(terms) == 2
 
