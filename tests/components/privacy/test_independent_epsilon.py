@@ -99,7 +99,7 @@ def test_one_round_has_the_divergence_of_its_half_spaces(q, sigma, epsilon):
     closed = (1 - q) * still + q * moved - math.exp(epsilon) * still
     found = ComposedLosses([(losses, 1)]).delta(epsilon)
     assert found >= closed * (1 - 1e-6) - 1e-300
-    assert found <= closed * 1.01 + 1e-16
+    assert found <= closed * 1.01 + 2.0**-51  # no more than the share of the sampler
 
 
 def test_masses_are_those_of_one_world_and_never_negative():
