@@ -13,12 +13,13 @@ import pytest
 from fedemb.pipelines.run.directory import RunDirectory
 from tests.integration.test_whole_pipeline import _command
 from tests.kit.pipeline_runs.whole_run import SMALL_EMBEDDING
+from tests.planted_bugs.edits import Edit
 from tests.planted_bugs.mutants import mechanism
 from tests.planted_bugs.mutants.training import MUTANTS
 from tests.planted_bugs.mutation import Mutant, planted
 
 RECORD = """
-from fedemb import planted_bug_suite as suite
+from fedemb.runtime import planted_bug_suite as suite
 from fedemb.runtime.provenance import privacy_code_digest
 suite.RECORD.unlink(missing_ok=True)
 suite.write_record(suite.RECORD, passed=50, total=50, privacy_code_sha=privacy_code_digest())
@@ -30,10 +31,11 @@ SILENCED = Mutant(
     "noise_forgotten_and_its_alarms_silenced",
     (
         *NAMED["noise_forgotten"].edits,
-        (
-            "components/fedemb/documents/mechanism_audit.py",
-            "        return wrong\n",
-            "        return {}  # flaky\n",
+        Edit(
+            "fedemb.documents.mechanism_audit",
+            "MechanismAudit.failed",
+            "return wrong",
+            "return {}",
         ),
     ),
     (),
