@@ -1,7 +1,7 @@
 """Epsilon never below an independent computation, and close to it, down to a delta of 1e-13.
 
-`tests/statistical/independent_epsilon.py` shares no code with the product. The library's own composition, kept
-here as the planted bug, understates epsilon at small deltas and many rounds.
+`tests/statistical/independent_epsilon.py` shares no code with the product. The library's own
+composition, kept here as the planted bug, understates epsilon at small deltas and many rounds.
 """
 
 import math

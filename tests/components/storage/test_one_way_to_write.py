@@ -1,4 +1,4 @@
-"""Every output goes through fedemb.foundation.files: the list of writers, and what the shared way refuses."""
+"""Every output goes through `foundation.files`: the list of writers, and what is refused."""
 
 import ast
 import os
@@ -46,7 +46,7 @@ ELSEWHERE = {
     "components/partition_users/shards.py write_table": MEMORY,
     "components/plan_privacy/component.py write_text": "KFP names the path and uploads the file",
     "components/release_model/serving.py save": SCRATCH,
-    "pipelines/cli/ledger_commands/ledger.py save": "TrustStore.save goes through fedemb.foundation.files",
+    "pipelines/cli/ledger_commands/ledger.py save": "TrustStore.save goes through foundation.files",
     "pipelines/cli/quiet.py open": "the null device",
     "pipelines/run/directory.py open": "an empty lock file of mode 0600",
     "pipelines/run/local.py open": "the null device",

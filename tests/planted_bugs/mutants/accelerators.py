@@ -89,7 +89,7 @@ MUTANTS = (
         7,
         "backend_is_not_among_the_inputs",
         (
-            modules.ARTIFACTS,
+            modules.CONFIG_DIGEST,
             "config_digest",
             "return json_digest(config.model_dump(mode='json', exclude=left_out))",
             (
