@@ -271,16 +271,19 @@ def _look(source: SourceConfig, aspect_ratio: str, progress: Any) -> tuple[Censu
     from fedemb.steps.partition_users.census import take_census
     from fedemb.steps.partition_users.check import BAD, inexact_ids, looked_for
 
-    one_round = PoissonGaussian.section(
-        rounds=1, sampling_probability=1.0, units_per_round=1, noise_multiplier=1.0
-    )
     config = validate(
         {
             "purpose": "simulation",
             "data": {"source": source.model_dump(mode="json")},
             "partition": {"virtual_clients": 1, "evaluation": {"by": "hash", "fraction": _NOBODY}},
             "model": {"image_size": _SIZES[-1], "channels": 3, "aspect_ratio": aspect_ratio},
-            "mechanism": one_round.model_dump(),
+            "mechanism": {
+                "kind": PoissonGaussian.kind_name(),
+                "rounds": 1,
+                "sampling_probability": 1.0,
+                "units_per_round": 1,
+                "noise_multiplier": 1.0,
+            },
             "policy": {
                 "users_lower_bound": 2,
                 "delta": 0.1,
