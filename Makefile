@@ -34,17 +34,18 @@ run: setup attested ## Run the pipeline; DATA=file CONFIG=file POLICY=folder ARG
 
 FEDEMB_DATA ?= ../shared/data
 RESULTS := runs/results-$(shell date +%Y%m%d-%H%M%S)
-results: setup attested ## Run the three presets of docs/results.md and print their table; FEDEMB_DATA=folder
+results: setup attested ## Run the three presets of docs/explanation/results.md and print their table; FEDEMB_DATA=folder
 	$(BIN)/fedemb run --runs $(RESULTS) --run-id quickstart
 	for name in omniglot_identities omniglot_writers; do $(BIN)/fedemb run --runs $(RESULTS) --run-id $$name \
 	  --config $$name --data $(FEDEMB_DATA)/omniglot_background.parquet --policy $(RESULTS)/policy-$$name; done
 	$(BIN)/fedemb results $(RESULTS)/quickstart $(RESULTS)/omniglot_identities $(RESULTS)/omniglot_writers
 
-check: setup ## Format, lint, types, layers
+check: setup ## Format, lint, types, layers, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.docs.plain_english
 
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder # three on two cores: tests wait, too
 test: setup ## Format, lint, types, layers, tests; CI runs this and make docs
@@ -75,6 +76,9 @@ DOCS_STAMP := $(DOCS_VENV)/.installed-$(shell cat requirements/docs.txt 2>/dev/n
 docs: $(DOCS_STAMP) ## Build the site of docs/ into build/site; a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
 	@echo "open build/site/index.html"
+
+docs-reference: setup ## Rewrite the generated pages of docs/reference/
+	$(BIN)/python -m tests.docs.generate
 
 $(DOCS_STAMP): | setup
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
@@ -142,4 +146,4 @@ test-flink: setup ## Partition on Flink, Spark and Prism, where they can be had
 clean: ## Remove the environment and all caches (never runs/)
 	rm -rf $(VENV) $(DOCS_VENV) $(AUDIT_VENV) $(MUTATION_VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help audit mutation docs setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean
+.PHONY: help audit mutation docs docs-reference setup links attested wheel run results study study-dp-sgd check test test-full test-containers test-cluster test-registry test-flink bench kills golden planted-bugs lock images clean

@@ -148,9 +148,10 @@ def warnings(config: RunConfig) -> dict[str, str]:
         users = math.ceil(policy.users_lower_bound * noise_on_mean(plan) / HELPFUL_NOISE)
         found["noise_beyond_the_study"] = (
             f"the noise on the mean update is {noise_on_mean(plan):.2g} of the clip; in the study "
-            f"(docs/results.md) private training was certainly better than its public start at "
-            f"{HELPFUL_NOISE:g}, and not certainly at 0.01. About {users:,} users would bring this "
-            "plan there; else take more virtual clients a round, fewer rounds, or a larger epsilon"
+            "(docs/explanation/results.md) private training was certainly better than its "
+            f"public start at {HELPFUL_NOISE:g}, and not certainly at 0.01. About "
+            f"{users:,} users would bring this plan there; else take more virtual clients a "
+            "round, fewer rounds, or a larger epsilon"
         )
     return found
 

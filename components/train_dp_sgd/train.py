@@ -1,4 +1,4 @@
-"""The private rounds of DP-SGD: each unit brings one mean gradient (docs/dp_sgd.md)."""
+"""The private rounds of DP-SGD: each unit brings one mean gradient (docs/explanation/dp_sgd.md)."""
 
 from __future__ import annotations
 

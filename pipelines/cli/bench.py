@@ -43,7 +43,7 @@ def bench(
     """Measure private rounds beside a plain step of the same net; needs no TensorFlow.
 
     Unit gradients of DP-SGD with several micro-batches, and the two rounds of virtual clients of
-    docs/performance.md.
+    docs/explanation/performance.md.
     """
     if not accelerator:
         raise ConfigError(

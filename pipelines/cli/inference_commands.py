@@ -44,7 +44,7 @@ def embed(
         typer.Option(
             "--beam",
             help="An option of the Beam engine that spreads the photos over workers, see "
-            "infra/beam.md; may be given often.",
+            "docs/how_to/partition.md; may be given often.",
         ),
     ] = None,
     trust: TrustOption = None,

@@ -42,7 +42,7 @@ _WHOLE_NET = _Recipe(32, 30, 0.1, {"backbone": "resnet8"})
 _FROZEN_NET = _Recipe(
     6, 8, 0.5, {"backbone": "imported", "embedding_dim": 64, "trainable": "projection"}
 )
-"""Of docs/privacy/recipes.md, for a thousand to ten thousand users."""
+"""Of docs/how_to/public_backbone.md, for a thousand to ten thousand users."""
 
 
 def init(
@@ -501,7 +501,7 @@ def _prospects(config: RunConfig) -> list[str]:
         )
         lines.append(
             f"with so few users: {advice}try it on public photos before you count on anything "
-            "(docs/privacy/recipes.md)"
+            "(docs/how_to/choose_epsilon.md)"
         )
     return lines
 

@@ -1,6 +1,6 @@
 """What a compiled pipeline must never do. Each rule looks at the YAML, not at our intentions.
 
-Why each: docs/platform.md#rules; in short, a cached or retried private step spends
+Why each: docs/explanation/platform.md#rules; in short, a cached or retried private step spends
 privacy that nobody accounts for, and a path around the gate releases what nobody allowed.
 
 A step is known by the function its container runs, not by the name of its task, which anybody may

@@ -1,4 +1,4 @@
-"""`python -m studies.dp_sgd`: the study of docs/dp_sgd_study.md; resumes where it stopped."""
+"""`python -m studies.dp_sgd`: runs the study of DP-SGD; resumes from the rows that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m studies.utility`: the comparison of docs/results.md, on real images."""
+"""`python -m studies.utility`: the comparison of docs/explanation/results.md, on real images."""
 
 from __future__ import annotations
 

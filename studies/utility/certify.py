@@ -2,8 +2,8 @@
 
 Utility follows the noise on the mean, sigma / clients per round; epsilon follows sigma and the
 sampling rate. So the cohort and sigma grow together until epsilon is low enough (the paper's
-extrapolation, arXiv 2211.10844, section 4; docs/privacy/recipes.md#projections), and what is paid
-is examples to train on.
+extrapolation, arXiv 2211.10844, section 4; docs/how_to/choose_epsilon.md#projections), and what
+is paid is examples to train on.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_honest_ledger_is_taken_by_every_act(team, act):
 def test_ledger_and_keys_put_back_together_are_noticed_by_a_witness_alone(team, weeks, act):
     team.restore("ledger", "keys", backup=f"after-{weeks}")
     if team.witness is None:
-        ACTS[act](team)  # what docs/ledger.md says cannot be seen
+        ACTS[act](team)  # what docs/explanation/ledger.md says cannot be seen
         return
     with pytest.raises(LedgerError, match=r"the witness .* says there were more"):
         ACTS[act](team)
@@ -261,7 +261,7 @@ def test_a_trust_file_with_a_key_of_a_stranger_is_refused(team, tmp_path, change
 
 
 def test_all_three_put_back_together_are_not_noticed(team):
-    """What docs/ledger.md says: a witness must stand where nobody can put it back."""
+    """What docs/explanation/ledger.md says: a witness must stand where nobody can put it back."""
     team.restore("ledger", "keys", "witness", backup="after-2")
     ACTS["reserve"](team)
 

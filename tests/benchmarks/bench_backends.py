@@ -5,7 +5,8 @@
 Keras runs on one backend in a process, so each has its own process on the same core; they work
 in turn, so that a busy machine hits both. A ratio is of processor seconds, JAX over TensorFlow; the
 median and the extremes over pairs are printed. W1 and W2 are the rounds of virtual clients of
-docs/performance.md with a share of the clients, W3 its unit gradients, with 1 and 16 views.
+docs/explanation/performance.md with a share of the clients, W3 its unit gradients, with 1 and 16
+views.
 """
 
 from __future__ import annotations

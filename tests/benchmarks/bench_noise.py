@@ -3,9 +3,10 @@
     python -m tests.benchmarks.bench_noise [--parameters 23770304] [--rounds 3] [--clients 4]
 
 Times the real calls on vectors as long as a ResNet-50 backbone with a 128-d embedding
-(docs/method.md#backbones): clip and sum of one virtual client, and `Mechanism.aggregate`, which is
-the whole way from the exact integer sum through its digest, keyed ChaCha20 normals and the integer
-grid to the float32 mean. The goal is 3 s a round on two cores. Beside it stands one training step
+(docs/explanation/method.md#backbones): clip and sum of one virtual client, and
+`Mechanism.aggregate`, which is the whole way from the exact integer sum through its digest, keyed
+ChaCha20 normals and the integer grid to the float32 mean. The goal is 3 s a round on two
+cores. Beside it stands one training step
 of the same backbone on a batch of 16 images of 224 x 224, for the share of a round: noise once,
 clip and sum once per virtual client, steps many times per virtual client.
 """

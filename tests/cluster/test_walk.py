@@ -1,6 +1,6 @@
 """The runbook walked from an empty cluster, line by line in its order, as far as a machine goes.
 
-    FEDEMB_WALK=docs/walk.md make test-cluster ARGS=tests/cluster/test_walk.py
+    FEDEMB_WALK=build/walk.md make test-cluster ARGS=tests/cluster/test_walk.py
 
 writes down every line with what it printed. The cluster is the real control plane and node of this
 folder; Kubeflow's API is the stand-in, object stores are folders; what needs a cloud is named.

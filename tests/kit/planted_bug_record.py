@@ -2,8 +2,12 @@
 
 import pytest
 
-from fedemb.runtime.planted_bug_suite import KNOWN_BUGS, RECORD, write_record
-from fedemb.runtime.provenance import privacy_code_digest
+from tests.kit import shapes
+
+shapes.install()  # this plugin is loaded before tests/conftest.py, and imports rooms
+
+from fedemb.runtime.planted_bug_suite import KNOWN_BUGS, RECORD, write_record  # noqa: E402
+from fedemb.runtime.provenance import privacy_code_digest  # noqa: E402
 
 
 class PlantedBugRecord:
@@ -21,7 +25,7 @@ class PlantedBugRecord:
         missing = set(range(1, KNOWN_BUGS + 1)) - planted
         if missing and marks:  # a process that hands out the tests has none
             raise pytest.UsageError(
-                f"no test plants the bugs {sorted(missing)} of docs/privacy/planted_bugs.md"
+                f"no test plants the bugs {sorted(missing)} of tests/planted_bugs/README.md"
             )
 
     @pytest.hookimpl(optionalhook=True)

@@ -85,7 +85,7 @@ def test_rounds_of_virtual_clients_are_those_of_the_docs():
     first, second = WORKLOADS["W1"], WORKLOADS["W2"]
     assert first == ("lenet", 28, 1, 16, 128, 32, 4, 64)
     assert second == ("resnet8", 32, 3, 8, 64, 16, 1, 64)
-    text = (REPOSITORY / "docs/performance.md").read_text()
+    text = (REPOSITORY / "docs/explanation/performance.md").read_text()
     net = build_backbone(ModelConfig(backbone="lenet", image_size=28, channels=1), 0)
     assert f"16 virtual clients of 128 images 28 x 28 grey, LeNet ({net.count_params():,}" in text
     assert "8 virtual clients of 64 images 32 x 32 in colour, ResNet-8" in text

@@ -1,4 +1,4 @@
-"""Bugs that happened elsewhere (docs/privacy/planted_bugs.md), each switched on by a test alone.
+"""Bugs that happened elsewhere (tests/planted_bugs/README.md), each switched on by a test alone.
 
 A fault takes the sound `System` and returns it with one part replaced. Nothing in the product knows
 of this module.
@@ -336,4 +336,4 @@ FAULTS = [
     (17, quantile_bit_not_charged, "recomputation"),
     (17, clip_from_the_same_round, "record_replay"),
 ]
-"""Number in docs/privacy/planted_bugs.md, fault, layer that must go red."""
+"""Number in tests/planted_bugs/README.md, fault, layer that must go red."""

@@ -1,4 +1,4 @@
-"""The test layers of docs/privacy/planted_bugs.md, as functions that return what is wrong.
+"""The test layers of tests/planted_bugs/README.md, as functions that return what is wrong.
 
 Each takes a `System`: the real parts of a round, any of which a fault replaces.
 """

@@ -49,7 +49,7 @@ class Mutant:
     """A bug as a patch: edits of product code, each anchored to a function and its syntax."""
 
     number: int
-    """Its family in docs/privacy/planted_bugs.md."""
+    """Its family in tests/planted_bugs/README.md."""
     name: str
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]

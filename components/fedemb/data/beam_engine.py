@@ -41,7 +41,8 @@ def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str
     except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
         what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
         raise ConfigError(
-            f"Apache Beam refuses the options given for its engine ({what}); see infra/beam.md"
+            f"Apache Beam refuses the options given for its engine ({what}); see "
+            "docs/how_to/partition.md"
         ) from error
     build(pipeline)
     logger = logging.getLogger("apache_beam")

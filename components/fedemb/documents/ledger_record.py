@@ -4,7 +4,7 @@ What is in a record depends on its `kind`; who signs which says `ledger.records`
 one line of canonical JSON: the ledger in a bundle has a line for each, and a chain of digests goes
 over the bytes.
 
-Specification: docs/ledger.md#rules.
+Specification: docs/explanation/ledger.md#rules.
 """
 
 from __future__ import annotations

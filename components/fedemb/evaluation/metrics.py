@@ -1,7 +1,7 @@
 """Verification by embeddings, exact over all pairs, with intervals over identities.
 
-The metric is that of docs/method.md#metric: recall of same-class pairs at the threshold that lets a
-given share of different-class pairs through.
+The metric is that of docs/explanation/method.md#metric: recall of same-class pairs at the
+threshold that lets a given share of different-class pairs through.
 """
 
 from __future__ import annotations

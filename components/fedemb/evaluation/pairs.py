@@ -193,7 +193,7 @@ def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCoun
     """Counts all pairs and selects the threshold of each false accept rate exactly.
 
     The threshold is the (floor(rate * negatives) + 1)-th largest negative score
-    (docs/method.md#metric).
+    (docs/explanation/method.md#metric).
 
     Args:
       data: embeddings and labels; at least one negative pair.

@@ -33,7 +33,8 @@ def sha256_hex(data: bytes) -> str:
 def json_digest(value: Any) -> str:
     """SHA-256 of the canonical JSON of a value.
 
-    For public values only; private ones get keyed commitments (docs/design.md#the-way-of-the-data).
+    For public values only; private ones get keyed commitments
+    (docs/explanation/how_it_works.md#data-flow).
     """
     return sha256_hex(canonical_json(value))
 

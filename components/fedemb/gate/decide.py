@@ -5,7 +5,7 @@ written so that NaN and absence deny, and an unexpected error inside a rule is a
 There is no override; a waiver is a signed record of the policy owner, for one model and one of the
 few rules that are judgement.
 
-Specification: docs/gate.md#what-it-asks.
+Specification: docs/reference/gate.md.
 """
 
 from __future__ import annotations

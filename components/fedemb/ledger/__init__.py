@@ -3,7 +3,7 @@
 `records` are chained and signed in a store (`chain`), what they say together is the `state`, what a
 policy fixes are its `terms`, what runs cost together is the `budget`, whether one more may be
 charged is `admission`, and every act that adds a record is a method of `Ledger`. Specification:
-docs/ledger.md#rules.
+docs/explanation/ledger.md#rules.
 """
 
 from fedemb.ledger.budget import Charge as Charge

@@ -4,7 +4,7 @@ The form of a record is that of a document (`documents.ledger_record`). Its byte
 their own re-encoding, so a changed blank, a repeated key or another spelling of a number is a
 broken record. Records of version 1 stay readable for ever.
 
-Specification: docs/ledger.md#rules.
+Specification: docs/explanation/ledger.md#rules.
 """
 
 from __future__ import annotations

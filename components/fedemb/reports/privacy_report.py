@@ -4,7 +4,7 @@ account_privacy builds and signs it; the gate, the release and `fedemb verify` b
 the same evidence and compare field by field. So no number in it is taken from its writer, and a
 field that was nudged, dropped or added shows, whoever signed it.
 
-Fields: docs/gate.md#what-it-asks, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
+Fields: docs/reference/gate.md, names spelled out. Sources: Ponomareva et al., How to DP-fy ML,
 5.3.3; NIST SP 800-226.
 """
 

@@ -1,6 +1,6 @@
 """The record of the planted-bug suite: that tests of this code find the known bugs.
 
-They are listed in docs/privacy/planted_bugs.md.
+They are listed in tests/planted_bugs/README.md.
 
 A test that guards privacy is worth something only if it turns red on the bug it guards against. The
 suite plants each known bug and demands red; `make planted-bugs` runs it and writes the record: for
@@ -22,7 +22,7 @@ from fedemb.foundation.json_files import read_json, write_json
 SCHEMA = "fedemb/planted_bug_suite/1"
 RECORD = Path(__file__).parents[1] / "planted_bug_suite.json"
 KNOWN_BUGS = 21
-"""Of docs/privacy/planted_bugs.md; the suite plants each at least once."""
+"""Of tests/planted_bugs/README.md; the suite plants each at least once."""
 
 
 def read_record() -> dict[str, Any]:

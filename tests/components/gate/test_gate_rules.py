@@ -1,4 +1,4 @@
-"""Each deny rule of docs/gate.md#what-it-asks by itself, with its reason and remedy."""
+"""Each deny rule of docs/reference/gate.md by itself, with its reason and remedy."""
 
 import dataclasses
 import json

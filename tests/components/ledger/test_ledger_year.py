@@ -79,7 +79,7 @@ def test_run_that_would_cross_the_cap_is_refused_before_it_reads(tmp_path, seed)
 def test_fifty_two_runs_are_not_one(tmp_path):
     """One run of 1,000 rounds at q=.0082 and sigma=2 costs 1.19, a year of them 10.8.
 
-    See docs/ledger.md#blocks-and-cumulative-epsilon.
+    See docs/explanation/ledger.md#blocks-and-cumulative-epsilon.
     """
     from fedemb.privacy.accounting.accounting import price
 

@@ -1,9 +1,9 @@
 """Local training of one virtual client, as a graph of TensorFlow.
 
 Fresh head, local steps, difference of the weights: algorithm of DP-FedEmb (arXiv 2211.10844;
-docs/method.md#algorithm). The state of a client lives in the variables of the worker that trains it
-and is overwritten by the next one; nothing of it is returned but the update. Fused in-place
-optimizer kernels keep a local step as cheap as one of a plain loop.
+docs/explanation/method.md#algorithm). The state of a client lives in the variables of the worker
+that trains it and is overwritten by the next one; nothing of it is returned but the update. Fused
+in-place optimizer kernels keep a local step as cheap as one of a plain loop.
 
 Nothing is drawn here (`client_draws.py`). All batch shapes depend on the number of the client's
 examples alone: the last batch of an epoch is short, never padded.

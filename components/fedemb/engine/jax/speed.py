@@ -52,7 +52,7 @@ WORKLOADS = {
     "W1": ClientWorkload("lenet", 28, 1, clients=16, examples=128, batch_size=32, epochs=4),
     "W2": ClientWorkload("resnet8", 32, 3, clients=8, examples=64, batch_size=16, epochs=1),
 }
-"""Those of docs/performance.md."""
+"""Those of docs/explanation/performance.md."""
 
 
 class Speed(NamedTuple):

@@ -64,7 +64,8 @@ def trainable_variables(backbone: Any, group: str = "all") -> Sequence[Any]:
       group: `all`; `head`: the head of a classifier alone; `norm_only`: scales and offsets of
         normalisation layers; `last_block`: the last block of layers and the dense layer;
         `projection`: the dense layers that make an embedding of features; `conv_frozen`: all but
-        convolution kernels (ResNet-50: but those of stages 3 and 4; docs/method.md#algorithm);
+        convolution kernels (ResNet-50: but those of stages 3 and 4;
+        docs/explanation/method.md#algorithm);
         `first_blocks_frozen`: all but the stem and the first block or stage of blocks (arXiv
         2201.12328).
 

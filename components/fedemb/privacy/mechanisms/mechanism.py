@@ -353,7 +353,7 @@ class MechanismPlan(MechanismConfig):
         """The paper's extrapolation: more users, or more compute, at the same noise on the mean.
 
         Both at once leave the sampling probability as it is, so utility should stay while epsilon
-        falls (Xu et al., arXiv 2211.10844, section 4; docs/privacy/recipes.md#projections).
+        falls (Xu et al., arXiv 2211.10844, section 4; docs/how_to/choose_epsilon.md#projections).
 
         Args:
           population: users and virtual clients, times this.

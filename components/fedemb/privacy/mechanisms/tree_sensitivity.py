@@ -28,7 +28,9 @@ def sensitivity(
 
     Between trees the separation is not used, which can only make the result larger.
 
-    >>> round(sensitivity(800, 77, 11) ** 2)  # the poster's run, docs/method.md#published-figures
+    The poster's run (docs/explanation/method.md#published-figures):
+
+    >>> round(sensitivity(800, 77, 11) ** 2)
     177
 
     Args:

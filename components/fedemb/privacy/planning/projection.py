@@ -1,7 +1,7 @@
 """A plan priced at another population: what a guarantee would be if such a run were made.
 
 Simulated at one population, certified at another: the two are never mixed
-(docs/privacy/recipes.md#projections; Xu et al., arXiv 2211.10844, section 4).
+(docs/how_to/choose_epsilon.md#projections; Xu et al., arXiv 2211.10844, section 4).
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""The prose check finds what it should, accepts what is plain, and covers every page."""
+
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.docs import plain_english
+from tests.docs.plain_english import ALLOWED, MOST_WORDS, ROOT, SKIPPED, findings, findings_in
+
+DIALECT = (
+    "This is no valid file.",
+    "Of a classifier the command writes probabilities.",
+    "The run goes on where it was stopped.",
+    "A mechanism is told once.",
+    "The keys stand in the ledger.",
+    "The page lies beside the report.",
+    "Whoever has the key may sign.",
+    "The training begins anew.",
+    "The model is better than its public start.",
+    "What the loop needs is a mechanism.",
+)
+PLAIN = (
+    "This is not a valid file.",
+    "For classifiers, the command writes probabilities.",
+    "The run resumes after its last committed round.",
+    "There is no longer a default.",
+    "`what stands in code` is not read.",
+    "What is a block?",
+    "I want to train on my own photos.",
+)
+
+
+def found_in(text: str) -> list[str]:
+    blocks = plain_english.blocks_of_page(text)
+    return [finding.suggestion for finding in findings_in("page.md", blocks, long=True)]
+
+
+@pytest.mark.parametrize("sentence", DIALECT)
+def test_dialect_is_found(sentence):
+    assert found_in(sentence)
+
+
+@pytest.mark.parametrize("sentence", PLAIN)
+def test_plain_english_is_accepted(sentence):
+    assert not found_in(sentence)
+
+
+def test_code_blocks_are_not_read_and_tables_and_lists_are():
+    assert not found_in("    the run goes on\n\n```\nthe run goes on\n```\n")
+    assert len(found_in("| one | the run goes on |\n|---|---|\n\n- the run goes on\n")) == 2
+
+
+def test_long_sentences_and_paragraphs_are_found():
+    assert found_in(" ".join(["word"] * (MOST_WORDS + 1)) + ".")
+    assert found_in("This is short. " * 7)
+    assert not found_in("This is short. " * 5)
+
+
+def test_comments_docstrings_and_messages_of_code_are_read():
+    code = '"""The run goes on."""\n# begins here\nraise ValueError("this is no file")\n'
+    blocks = plain_english.blocks_of_code(code)
+    assert len(list(findings_in("a.py", blocks, long=False))) == 3
+
+
+def test_all_pages_and_the_code_that_was_rewritten_are_plain():
+    assert findings() == []
+
+
+def test_every_exception_is_needed_and_has_a_reason():
+    names = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.md")]
+    for glob, reason in SKIPPED.items():
+        assert any(fnmatch(name, glob) for name in names), glob
+        assert len(reason.split()) > 3
+    for item in ALLOWED:
+        assert len(item.reason.split()) > 3
