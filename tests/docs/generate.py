@@ -195,7 +195,8 @@ def settings(
         shown = code(yaml_value(field["default"])) if "default" in field else "required"
         yield path, kinds, ", ".join(dict.fromkeys(limits)), shown, field.get("description", "")
     for model in models:
-        tag = next((str(p["const"]) for p in model["properties"].values() if "const" in p), "")
+        constants = {key: p["const"] for key, p in model["properties"].items() if "const" in p}
+        tag = next((f"{key}: {value}" for key, value in constants.items()), "")
         inside = f"{path}[{tag}]" if len(models) > 1 else path
         for name, inner in model["properties"].items():
             if "const" not in inner:
@@ -232,8 +233,7 @@ def yaml_value(value: object) -> str:
 def configuration_page() -> str:
     """Returns the page of all settings."""
     schema = RunConfig.model_json_schema()
-    lines: list[str] = []
-    top: list[tuple[str, str, str, str, str]] = []
+    top: list[tuple[str, ...]] = []
     sections: list[str] = []
     for name, field in schema["properties"].items():
         rows = list(settings(name, field, schema["$defs"]))
@@ -242,17 +242,29 @@ def configuration_page() -> str:
             continue
         text = field.get("description") or resolve(field, schema["$defs"]).get("description", "")
         sections += [f"## {name}", "", *paragraphs(text)]
-        sections += table(HEAD, [(code(path), *rest) for path, *rest in rows])
-    lines += ["## Top level", "", *table(HEAD, [(code(path), *rest) for path, *rest in top])]
+        variants: dict[str, list[tuple[str, ...]]] = {}
+        for path, *rest in rows:
+            before, _, variant = path.partition("[")
+            tag, _, after = variant.partition("]")
+            variants.setdefault(tag and f"{before}.{tag}", []).append((before + after, *rest))
+        for tag, found in variants.items():
+            if tag:
+                sections += [f"### {tag}", ""]
+            sections += setting_table(found)
     opening = (
         "All settings of a configuration file, with type, range and default. `--set a.b=c` changes "
-        "one setting of one command. A setting of a variant shows the variant in brackets: "
-        "`mechanism[blt].rounds` exists where `mechanism.kind` is `blt`."
+        "one setting for one command."
     )
-    return page("Configuration", opening, [*lines, *sections])
+    return page("Configuration", opening, ["## Top level", "", *setting_table(top), *sections])
 
 
-HEAD = ("setting", "type", "range", "default", "description")
+def setting_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the table of some settings."""
+    merged = [
+        (code(path), ", ".join(filter(None, (kinds, limits))), default, text)
+        for path, kinds, limits, default, text in rows
+    ]
+    return table(("setting", "type and range", "default", "description"), merged)
 
 
 # ---- gate ---------------------------------------------------------------------------------------
@@ -478,14 +490,29 @@ def python_page() -> str:
     lines: list[str] = []
     for name in fedemb.__all__:
         value = getattr(fedemb, name)
-        lines += [f"## {name}", "", f"`{value.__module__}`" if hasattr(value, "__module__") else ""]
-        lines += ["", *indented(signature_of(name, value)), ""]
+        lines += [f"## {name}", "", code(getattr(value, "__module__", "")), ""]
+        fields = getattr(value, "model_fields", None)
+        if fields:
+            lines += [*paragraphs(own_doc(value)), *field_table(fields)]
+            continue
+        lines += [*indented(signature_of(name, value)), ""]
         lines += [*indented(inspect.cleandoc(own_doc(value))), ""] if own_doc(value) else []
     opening = (
         "All public names of `import fedemb`. A name is imported when it is first used. "
-        "[Use the Python API](../how_to/python_api.md) has examples."
+        "[Use the Python API](../how_to/python_api.md) has examples; "
+        "[Configuration](configuration.md) has the range of each setting."
     )
     return page("Python API", opening, lines)
+
+
+def field_table(fields: Mapping[str, Any]) -> list[str]:
+    """Returns the table of the settings of a configuration class."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in fields.items():
+        simple = isinstance(field.default, (str, int, float, bool, tuple)) or field.default is None
+        default = "required" if field.is_required() else code(repr(field.default)) if simple else ""
+        rows.append((code(name), default, field.description or ""))
+    return table(("setting", "default", "description"), rows)
 
 
 def own_doc(value: object) -> str:
@@ -502,10 +529,15 @@ def signature_of(name: str, value: object) -> str:
     except (TypeError, ValueError):
         return name
     if len(found.parameters) < 2:
-        return f"{name}{found}"
+        return unquoted(f"{name}{found}")
     inside = ",\n".join(f"    {item}" for item in found.parameters.values())
     result = "" if found.return_annotation is inspect.Signature.empty else f" -> {shown(found)}"
-    return f"{name}(\n{inside},\n){result}"
+    return unquoted(f"{name}(\n{inside},\n){result}")
+
+
+def unquoted(signature: str) -> str:
+    """Returns a signature whose annotations, which the code keeps as texts, have no quotes."""
+    return re.sub(r"(: |-> )'([^'\n]*)'", r"\1\2", signature)
 
 
 def shown(found: inspect.Signature) -> str:
