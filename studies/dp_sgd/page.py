@@ -22,22 +22,21 @@ AXES: dict[Part, tuple[str, str]] = {
     "ladder": ("step", "accuracy"),
 }
 SAID: dict[Part, str] = {
-    "samplers": "Ten passes in ten batches each, at delta 1e-5. Shuffled passes may claim no more "
-    "than that a unit is in one round of each pass, known to whoever looks: no amplification. "
-    "Chua et al. (arXiv 2403.17673) show by lower bounds that shuffling costs more than Poisson "
-    "sampling. Whoever shuffles and states the price of Poisson sampling is wrong by up to the "
-    "difference.",
-    "squares": "The same features of a ResNet-8 of 78,000 weights that trained for four passes on "
-    "20,000 images of Tiny-ImageNet.",
-    "noise": "A linear head on scattering features without public data; the better of two learning "
-    "rates. Each point costs epsilon 3: fewer rounds leave less noise in each. The rows of 1,280 "
-    "rounds were added when the others had been read.",
-    "layers": "From the public start above; all layers: batch 1,024, 60 rounds.",
-    "units": "3,000 writers of glyphs, four images each; the same expected number of images a "
-    "round.",
+    "samplers": "Ten passes of ten batches each, at delta 1e-5. Shuffled passes have no "
+    "amplification: each unit is in one round of each pass, and the round counts as public. Chua "
+    "et al. (arXiv 2403.17673) prove that shuffling costs more than Poisson sampling. A shuffled "
+    "training that reports the price of Poisson sampling is wrong by up to the difference.",
+    "squares": "Both use the same features of a ResNet-8 of 78,000 weights that trained for four "
+    "passes on 20,000 images of Tiny-ImageNet.",
+    "noise": "A linear head on scattering features without public data, with the better of two "
+    "learning rates. Each point costs epsilon 3: fewer rounds need less noise per round. The rows "
+    "of 1,280 rounds were added after the others had been read.",
+    "layers": "From the public backbone above. All layers: batch 1,024, 60 rounds.",
+    "units": "3,000 writers of glyphs with four images each, and the same expected number of "
+    "images a round.",
     "ladder": "ResNet-8 of 78,000 weights instead of WRN-40-4, 250 rounds. Batch and noise are a "
-    "sixteenth of a run of epsilon 8 on 50,000 images, so the noise on the mean is that run's and "
-    "nothing here is private.",
+    "sixteenth of a run of epsilon 8 on 50,000 images. The noise on the mean is that of the run, "
+    "and the results are not private.",
 }
 
 
@@ -52,13 +51,14 @@ def write_page(folder: Path, results: Results, missing: int) -> None:
     text = [
         "# Study of DP-SGD",
         "",
-        f"`make study-dp-sgd`, on {TRAIN:,} training and {HELD_OUT:,} held-out images of the "
-        "training half of CIFAR-10 (JPEG); small nets, so levels are below published ones and "
-        "orders are what to look at. The standard error of an accuracy is 0.8 points. Settings "
-        "were fixed beforehand, but for the choices named below. The rows lie in "
-        "`studies/dp_sgd/results/rows`; `python -m studies.dp_sgd --data $FEDEMB_DATA --cache "
-        "studies/dp_sgd/results --page docs` makes this page from them, and runs what is not "
-        "there.",
+        f"Results of `make study-dp-sgd` on {TRAIN:,} training and {HELD_OUT:,} held-out images of "
+        "the training half of CIFAR-10 (JPEG). The networks are small, so compare orders and not "
+        "levels. The standard error of an accuracy is 0.8 points.",
+        "",
+        "Settings were fixed in advance, except for the choices that are named. `python -m "
+        "studies.dp_sgd --data $FEDEMB_DATA --cache studies/dp_sgd/results --page "
+        "studies/dp_sgd/results` writes this page from the rows in `studies/dp_sgd/results/rows`, "
+        "and runs missing rows.",
         "",
     ]
     if missing:
@@ -88,7 +88,7 @@ def _table(part: Part, results: Results) -> list[str]:
     values = _values(results)
     if part == "ladder":
         lines = [f"| {name} | {_shown(part, values[name, at])} |" for name, at in values]
-        return ["| each row adds one thing | accuracy |", "|---|---|", *lines]
+        return ["| each row adds one change | accuracy |", "|---|---|", *lines]
     places = sorted({at for _, at in values})
     head = f"| {AXES[part][0]} | " + " | ".join(f"{at:g}" for at in places) + " |"
     shown = {
