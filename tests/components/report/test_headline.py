@@ -30,6 +30,8 @@ def verdict(**changes) -> VerdictDocument:
         "approvals": [],
         "approvals_needed": 0,
         "ledger_sequence": 8,
+        "name": "embedding",
+        "version": "week-1",
     }
     return VerdictDocument.of_fields({**fields, **changes})
 
