@@ -60,6 +60,10 @@ EXIT_CODES = {
     3: ("Refused by a privacy rule, or the model diverged.", "Do not retry: it is refused again."),
     4: ("Infrastructure error.", "Retry under the same run id."),
     5: ("Interrupted.", "Resume: `fedemb run --resume RUN`."),
+    6: (
+        "Waiting for approvals.",
+        "Approve, then resume: `fedemb run --resume RUN --from gate_release`.",
+    ),
 }
 """Exit code -> its meaning and the action; the error classes come from the code."""
 
@@ -348,6 +352,9 @@ def exit_codes_page() -> str:
         for _, item in inspect.getmembers(errors, inspect.isclass)
         if issubclass(item, errors.FedEmbError) and item is not errors.FedEmbError
     ]
+    unknown = {item.exit_code for item in classes} - EXIT_CODES.keys()
+    if unknown:
+        raise ValueError(f"add the exit codes {sorted(unknown)} to EXIT_CODES")
     rows = [
         (
             number,
@@ -356,6 +363,7 @@ def exit_codes_page() -> str:
             action,
         )
         for number, (meaning, action) in EXIT_CODES.items()
+        if number < 2 or any(item.exit_code == number for item in classes)
     ]
     lines = table(("code", "meaning", "errors", "action"), rows)
     lines += ["## Errors", ""]
