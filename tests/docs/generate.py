@@ -48,10 +48,7 @@ BOUNDS = {
 }
 EXIT_CODES = {
     0: ("Released, or simulation completed.", "Nothing."),
-    1: (
-        "Bug, or a process that was killed. `fedemb schedule diff`: the cluster differs.",
-        "Report the log. Exit code 137 of a pod means out of memory.",
-    ),
+    1: ("Bug. `fedemb schedule diff`: the cluster differs.", "Report the log."),
     2: (
         "Invalid input, or a damaged artifact.",
         "Correct the input. Before `reserve_budget` nothing was charged; after it, "
