@@ -73,7 +73,7 @@ def s3_port(tmp_path_factory) -> Iterator[int]:
 def gcs_port(tmp_path_factory) -> Iterator[int]:
     """Port of the Google Cloud Storage stand-in."""
     port = free_port()
-    command = [sys.executable, str(HERE / "gcs_stand_in.py"), str(port)]
+    command = [sys.executable, str(HERE.parent / "kit" / "servers" / "gcs_stand_in.py"), str(port)]
     with serving(command, port, tmp_path_factory.mktemp("gcs") / "log"):
         yield port
 

@@ -109,7 +109,7 @@ class Moto:
 def moto(tmp_path, monkeypatch):
     """A server of its own: enforcement is one switch for all."""
     port = free_port()
-    program = Path(__file__).parent / "s3_stand_in.py"
+    program = Path(__file__).parents[1] / "kit" / "servers" / "s3_stand_in.py"
     command = [sys.executable, str(program), "-H", "127.0.0.1", "-p", str(port)]
     with serving(command, port, tmp_path / "log", INITIAL_NO_AUTH_ACTION_COUNT="1000000"):
         made = Moto(port)

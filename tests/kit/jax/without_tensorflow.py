@@ -36,7 +36,7 @@ def forbid(devices=1):
 def said_on_jax(module, *arguments):
     """The JSON that a module beside this one prints last, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.components.embedding.{module}", *arguments],
+        [sys.executable, "-m", f"tests.kit.jax.{module}", *arguments],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
