@@ -150,7 +150,10 @@ def test_both_images_carry_the_same_code_and_a_list_of_parts(engine):
 def _run_pipeline(engine: dict[str, str], root: Path, data: Path) -> subprocess.CompletedProcess:
     for image in (LIGHT, CPU):
         _inspect(engine, image)
-    program = [sys.executable, str(HERE.parent / "kit" / "pipeline_runs" / "pipeline_in_containers.py")]
+    program = [
+        sys.executable,
+        str(HERE.parent / "kit" / "pipeline_runs" / "pipeline_in_containers.py"),
+    ]
     return subprocess.run(
         [*program, str(root), LIGHT, CPU, str(data)],
         env={**engine, "PYTHONPATH": str(HERE.parents[1])},
