@@ -1,0 +1,1 @@
+"""The two pipelines, their compiler, local runs, schedules, doctor and commands."""

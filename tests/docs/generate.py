@@ -32,6 +32,7 @@ from fedemb.gate.decide import RULES, WAIVABLE
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
 from fedemb.runtime.step import Step
+from tests.architecture.structure import import_graph, modules, room_graph
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -561,6 +562,38 @@ def indented(text: str) -> list[str]:
     return [f"    {line}".rstrip() for line in text.splitlines()]
 
 
+def structure_page() -> str:
+    """Returns the page of the rooms of the library, lowest floor last."""
+    product = modules()
+    arrows = {
+        room: set(found) for room, found in room_graph(product, import_graph(product)).items()
+    }
+    summaries = {f"steps.{name}": step.summary for name, step in all_steps().items()}
+    floors: dict[str, int] = {}
+
+    def floor(room: str) -> int:
+        if room not in floors:
+            floors[room] = 1 + max((floor(other) for other in arrows[room]), default=0)
+        return floors[room]
+
+    rows = []
+    for room in sorted(arrows, key=lambda room: (-floor(room), room)):
+        if room in ("__main__", "steps"):
+            continue
+        name = room.replace(".", "/")
+        face = f"fedemb.{room}" if room != "fedemb" else room
+        doc = summaries.get(room) or ast.get_docstring(product[face].tree) or ""
+        below = ", ".join(sorted(code(other) for other in arrows[room] if "steps." not in other))
+        rows.append((floor(room), code(name), first_line(doc), below))
+    head = ("floor", "room", "content", "imports")
+    opening = (
+        "Rooms of the package `fedemb`, from `python -m tests.architecture.structure`. A room is a "
+        "package or a step. It imports only rooms on lower floors; imports inside functions and "
+        "imports for types count. `tests/architecture` fails when a cycle appears."
+    )
+    return page("Package structure", opening, table(head, rows))
+
+
 def pages() -> dict[str, str]:
     """Returns file name -> text of all generated pages."""
     return {
@@ -572,6 +605,7 @@ def pages() -> dict[str, str]:
         "artifacts.md": artifacts_page(),
         "rights.md": rights_page(),
         "python.md": python_page(),
+        "structure.md": structure_page(),
     }
 
 

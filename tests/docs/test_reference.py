@@ -81,7 +81,7 @@ def wrong_with(words: list[str]) -> str:
     if name not in COMMANDS:
         groups = {command.split()[0] for command in COMMANDS if " " in command}
         known = name in {*groups, "COMMAND"} or name.startswith("-")
-        return "" if known else f"there is no command {name}"
+        return "" if known else f"unknown command {name}"
     options = {option for item in COMMANDS[name].params for option in item.opts}
     given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
     return ", ".join(sorted(given - options - {"--help", "-h"}))

@@ -1,0 +1,1 @@
+"""Readers of users and images: formats, user ids, photos, virtual clients."""

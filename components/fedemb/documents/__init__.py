@@ -1,0 +1,1 @@
+"""Schemas of all documents that steps exchange, by kind and version."""

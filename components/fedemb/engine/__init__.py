@@ -1,4 +1,4 @@
-"""The training engine: backbones, local training of virtual clients, rounds, baselines.
+"""Training rounds: virtual clients, units, server step, JAX, evidence of the run.
 
 Arrays in, weights out. The mechanism clips, sums, noises and prices; nothing else does:
 

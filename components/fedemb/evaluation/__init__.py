@@ -1,0 +1,1 @@
+"""Measures of embeddings and classifiers on held-out users, with bootstrap intervals."""

@@ -1,0 +1,1 @@
+"""What every room builds on: sections, YAML, JSON, files, digests, log lines."""

@@ -1,0 +1,1 @@
+"""The rules that allow or deny a release."""

@@ -1,0 +1,1 @@
+"""Networks: backbones, layers, losses, import, loading, inference."""

@@ -1,0 +1,1 @@
+"""Sampling, clipping, noise, and the price of what runs."""

@@ -1,0 +1,1 @@
+"""What a step process works in: declaration, context, signed and private inputs, outcome."""

@@ -1,0 +1,1 @@
+"""Released models in use: bundles, embed, search, serve, export."""

@@ -1,0 +1,1 @@
+"""Evidence that the priced mechanism ran."""

@@ -1,0 +1,1 @@
+"""Local training of virtual clients (DP-FedEmb)."""

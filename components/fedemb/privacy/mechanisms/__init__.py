@@ -1,0 +1,1 @@
+"""One module per mechanism: its section, plan and event."""

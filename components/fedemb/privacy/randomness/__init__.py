@@ -1,0 +1,1 @@
+"""Noise and coins from ciphers, and the samplers that use them."""
