@@ -24,7 +24,7 @@ GIGABYTE = 1 << 30
 LOOK = """
 import os, re, resource, sys
 from pathlib import Path
-from fedemb.documents.artifacts import file_digest
+from fedemb.foundation.digests import file_digest
 from fedemb.documents.model_files import stored_tensors
 from fedemb.errors import ArtifactError
 

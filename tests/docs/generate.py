@@ -28,6 +28,7 @@ from fedemb import errors
 from fedemb.config import RunConfig
 from fedemb.documents.run_artifacts import DESCRIPTIONS
 from fedemb.foundation.document import Document, Since
+from fedemb.gate.before_charge import WHEN
 from fedemb.gate.decide import RULES, WAIVABLE
 from fedemb.pipelines.cli.main import app
 from fedemb.pipelines.steps import all_steps
@@ -307,25 +308,28 @@ def reasons_of(tree: ast.Module, name: str, seen: set[str]) -> Iterator[tuple[st
 
 def gate_page() -> str:
     """Returns the page of the rules and reason codes of the gate."""
-    rows: list[tuple[str, str, str]] = []
-    codes: list[tuple[str, str, str, str, str]] = []
+    rows: list[tuple[str, str, str, str]] = []
+    codes: list[tuple[str, str, str, str, str, str]] = []
     for own, rule in RULES:
         source = Path(inspect.getsourcefile(rule) or "")
         tree = ast.parse(source.read_text())
         found = list(dict.fromkeys(reasons_of(tree, rule.__name__, set())))
         names = dict.fromkeys(name for name, _, _ in found if name != own)
-        rows.append((code(own), first_line(rule.__doc__ or ""), ", ".join(map(code, names))))
+        others = ", ".join(map(code, names))
+        rows.append((code(own), first_line(rule.__doc__ or ""), others, early(own)))
         for name, message, remedy in found:
-            codes.append((code(name), code(own), message, remedy, waivable(name)))
+            codes.append((code(name), code(own), message, remedy, waivable(name), early(name)))
     lines = [
         "## Rules",
         "",
         "The rules run in this order. A rule that cannot be evaluated denies with its own code.",
         "",
-        *table(("rule", "denies unless", "other codes"), rows),
+        *table(("rule", "denies unless", "other codes", "before the charge"), rows),
         "## Reason codes",
         "",
-        *table(("code", "rule", "message", "remedy", "waivable"), codes),
+        "Before the charge: `reserve_budget` refuses or warns when the cause is already known.",
+        "",
+        *table(("code", "rule", "message", "remedy", "waivable", "before the charge"), codes),
     ]
     opening = (
         "All rules of `gate_release` and all reason codes of a denial. "
@@ -338,6 +342,11 @@ def gate_page() -> str:
 def waivable(name: str) -> str:
     """Returns whether the policy owner may waive a code."""
     return "yes" if name in WAIVABLE else ""
+
+
+def early(name: str) -> str:
+    """Returns what `reserve_budget` does when the cause of a code is known before the charge."""
+    return "" if WHEN[name] == "later" else WHEN[name]
 
 
 # ---- exit codes ---------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ ROOMS = (
     "fedemb.models",
     "fedemb.privacy",
     "fedemb.serving",
-    "fedemb.training",
 )
 SHAPE = re.compile(r"\b(Float|Float32|Float64|Int|Int32|Int64|UInt8|UInt64|Bool|Num)\[")
 

@@ -424,7 +424,7 @@ def test_whichever_call_fails_one_is_enabled_at_most_and_the_next_apply_repairs_
 def test_a_recurring_run_that_kubeflow_could_not_list_is_removed(folder, cluster, monkeypatch):
     """Its row was refused; its object stays, disabled, and only Kubernetes shows it."""
     with monkeypatch.context() as patch:
-        patch.setattr("kfp_stand_in.LONGEST", 10)
+        patch.setattr("tests.kit.servers.kfp_stand_in.LONGEST", 10)
         with pytest.raises(StorageError, match=r"answered 500.*is as it was"):
             _apply(cluster, folder)
         assert cluster.scheduled_workflows == {}

@@ -176,7 +176,7 @@ def test_whichever_call_fails_two_submissions_start_one_run(request, kfp, submit
 @pytest.fixture
 def breaks_the_row(kfp, monkeypatch):
     """The database refuses the row, as it does where a text is too long for its column."""
-    monkeypatch.setattr("kfp_stand_in.LONGEST", 10)
+    monkeypatch.setattr("tests.kit.servers.kfp_stand_in.LONGEST", 10)
 
 
 def test_a_500_with_a_live_workflow_is_named_and_never_submitted_again(

@@ -80,7 +80,7 @@ class Blocked:
         if name.partition(".")[0] in ("ml_metadata", "kfp", "kfp_server_api", "kubernetes"):
             raise ImportError(f"{name} is not there")
 sys.meta_path.insert(0, Blocked())
-from fedemb import lineage
+from fedemb.reports import lineage
 from fedemb.reports.dag import lineage_dag
 steps = lineage.read_steps(sys.argv[1])
 print(len(lineage.tree_lines(steps)), len(lineage_dag(steps)["boxes"]))

@@ -295,7 +295,7 @@ def test_artifact_of_another_schema_version_is_one_sentence(
 def test_options_that_beam_does_not_take_are_one_sentence(
     partition: Partitioner, option: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"infra/beam\.md") as error:
+    with pytest.raises(ConfigError, match=r"docs/how_to/partition\.md") as error:
         partition(rows_of(1), options=[option])
     sentence(error)
 

@@ -27,6 +27,7 @@ from tests.kit.pipeline_runs.partition_run import (
     write_parquet,
 )
 from tests.kit.public_start import sign_start
+from tests.kit.verified_folder import as_committed
 
 EARLIER = NameRule("nfkc-strip/1")
 
@@ -109,6 +110,8 @@ def test_partition_goes_by_the_rule_of_ids_that_the_policy_began_with(tmp_path, 
     expected = Hasher(partition_key(context.keys, config.policy.policy_id)).user_key(
         {EARLIER: "7.0", CURRENT: "7"}[rule]
     )
-    stores = [UserStore(Path(context.private(kind))) for kind in ("users", "evaluation")]
+    stores = [
+        UserStore(as_committed(Path(context.private(kind)))) for kind in ("users", "evaluation")
+    ]
     keys = {record.user_key for store in stores for record in store.read(range(len(store)))}
     assert int.from_bytes(expected, "big") in keys

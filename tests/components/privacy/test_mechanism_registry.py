@@ -10,7 +10,7 @@ from dp_accounting import dp_event as dpe
 from typer.testing import CliRunner
 
 from fedemb.config import RunConfig
-from fedemb.errors import ArtifactError, GateDenied
+from fedemb.errors import ArtifactError, GateDenied, Refused
 from fedemb.pipelines.cli.main import app
 from fedemb.privacy.accounting.accounting import price
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
@@ -99,11 +99,13 @@ def test_a_new_mechanism_goes_from_the_ledger_to_the_gate(tmp_path):
     assert verdict["allow"], verdict["reasons"]
 
 
-def test_the_gate_denies_a_mechanism_without_a_proof(tmp_path, monkeypatch):
-    monkeypatch.setattr(Everyone, "proof", "")
+def test_a_mechanism_without_a_proof_is_not_charged_and_the_gate_denies_it(tmp_path, monkeypatch):
     run = honest_run.start(tmp_path / "run", mechanism=TOY).until_gate()
+    monkeypatch.setattr(Everyone, "proof", "")
     with pytest.raises(GateDenied, match="no proven guarantee"):
         gate.run(run.context())
+    with pytest.raises(Refused, match=r"no proven guarantee.*nothing was charged"):
+        honest_run.start(tmp_path / "another", mechanism=TOY).until_gate()
 
 
 def test_a_new_mechanism_trains(tmp_path):

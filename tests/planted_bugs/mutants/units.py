@@ -103,7 +103,7 @@ MUTANTS = (
         10,
         "units_divided_by_who_showed_up",
         (
-            modules.UNITS_ALONE,
+            modules.PER_UNIT_SAMPLING,
             "normaliser",
             "float(self.units_per_round)",
             "float(self.units_per_round) * 1.01",
@@ -163,7 +163,7 @@ MUTANTS = (
     one(
         2,
         "layout_of_a_batch_is_not_probed",
-        (modules.SIDE_BY_SIDE, "SideBySide", "False", "True"),
+        (modules.VECTORIZED_ROUNDS, "VectorizedRounds", "False", "True"),
         f"{UNITS}::test_a_layout_that_leaks_into_records_is_refused_before_any_unit_is_read",
     ),
     one(
