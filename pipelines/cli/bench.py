@@ -40,7 +40,7 @@ def bench(
     ] = 240.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench.json"),
 ) -> None:
-    """Measure private rounds beside a plain step of the same net; needs no TensorFlow.
+    """Compare the speed of private rounds with a plain training step.
 
     Unit gradients of DP-SGD with several micro-batches, and the two rounds of virtual clients of
     docs/explanation/performance.md.

@@ -38,7 +38,7 @@ def check_data(
         typer.Option(help="Where the page goes; default: storage.private_root or runs/private."),
     ] = None,
 ) -> None:
-    """Look at the private images before a run: counts, bad records, users by size, samples.
+    """Check private images before a run: counts, bad records, users, samples.
 
     For the data owner, outside the guarantee. Fails if too much is bad; the pipeline never does.
     """
@@ -78,7 +78,7 @@ def make_data(
     ] = 28,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
 ) -> None:
-    """Draw the built-in glyphs as Parquet files, in the form of real data."""
+    """Write generated images as Parquet files, for a first try."""
     from pydantic import ValidationError
 
     from fedemb.config import BuiltinData

@@ -24,7 +24,7 @@ def doctor(
         typer.Option("--config", "-c", help="YAML file or preset that names the stores."),
     ] = None,
 ) -> None:
-    """Look at a cluster before private data is trained on it; exit code 3 if it is unsafe."""
+    """Check whether a cluster is safe for private data; exit code 3 if not."""
     from fedemb.pipelines.compile.cluster import load_profile
     from fedemb.pipelines.doctor.checks import look
     from fedemb.pipelines.doctor.doctor import Doctor

@@ -49,7 +49,7 @@ def embed(
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Embed photos by a released model; run again, it goes on where it was stopped.
+    """Embed or classify photos with a released model; resumes after a stop.
 
     A classifier writes the probabilities of its classes, and the best of them. What is no photo is
     a row with a reason and neither.
@@ -87,7 +87,7 @@ def search(
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Find the stored photos nearest to one, and say which of them are alike."""
+    """Find the stored photos nearest to a photo."""
     from fedemb.data.photos import MAX_BYTES, BadImageError
     from fedemb.errors import InputError
     from fedemb.foundation.files import read_foreign
@@ -120,7 +120,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write to.")],
     trust: TrustOption = None,
 ) -> None:
-    """Write a released model in other forms, each checked against it on the same pixels."""
+    """Export a released model to ONNX, TFLite or Keras, and check the result."""
     from fedemb.serving.export import export as write
 
     released = _opened(model, trust)
@@ -147,7 +147,7 @@ def serve(
     ] = "",
     trust: TrustOption = None,
 ) -> None:
-    """Answer over HTTP: photos in, embeddings out, by KServe's V1 protocol."""
+    """Serve a released model over HTTP (KServe V1 protocol)."""
     from fedemb.errors import InputError
     from fedemb.serving import serve as serving
 

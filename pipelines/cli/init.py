@@ -110,7 +110,7 @@ def init(
         str, typer.Option(help="squash (stretch to a square) or letterbox (fill up with grey).")
     ] = "squash",
 ) -> None:
-    """Look at your photos and write a configuration for them.
+    """Write a configuration for your photos.
 
     Asks for the three numbers that only you know, unless they are given. What is counted is private
     and is printed for you alone; no count goes into the file.

@@ -28,6 +28,7 @@ from fedemb.pipelines.cli.planning.extrapolate import extrapolate
 from fedemb.pipelines.cli.planning.frontier import frontier
 from fedemb.pipelines.cli.planning.plan import plan
 from fedemb.pipelines.cli.schedule import schedule_app, submit
+from fedemb.pipelines.cli.sections import SectionedGroup
 from fedemb.pipelines.cli.verify import lineage, register, verify_release
 from fedemb.pipelines.output import say, say_block, say_json
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fedemb",
+    cls=SectionedGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -70,7 +72,7 @@ app.command()(bench)
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Train image models with differential privacy: embeddings by user, and classifiers."""
+    """Train image embeddings and classifiers with differential privacy."""
     if version:
         from importlib.metadata import version as installed
 
@@ -184,7 +186,7 @@ def _say(config: RunConfig, taken_over: Sequence[str], charged: bool) -> None:
 def list_runs(
     folder: Annotated[Path, typer.Argument(help="Folder of all runs.")] = Path("runs"),
 ) -> None:
-    """List the runs of a folder, newest first: verdict, epsilon, gain over the best start."""
+    """List the runs of a folder with verdict, epsilon and gain, newest first."""
     from fedemb.pipelines.cli.runs import runs_table
     from fedemb.pipelines.run.local import iter_runs
 
@@ -300,7 +302,7 @@ def config_show(config: ConfigOption = "quickstart", set_: SetOption = None) -> 
 def config_describe(
     section: Annotated[str | None, typer.Argument(help="Section; default: all.")] = None,
 ) -> None:
-    """Say what every setting means, its unit and bounds."""
+    """Describe every setting with its unit and range."""
     from fedemb.pipelines.cli.describe_config import describe
 
     for line in describe(section):

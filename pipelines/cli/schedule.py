@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from fedemb.pipelines.schedules.cluster_objects import ClusterObjects
     from fedemb.pipelines.schedules.kubeflow import Kubeflow
 
-schedule_app = typer.Typer(
-    help="Recurring runs as reviewed data: price, compare, apply.", no_args_is_help=True
-)
+schedule_app = typer.Typer(help="Price, compare and apply recurring runs.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the schedules' YAML files.")]
 Host = Annotated[
@@ -48,7 +46,7 @@ def plan(
     namespace: Namespace = None,
     profile: Profiles = None,
 ) -> None:
-    """Print what each schedule costs, and with --host what `apply` would change."""
+    """Print the cost of each schedule, and with --host what `apply` would change."""
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -70,7 +68,7 @@ def apply(
     profile: Profiles = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Create, replace or disable recurring runs until they are as in the folder."""
+    """Create, replace or disable recurring runs to match the folder."""
     from fedemb.pipelines.schedules import reconcile, replace
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -98,7 +96,7 @@ def diff(
     namespace: Namespace = None,
     profile: Profiles = None,
 ) -> None:
-    """Say whether the cluster is what the folder says; exit code 1 if it is not."""
+    """Compare the cluster with the folder; exit code 1 if they differ."""
     from fedemb.pipelines.schedules import reconcile
     from fedemb.pipelines.schedules.load import load_schedules
 
@@ -115,7 +113,7 @@ def diff(
 
 @schedule_app.command(name="schema")
 def schema() -> None:
-    """Print the JSON schema of a schedule's file."""
+    """Print the JSON schema of a schedule file."""
     from fedemb.pipelines.schedules.schedule import json_schema
 
     say_json(json_schema(), sort_keys=True)

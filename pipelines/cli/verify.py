@@ -28,7 +28,7 @@ def verify_release(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check a release: signature, digests, tensors, epsilon, ledger; offline."""
+    """Verify a release offline: signature, digests, tensors, epsilon and ledger."""
     from fedemb.serving.bundle import locate
 
     locate(bundle)  # what is mistyped is told before TensorFlow is loaded
@@ -62,7 +62,7 @@ def register(
     ],
     trust: TrustOption = None,
 ) -> None:
-    """Make a release known to model registries; told again, a registry changes nothing."""
+    """Register a release in model registries (idempotent)."""
     from fedemb.errors import StorageError
     from fedemb.serving.bundle import locate
     from fedemb.steps.release_model.registries import Release
@@ -95,7 +95,7 @@ def lineage(
     artifact: Annotated[str | None, typer.Option(help="Start here; default: the last one.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print where an artifact comes from, as a tree."""
+    """Print the lineage of an artifact as a tree."""
     from fedemb.reports.lineage import read_steps, tree_lines
 
     steps = read_steps(run)

@@ -53,7 +53,7 @@ def approve(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Approve the release of a run: a signed ledger record of who, when and which report.
+    """Approve the release of a run with a signed ledger record.
 
     Shows the figures and what the gate will decide after the signature. A run that the gate
     refuses for another reason is not approved. Example: fedemb approve runs/week-1 --key ada

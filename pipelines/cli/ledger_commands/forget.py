@@ -69,7 +69,7 @@ def forget(
     ] = None,
     set_: SetOption = None,
 ) -> None:
-    """Forget users from the next partition on.
+    """Delete users from all later runs.
 
     Also says which releases may have been trained with them, without listing anyone.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedemb.ledger import Ledger
 
 app = typer.Typer(
-    help="Who spent what of the privacy budget, and what is left.", no_args_is_help=True
+    help="Show, verify and change the privacy ledger of a policy.", no_args_is_help=True
 )
 
 TrustOption = Annotated[
@@ -64,7 +64,7 @@ def init(
         Path | None, typer.Option(help="Also write the public keys here, to be pinned.")
     ] = None,
 ) -> None:
-    """Make the ledger of a policy, with its terms fixed for life. Done by the data owner."""
+    """Create the ledger of a policy; its terms are fixed for its lifetime."""
     from fedemb.keys import open_key_store
     from fedemb.ledger import begin_policy, ensure_trust, open_ledger, policies, series_of, terms_of
     from fedemb.pipelines.cli.ledger_commands.ledger_summary import composition, planned_series
@@ -115,7 +115,7 @@ def show(
     witness: WitnessOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show what was spent by whom and what is left; with --config, how many more runs fit."""
+    """Show spent and remaining budget; with --config, how many more runs fit."""
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)
@@ -206,7 +206,7 @@ def verify(
     witness: WitnessOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check bytes, chain, signatures, rules and caps of the whole ledger."""
+    """Verify bytes, chain, signatures, rules and caps of the whole ledger."""
     from fedemb.ledger import Anchor
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
@@ -243,7 +243,7 @@ def explain(
     config: ConfigOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Explain what a run was charged, or, with --config, whether it would be admitted now."""
+    """Explain the charge of a run, or with --config whether a run would be admitted."""
     from fedemb.pipelines.cli.ledger_commands import ledger_summary as text
 
     opened = text.load(ledger, policy, _trust(trust), signatures=False)

@@ -23,7 +23,7 @@ def extrapolate(
     figure: Annotated[Path, typer.Option(help="SVG file to write.")] = Path("extrapolate.svg"),
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Project epsilon to more users and more compute, as a table and plots.
+    """Project epsilon to more users and more compute.
 
     Example: fedemb extrapolate --config quickstart --figure extrapolate.svg
     """

@@ -27,7 +27,7 @@ def frontier(
     figure: Annotated[Path, typer.Option(help="SVG file to write.")] = Path("frontier.svg"),
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare batch sizes, rounds and noise of one epsilon, as a table and plots.
+    """Compare batch sizes, rounds and noise at one epsilon.
 
     Example: fedemb frontier --config mine.yaml --target-epsilon 2 --units-per-second 50
     """

@@ -1,0 +1,36 @@
+"""Groups the commands in `fedemb --help` by what people do with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typer.core import TyperGroup
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from click import Context, HelpFormatter
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Prepare": ("init", "check-data", "make-data", "config"),
+    "Plan and run": ("plan", "frontier", "extrapolate", "run", "runs", "ledger"),
+    "Review and release": ("report", "results", "approve", "verify", "lineage", "register"),
+    "Use a model": ("embed", "search", "export", "serve"),
+    "Operate": ("compile", "submit", "schedule", "doctor", "forget", "bench"),
+}
+"""Title -> commands, in the order of the help. A test compares them with the commands."""
+
+
+class SectionedGroup(TyperGroup):
+    """Group of commands whose help lists them by section."""
+
+    @override
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Writes one list of commands for each section."""
+        width = max(len(name) for name in self.commands)
+        for title, names in SECTIONS.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(limit=100))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
