@@ -1,8 +1,8 @@
-"""The one configuration of a run: frozen, versioned, checked before anything starts.
+"""Configuration of a run: frozen, versioned, and validated before any step starts.
 
-Data only: nothing here reads files of the user or imports a framework. Every field says its unit
-and bounds; `fedemb config describe` prints them and `tests/golden/run_config.schema.json` pins
-them.
+Contains data only: no module here reads user files or imports a framework. Every field documents
+its unit and bounds. `fedemb config describe` prints them, and
+`tests/golden/run_config.schema.json` pins them.
 """
 
 from fedemb.config.data import ONE_COHORT as ONE_COHORT

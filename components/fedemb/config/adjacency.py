@@ -1,4 +1,4 @@
-"""Whether a guarantee also covers users who change what they own, and stay."""
+"""Checks whether a guarantee also covers users who change their own data and stay."""
 
 # dp-accounting ships no types.
 # pyright: reportMissingTypeStubs=false
@@ -12,11 +12,11 @@ from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 
 def covers_change_own_data(config: RunConfig, plan: MechanismPlan) -> bool:
-    """Whether the epsilon of a run holds for a user who changes all of their own data.
+    """Returns whether the epsilon of a run holds for a user who changes all of their own data.
 
-    The event must price a replaced update, and what changes must not move the user elsewhere: where
-    a column decides who is held out, another value brings a person among those who are evaluated
-    exactly; where a column names the cohort, another value has a second block pay for them.
+    Two conditions must hold. The event must price a replaced update. The change must not move the
+    user to another group: if a column decides who is held out, a new value can move a user into the
+    exactly evaluated set, and if a column names the cohort, a new value charges a second block.
     """
     stays = config.partition.evaluation.by == "hash" and config.data.source.columns.cohort is None
     return stays and plan.relation is NeighboringRelation.REPLACE_ONE

@@ -1,4 +1,4 @@
-"""Where the private images come from, and how users become virtual clients."""
+"""Settings of the private image source and of the partition of users into virtual clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedemb.foundation.section import Address, Fraction, Section
 
 ONE_COHORT = "all"
-"""Cohort of all users where no column names one."""
+"""Cohort of all users when no column names a cohort."""
 
 
 class Columns(Section):
@@ -19,16 +19,17 @@ class Columns(Section):
     image: str = "image"
     """Encoded image bytes (Parquet, TFRecord); unused for CSV and image folders."""
     user_id: str | None = "user_id"
-    """The owner of the image: the unit of privacy; null with `policy.unit: image` only, where every
-    row is a unit of its own."""
+    """Owner of the image, which is the unit of privacy. Must be null with `policy.unit: image`,
+    where each row is a separate unit, and set otherwise."""
     label: str | None = "label"
-    """Class of the image; null: every user is one class (face identities)."""
+    """Class of the image; null: each user is one class (face identities)."""
     image_id: str = "image_id"
-    """CSV only: file name below `image_root`, with or without ending."""
+    """CSV only: file name below `image_root`, with or without extension."""
     cohort: str | None = None
-    """Public cohort of the user (sign-up month, say), for ledger blocks; null: one cohort."""
+    """Public cohort of the user (for example, sign-up month), for ledger blocks; null: one
+    cohort."""
     subgroup: str | None = None
-    """Attribute by which evaluation is broken down; null: none."""
+    """Attribute that splits evaluation results into subgroups; null: no subgroups."""
 
 
 ENDINGS = {
@@ -36,107 +37,116 @@ ENDINGS = {
     "tfrecord": re.compile(r"[._-]tfrecords?[-0-9of*?\[\]]*(\.(gz|gzip|zlib))?$", re.IGNORECASE),
     "csv": re.compile(r"\.csv$", re.IGNORECASE),
 }
-"""Of the names of files by their format."""
+"""Pattern of file name endings for each format."""
 
 
 def format_of(name: str) -> str:
-    """The format of a file by the ending of its name or address; a folder per user without one."""
+    """Returns the format for a file name or address; `image_folder` if no known ending matches."""
     found = (kind for kind, ending in ENDINGS.items() if ending.search(name.rstrip("/")))
     return next(found, "image_folder")
 
 
 class SourceConfig(Section):
-    """Where images come from."""
+    """Location and format of a set of images."""
 
     uri: Address
-    """File, folder or glob; local, gs:// or s3://. `builtin` stands for the generated glyphs."""
+    """File, folder or glob; local, gs:// or s3://. `builtin`: the generated glyphs."""
     format: Literal["auto", "parquet", "tfrecord", "image_folder", "csv"] = "auto"
-    """`auto` decides by the ending: .parquet, .tfrecord[.gz], .csv, else a folder per user."""
+    """File format. `auto` uses the extension: .parquet, .tfrecord[.gz], .csv, else a folder per
+    user."""
     image_root: Address | None = None
-    """CSV only: folder of the image files; null: the one the CSV lies in."""
+    """CSV only: folder of the image files; null: the folder that contains the CSV file."""
     columns: Columns = Columns()
-    """Which column is what."""
+    """Names of the columns to read."""
     where: dict[str, tuple[str, ...]] = Field(default={})
-    """Keep a record only if each named column has one of the values: a public filter."""
+    """Public filter: column name -> allowed values. A record is kept only if it matches every
+    column."""
     label_names: tuple[str, ...] = ()
-    """Names of the classes by their numbers, from 0, in the column of labels; other numbers are not
-    classes. Empty: labels are used as they are. `fedemb init` reads those of Hugging Face."""
+    """Class names, indexed from 0 by the number in the label column; other numbers are not classes.
+    Empty: labels are used unchanged. `fedemb init` reads the names from Hugging Face metadata."""
     label_scope: Literal["user", "global"] = "user"
-    """`user`: labels mean nothing outside their user (identities); `global`: shared classes."""
+    """Scope of labels. `user`: labels are valid only within one user (identities); `global`:
+    classes shared by all users."""
 
     @property
     def file_format(self) -> str:
-        """The format; `auto` is decided by the ending of the address."""
+        """Returns the format; `auto` is resolved from the ending of the address."""
         return format_of(self.uri) if self.format == "auto" else self.format
 
 
 class BuiltinData(Section):
-    """The procedural glyph data of `make run`: every identity is a random stroke glyph."""
+    """Generated glyph data for `make run`: each identity is a random stroke glyph."""
 
     users: Annotated[int, Field(ge=100, le=10_000_000)] = 32_000
-    """Private identities to draw."""
+    """Number of private identities to generate."""
     images_per_user: Annotated[int, Field(ge=1, le=100)] = 4
-    """Images of each identity, with jitter in pose, thickness and noise."""
+    """Number of images per identity, with jitter in pose, thickness and noise."""
     classes: Annotated[int, Field(ge=0, le=500)] = 0
-    """Glyphs that all users write, each in a hand of their own; 0: every user is one glyph."""
+    """Number of shared glyphs, which every user writes in an individual handwriting; 0: each user
+    is one glyph."""
     public_classes: Annotated[int, Field(ge=2, le=10_000)] = 64
-    """Classes of the small public set, drawn in another stroke style."""
+    """Number of classes in the small public set, drawn in another stroke style."""
     public_images_per_class: Annotated[int, Field(ge=2, le=1000)] = 8
-    """Images of each public class."""
+    """Number of images per public class."""
     seed: NonNegativeInt = 0
-    """The same seed gives the same bytes."""
+    """Random seed. The same seed gives the same bytes."""
 
 
 class DataConfig(Section):
-    """The private images."""
+    """Settings of the private images."""
 
     source: SourceConfig
-    """Where the private images are."""
+    """Source of the private images."""
     builtin: BuiltinData = BuiltinData()
-    """Used only where `source.uri` is `builtin`."""
+    """Generated glyph data; used only if `source.uri` is `builtin`."""
     max_pixels: Annotated[int, Field(ge=1024)] = 50_000_000
-    """Width x height above which an image is dropped unread (decompression bombs)."""
+    """Maximum width x height in pixels. Larger images are dropped without decoding (decompression
+    bombs)."""
     max_bad_fraction: Fraction = 0.01
-    """`fedemb check-data` fails above this share of bad records. The pipeline itself never does."""
+    """Maximum share of bad records for `fedemb check-data`. The pipeline itself does not check
+    it."""
 
 
 class EvaluationByHash(Section):
-    """Hold out users, and classes if they are shared, by keyed hash."""
+    """Holds out users, and classes if they are shared, by keyed hash."""
 
     by: Literal["hash"] = "hash"
     fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Expected share of users (and of shared classes) that never train."""
+    """Expected share of held-out users (and of held-out shared classes), between 0 and 1."""
     classes: tuple[str, ...] = ()
-    """Public list of all shared classes: this share of them, two at least, is held out, drawn by
-keyed hash, and others go nowhere. Empty: each class has a coin of its own, for many classes."""
+    """Public list of all shared classes. A share `fraction` of them, at least two, is held out by
+    keyed hash; classes not listed are dropped. Empty: each class is drawn independently, which
+    suits many classes."""
 
 
 class EvaluationByValue(Section):
-    """Hold out every record with one of the named values, e.g. alphabets."""
+    """Holds out every record with one of the named values, e.g. alphabets."""
 
     by: Literal["value"]
     column: str
-    """Column that decides; users and classes are taken to lie inside one value."""
+    """Column whose value decides. Each user and class is assumed to have only one value."""
     values: tuple[str, ...] = Field(min_length=1)
-    """Values that never train."""
+    """Held-out values."""
 
 
 class PartitionConfig(Section):
-    """How users become virtual clients. All numbers here are public constants."""
+    """Assignment of users to virtual clients. All numbers here are public constants."""
 
     virtual_clients: PositiveInt
-    """Virtual clients per grouping (G); fixed by policy, never from the exact user count."""
+    """Number of virtual clients per grouping (G). A fixed policy value; never derive it from the
+    exact user count."""
     groupings: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Independent groupings (R); round r uses grouping r mod R."""
+    """Number of independent groupings (R). Round r uses grouping r mod R."""
     max_images_per_user: PositiveInt = 64
-    """Images kept per user, chosen in keyed-hash order; the rest is dropped and counted."""
+    """Maximum number of images kept per user, in keyed-hash order. Other images are dropped and
+    counted."""
     evaluation: EvaluationByHash | EvaluationByValue = Field(
         default=EvaluationByHash(), discriminator="by"
     )
-    """Which users and classes are held out for evaluation."""
+    """Rule that selects the users and classes held out for evaluation."""
     cohorts: tuple[str, ...] = (ONE_COHORT,)
-    """Cohorts this run may touch; users of other cohorts are left out."""
+    """Cohorts that this run may read. Users of other cohorts are skipped."""
     blocks_per_cohort: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Hash buckets per cohort; block = cohort/bucket, fixed for life."""
+    """Number of hash buckets per cohort. A ledger block is cohort/bucket and never changes."""
     shards: Annotated[int, Field(ge=1, le=10_000)] = 4
-    """Output files."""
+    """Number of output files."""

@@ -1,4 +1,4 @@
-"""Digest of what a reservation binds of a configuration."""
+"""Digest of the configuration sections that a reservation binds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from fedemb.foundation.canonical_json import json_digest
 
 
 def config_digest(config: RunConfig, *free: str) -> str:
-    """SHA-256 of what a reservation binds of a configuration: the `config_sha` of documents.
+    """Returns the SHA-256 of the configuration sections that a reservation binds (`config_sha`).
 
     Args:
-      config: the configuration; what an older version wrote is read by `RunConfig.as_written`.
+      config: the configuration; read older files with `RunConfig.as_written`.
       *free: names of free sections to bind as well. A utility report binds `evaluation` and an
-        audit report `audit`, so that neither passes for one that was made otherwise.
+        audit report binds `audit`, so a report made with other settings has another digest.
     """
     left_out = {name for name in FREE_SECTIONS if name not in free}
     return json_digest(config.model_dump(mode="json", exclude=left_out))

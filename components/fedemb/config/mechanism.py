@@ -36,7 +36,7 @@ class _OfRegisteredKind:
         sections = mechanism_sections().items()
         choices = {kind: section.__pydantic_core_schema__ for kind, section in sections}
         union = handler(core_schema.tagged_union_schema(choices, discriminator="kind"))
-        return {**union, "required": ["kind"]}  # in Python the class says it, in a file only this
+        return {**union, "required": ["kind"]}  # in a file only `kind` identifies the class
 
 
 def _section(value: Any, info: core_schema.ValidationInfo) -> MechanismConfig:
@@ -54,4 +54,4 @@ def _section(value: Any, info: core_schema.ValidationInfo) -> MechanismConfig:
 
 
 AnyMechanism = Annotated[MechanismConfig, _OfRegisteredKind()]
-"""The section of any registered mechanism."""
+"""Section of any registered mechanism."""

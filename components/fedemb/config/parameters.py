@@ -1,7 +1,7 @@
-"""The parameters of a pipeline: a configuration in the pieces that people set and compare.
+"""Pipeline parameters: a configuration split into the parts that people set and compare.
 
-Each piece stands once. A section travels as JSON text, because kfp's structs turn 32 into 32.0 and
-drop null, which is a value of its own (`release.min_gain_over_public: null` is no floor).
+Each part is one parameter. A section is passed as JSON text, because kfp structs turn 32 into 32.0
+and drop null. Null is a valid value: `release.min_gain_over_public: null` disables the floor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Parameter:
     type: type
     description: str
     default: Any = None
-    """None: it must be given."""
+    """Default value; None: the parameter is required."""
 
 
 PLAIN = ("purpose", "task")
@@ -38,9 +38,10 @@ SECTIONS = (
     *("tuning", "evaluation", "audit", "release"),
 )
 STORES = ("private_root", "ledger", "keys", "releases")
-"""Each is given to the steps whose rights name it, and is in the configuration of none."""
+"""Required stores. Each is passed only to the steps with rights to it, not in their
+configuration."""
 OPTIONAL_STORES = ("deletion_marks", "witness")
-"""Optional; empty means not used."""
+"""Optional stores; empty means not used."""
 
 
 def _parameters() -> dict[str, Parameter]:
@@ -73,7 +74,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def parameters_of(config: RunConfig) -> dict[str, Any]:
-    """What a pipeline is given to run a configuration, but for the stores every run needs."""
+    """Returns the pipeline parameters for a configuration, without the required stores."""
     return {
         **{name: _text(getattr(config, name), name) for name in (*PLAIN, *SECTIONS)},
         "seed": config.training.seed,
@@ -82,13 +83,13 @@ def parameters_of(config: RunConfig) -> dict[str, Any]:
 
 
 def run_config(values: Mapping[str, Any]) -> RunConfig:
-    """The configuration that a pipeline was given; what `parameters_of` was given, but for stores.
+    """Returns the configuration of pipeline parameters; inverse of `parameters_of`, less stores.
 
     Args:
       values: name -> value of all parameters.
 
     Raises:
-      ConfigError: a section is no JSON, or what they say together is no configuration.
+      ConfigError: a section is not valid JSON, or the sections are not a valid configuration.
     """
     sections = {name: _json(values[name], name) for name in SECTIONS}
     sections["training"] = {**sections["training"], "seed": values["seed"]}
@@ -99,7 +100,7 @@ def run_config(values: Mapping[str, Any]) -> RunConfig:
 
 
 def public_start(values: Mapping[str, Any]) -> PublicStart:
-    """The part of it that decides the public start.
+    """Returns the configuration of the public backbone from pipeline parameters.
 
     Args:
       values: with `model`, `pretraining` and `seed`.
@@ -135,11 +136,11 @@ def _checked(kind: type[T], tree: Mapping[str, Any]) -> T:
 
 
 PARAMETERS = _parameters()
-"""Name -> parameter, in the order in which the user interface shows them."""
+"""Name -> parameter, in the order in which the user interface lists them."""
 OF_STEPS = {
     **{name: item.description for name, item in PARAMETERS.items()},
     "config": "The configuration of the run, as the plan was made of it; JSON.",
     "run_id": "Name of the run, the idempotency key: on a cluster the id of the job.",
     "status": "How the run ended, from Kubeflow.",
 }
-"""Name -> description of what steps take that is no artifact."""
+"""Name -> description of step inputs that are not artifacts."""

@@ -1,4 +1,4 @@
-"""Budget, choice of hyperparameters, evaluation, audit, release and stores."""
+"""Settings of privacy budget, tuning declaration, evaluation, audit, release and stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRIVATE_FOLDERS = {
     "audit",
     "deletion_marks",
 }
-"""Folders of a run in the private root, by whose names the stores tell rights apart."""
+"""Folders of a run in the private root. Stores assign access rights by these names."""
 
 
 def _no_folder(policy_id: str) -> str:
@@ -40,56 +40,59 @@ def _no_folder(policy_id: str) -> str:
 
 
 class PolicyConfig(Section):
-    """The budget this run draws from, and for whom the guarantee must hold."""
+    """Privacy budget that this run charges, and the unit that the guarantee protects."""
 
     policy_id: Annotated[Name, AfterValidator(_no_folder)] = "default"
-    """Name of the policy in the ledger; caps and keys belong to it."""
+    """Name of the policy in the ledger. Caps and keys belong to the policy."""
     unit: Unit = "user"
-    """Whose presence the guarantee hides, for the policy's life: a user with everything they own,
-    or one image. `image` needs `data.source.columns.user_id: null`, and promises owners less."""
+    """Unit of privacy, fixed for the life of the policy: a user with all their images, or one
+    image. `image` requires `data.source.columns.user_id: null` and protects owners less."""
     users_lower_bound: Annotated[int, Field(ge=2)]
-    """A public number below which the population surely never falls; delta must be safe for it."""
+    """Public lower bound on the number of users, at least 2. Delta must be safe for it."""
     certify_at: tuple[Annotated[int, Field(ge=2)], ...] = ()
-    """Populations for which the same plan is priced as a projection, labelled so."""
+    """Numbers of users for which the same plan is also priced, labelled as a projection."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    """Delta of the guarantee of one run and of the cumulative one; below 1/users_lower_bound."""
+    """Delta of the guarantee of one run and of the cumulative guarantee, above 0 and below
+    1/users_lower_bound."""
     epsilon_cap: PositiveFloat
-    """Cap on the cumulative epsilon of every user block, over the life of the policy."""
+    """Maximum cumulative epsilon of each user block over the life of the policy."""
     composition: Literal["planned", "renyi"] = "renyi"
-    """`planned`: PLD over a schedule of runs committed in advance; `renyi`: filter at one order."""
+    """Composition of runs. `planned`: PLD over a schedule of runs committed in advance; `renyi`:
+    Renyi filter at one order."""
     renyi_order: Annotated[float, Field(gt=1, le=512)] = 4.0
-    """Order of the Renyi filter, fixed when the policy is created. The more noise and the fewer
-    rounds in all, the higher the best order: 3 at noise multiplier 1, 8 to 16 at 2 and more."""
+    """Order of the Renyi filter, above 1 and at most 512, fixed when the policy is created. More
+    noise and fewer total rounds need a higher order: 3 at noise multiplier 1, 8 to 16 from 2."""
     planned_runs: PositiveInt = 1
-    """`planned` only: how many runs of exactly this plan the schedule holds."""
+    """`planned` only: number of runs of exactly this plan in the schedule."""
     unplanned_runs: Literal["refuse", "renyi"] = "refuse"
-    """`planned` only: a run of another plan is refused, or charged by the Renyi filter; the second
-    prices each way at half of delta, as which way is taken may depend on earlier models."""
+    """`planned` only: treatment of a run with another plan. `refuse`: rejected; `renyi`: charged by
+    the Renyi filter. `renyi` prices each path at half of delta, because the choice of path can
+    depend on earlier models."""
     covers_change_own_data: bool = False
-    """Promise to cover users who stay and change their own data too; a run whose epsilon does not
-    hold for them is refused."""
+    """Requirement that the guarantee also covers users who stay and change their own data. A run
+    whose epsilon does not hold for them is refused."""
     audit_level: Literal["monitoring", "full"] = "full"
-    """What the audit must have shown before a release: `full`, that the priced mechanism is the
-    one that ran; `monitoring`, only that an attack was made."""
+    """Audit evidence required before a release. `full`: the priced mechanism is the one that ran;
+    `monitoring`: an attack was run."""
     approvals: Annotated[int, Field(ge=0, le=100)] = 0
-    """How many people must approve a privacy report, each with a key of their own (`fedemb
-    approve`), before its model is released; for the policy's life."""
+    """Number of people who must approve a privacy report before its model is released, each with
+    their own key (`fedemb approve`), 0 to 100; fixed for the life of the policy."""
 
 
 class TuningConfig(Section):
-    """How the hyperparameters were chosen: a declaration, which the report repeats.
+    """Declaration of how the hyperparameters were chosen, repeated in the privacy report.
 
-    Looking at the results of private runs costs privacy (Papernot and Steinke, arXiv 2110.03620).
+    Reading the results of private runs costs privacy (Papernot and Steinke, arXiv 2110.03620).
     """
 
     data: Literal["undeclared", "public", "private"] = "undeclared"
-    """A release needs a declaration. `public`: on public images, which costs
-    nothing; `private`: by looking at runs on private users, each charged in the ledger of this
-    policy."""
+    """Data used for tuning; a release requires `public` or `private`. `public`: public images, at
+    no privacy cost; `private`: runs on private users, each charged in the ledger of this policy."""
     trials: NonNegativeInt = 0
-    """`private` only: how many; as many other runs must be charged before this one."""
+    """`private` only: number of tuning runs. The same number of other runs must be charged before
+    this run."""
     method: Annotated[str, Field(max_length=500)] = ""
-    """In a few words: on which images, by which search."""
+    """Short description of the tuning images and the search method, at most 500 characters."""
 
     @model_validator(mode="after")
     def _whole_declaration(self) -> Self:
@@ -106,78 +109,83 @@ class TuningConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Verification and retrieval on identities that never trained."""
+    """Verification and retrieval on held-out identities."""
 
     false_accept_rates: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (1e-3, 1e-1)
-    """Recall is reported at each of these; the first is the headline."""
+    """False accept rates at which recall is reported, each between 0 and 1. The first is the
+    headline rate."""
     recall_at: tuple[PositiveInt, ...] = (1, 5)
-    """Retrieval recall@k."""
+    """Values of k for retrieval recall@k."""
     bootstrap_samples: Annotated[int, Field(ge=20, le=10_000)] = 200
-    """Resamples over identities for 95 % intervals."""
+    """Number of bootstrap resamples over identities for 95 % intervals."""
     resample_subgroups: bool = False
-    """Draw whole subgroups (`data.source.columns.subgroup`: alphabets, stores, tracks) before the
-    identities inside them: intervals then say what to expect of subgroups that are not here."""
+    """Whether to resample whole subgroups (`data.source.columns.subgroup`: alphabets, stores,
+    tracks) before the identities in them. Intervals then also cover unseen subgroups."""
     batch_size: PositiveInt = 256
-    """Images embedded at once."""
+    """Number of images embedded per batch."""
     max_images: PositiveInt = 100_000
-    """Evaluation images used, in keyed-hash order of identities."""
+    """Maximum number of evaluation images, in keyed-hash order of identities."""
     centralized_baseline: bool = False
-    """Simulation only: also train centrally, and print the utility drop."""
+    """Simulation only: whether to also train a centralized model and print the utility drop."""
     centralized_epochs: PositiveInt = 15
-    """Passes of the centralized baseline."""
+    """Number of epochs of the centralized baseline."""
     previous_release: Address | None = None
-    """Bundle of the previous release, for the recall of new queries against the old gallery."""
+    """Bundle of the previous release, to measure the recall of new queries against the old
+    gallery."""
 
 
 class AuditConfig(Section):
     """Empirical attack on the model."""
 
     max_users: Annotated[int, Field(ge=10)] = 2000
-    """Training and held-out users compared, each."""
+    """Maximum number of training users, and of held-out users, in the attack."""
     bootstrap_samples: Annotated[int, Field(ge=20, le=10_000)] = 200
-    """Resamples for 95 % intervals."""
+    """Number of bootstrap resamples for 95 % intervals."""
 
 
 class ReleaseConfig(Section):
-    """Name under which a model is published."""
+    """Settings of a release: name, licence and utility floors."""
 
     name: Name | None = None
-    """Folder below the releases; null: `embedding` or `classifier`, as the task is."""
+    """Name of the model and folder in the releases; null: `embedding` or `classifier`, by task."""
     version: Name | None = None
-    """Null: the run id."""
+    """Version of the release; null: the run ID."""
     licence: Annotated[str, Field(max_length=200)] = ""
-    """Licence of the released model, best by the Hugging Face Hub's identifier (apache-2.0); empty:
-    the model card says that it is not stated. That of the public images is
+    """Licence of the released model, preferably a Hugging Face Hub identifier (apache-2.0); empty:
+    the model card says that no licence is stated. The licence of the public images is
     `pretraining.licence`."""
     min_gain_over_public: Annotated[float, Field(ge=-1, le=1)] | None = 0.0
-    """The gate refuses unless the whole 95 % interval of the gain lies above this; null: no floor.
-    The gain is that over the best start: public start, its frozen features under a projection, an
-    untrained net, raw pixels, or for a classifier the most frequent class; in recall at the first
-    false accept rate, or in top-1."""
+    """Lower bound for the whole 95 % interval of the gain, -1 to 1; null: no floor. The gate
+    refuses a model below it. The gain is measured over the best baseline: public backbone, its
+    frozen features under a projection, an untrained network, raw pixels, or, for a classifier, the
+    most frequent class. Its unit is recall at the first false accept rate, or top-1 accuracy."""
     no_worse_than: Literal["previous_release"] | None = None
-    """The gate refuses a model that is certainly worse than `evaluation.previous_release` on the
-    same people, or cannot be compared with it."""
+    """Regression check. With `previous_release`, the gate refuses a model that is significantly
+    worse than `evaluation.previous_release` on the same users or cannot be compared with it; null:
+    none."""
 
 
 class StorageConfig(Section):
-    """Roots of the stores; null: below the run directory."""
+    """Root addresses of the stores; null: below the run directory."""
 
     public_root: Address | None = None
     """Public and noised artifacts; file, gs:// or s3://."""
     private_root: Address | None = None
-    """Raw artifacts; must not be readable by who reads the pipeline UI."""
+    """Raw artifacts. Readers of the pipeline UI must not have read access."""
     ledger: Address | None = None
-    """The lasting privacy ledger; null: a ledger of its own for this run directory."""
+    """Permanent privacy ledger; null: a separate ledger for this run directory."""
     keys: Address | None = None
-    """Key store, apart from the ledger and unversioned."""
+    """Key store, separate from the ledger and without object versioning."""
     deletion_marks: Address | None = None
-    """Keyed deletion marks of users who asked to be forgotten; null: there are none."""
+    """Keyed deletion markers of users who requested deletion; null: no deletion markers."""
     witness: Address | None = None
-    """Store that whoever can restore ledger and keys cannot write, such as a bucket with a locked
-    retention policy: each charge is marked there too, so that an older ledger is noticed."""
+    """Store for the rollback anchor, for example a bucket with a locked retention policy. Each
+    charge is also recorded there, so that an older ledger is detected. Accounts that can restore
+    ledger and keys must not have write access."""
     releases: Address | None = None
-    """Where bundles are published."""
+    """Store where release bundles are published."""
     registries: tuple[WebAddress, ...] = ()
-    """Whom a release is made known to, after it is published: `mlflow+https://...` (a model
-    registry and tracking server), `kubeflow+https://...` (Kubeflow Model Registry), `https://...`
-    (any receiver of JSON). One that fails is a warning; `fedemb register` tells it again."""
+    """Model registries where a release is registered after it is published: `mlflow+https://...`
+    (model registry and tracking server), `kubeflow+https://...` (Kubeflow Model Registry),
+    `https://...` (any JSON endpoint). A failed registration is a warning; retry it with
+    `fedemb register`."""

@@ -1,4 +1,4 @@
-"""The whole configuration, and what contradicts itself in it."""
+"""The complete run configuration and its consistency checks."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ from fedemb.foundation.section import Section
 
 SCHEMA_VERSION = 1
 FREE_SECTIONS = ("evaluation", "audit", "release", "storage")
-"""What may change after a training was paid for: how the model is measured and where it goes. A
-reservation binds every other section, also one that is added later."""
+"""Sections that may change after training is charged: evaluation settings and output locations. A
+reservation binds every other section, including sections added later."""
 
 _LEAST_LISTED = 4
 _CALLED = {"embedding": "embedding", "classification": "classifier"}
 
 
 def _overlap(private: SourceConfig, public: SourceConfig) -> bool:
-    """Whether one file serves as both, and no column of `where` keeps its records apart."""
+    """Returns whether both sources read one file without a `where` column that separates them."""
     shared = private.where.keys() & public.where.keys()
     apart = any(set(private.where[name]).isdisjoint(public.where[name]) for name in shared)
     return private.uri == public.uri != "builtin" and not apart
 
 
 class PublicStart(Section):
-    """The part of a configuration that decides the public start of the backbone, and nothing else.
+    """The part of a configuration that determines the public backbone.
 
-    `pretrain_public` is given no more, so that its cached result depends on no more.
+    `pretrain_public` receives only this section, so its cached result depends on nothing else.
     """
 
     model: ModelConfig
     pretraining: PretrainingConfig
     seed: int
-    """Of initial weights, shuffles and augmentation."""
+    """Seed of initial weights, shuffles and augmentation."""
 
 
 class RunConfig(Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema."""
     purpose: Literal["release", "simulation"]
-    """`simulation`: shows utility and projected epsilon, can never be released."""
+    """Purpose of the run. `release`: a model that may be released; `simulation`: utility and
+    projected epsilon only, never released."""
     task: Literal["embedding", "classification"] = "embedding"
-    """What the model does: embeddings of identities nobody listed, or one of the classes listed."""
+    """Output of the model. `embedding`: embeddings of identities that are not listed in advance;
+    `classification`: one of the classes in `model.classes`."""
     data: DataConfig
     partition: PartitionConfig
     model: ModelConfig = ModelConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     training: TrainingConfig = TrainingConfig()
     mechanism: AnyMechanism
-    """Sampling, clipping, noise and price: one of the tagged variants, never left out."""
+    """Mechanism: sampling, clipping, noise and price. Required; one of the variants by `kind`."""
     policy: PolicyConfig
     tuning: TuningConfig = TuningConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -123,16 +125,16 @@ class RunConfig(Section):
         return self
 
     def public_start(self) -> PublicStart:
-        """What public pretraining depends on."""
+        """Returns the settings that public pretraining depends on."""
         return PublicStart(model=self.model, pretraining=self.pretraining, seed=self.training.seed)
 
     def released_as(self, run_id: str) -> tuple[str, str]:
-        """Name and version under which a run is published."""
+        """Returns the name and version under which a run is published."""
         return self.release_name, self.release.version or run_id
 
     @property
     def release_name(self) -> str:
-        """What the released model is called."""
+        """Returns the name of the released model."""
         return self.release.name or _CALLED[self.task]
 
     def _check_task(self) -> None:

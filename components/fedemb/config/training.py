@@ -1,4 +1,7 @@
-"""The backbone, its public start, and private training; rounds and noise are the mechanism's."""
+"""Settings of backbone, public pretraining and private training.
+
+The mechanism section defines rounds and noise.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +22,47 @@ from fedemb.foundation.section import Address, Section
 
 
 class ModelConfig(Section):
-    """The backbone and what it sees."""
+    """Backbone and its input images."""
 
     backbone: str = "resnet8"
-    """Name of a backbone in `embedding/backbones/`, or `module:function` of your own. Several with
-    a plus between them stand side by side, features joined: `scatter_linear+resnet8`."""
+    """Name of a backbone in `embedding/backbones/`, or `module:function` for a custom backbone.
+    Join several with a plus to concatenate their features: `scatter_linear+resnet8`."""
     embedding_dim: Annotated[int, Field(ge=2, le=65536)] = 128
-    """Length of the embedding."""
+    """Length of the embedding, 2 to 65536."""
     projection: bool = True
-    """A dense layer to `embedding_dim` after the pooled features; false: they are the embedding."""
+    """Dense layer to `embedding_dim` after the pooled features; false: the pooled features are the
+    embedding."""
     projection_units: Annotated[int, Field(ge=0, le=65536)] = 0
-    """Width of a second layer (ReLU) before that one; 0: there is none."""
+    """Width of a hidden ReLU layer before the projection; 0: no hidden layer."""
     norm_groups: NonNegativeInt | None = None
-    """Groups of each normalisation; 0: none at all; null: what the backbone's authors have."""
+    """Number of groups of each normalisation layer; 0: no normalisation; null: the value of the
+    backbone's authors."""
     weight_standardization: Literal["none", "plain", "gain"] | None = None
-    """Kernels with mean 0 and norm 1 per channel, or times a trained gain; null: the authors'."""
+    """Weight standardization. `plain`: kernels with mean 0 and norm 1 per channel; `gain`: the same
+    times a trained gain; null: the value of the backbone's authors."""
     whitened_directions: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Scattering nets and `resnet8_wide`: largest directions of features that are brought to the
-    size of the next one, by constants of public or generated images; fewer than such images. 0:
-    scattering normalises groups of each image by themselves."""
+    """Scattering networks and `resnet8_wide` only: number of leading feature directions that are
+    scaled to the size of the next direction. The constants come from public or generated images;
+    the number must be below the number of those images. 0: scattering networks normalise the groups
+    of each image separately."""
     mirrored: bool = False
-    """Features that an image shares with its mirror image, where left and right do not matter: of
-    scattering nets half as many, of `resnet8_wide` the mean of both, at twice the time."""
+    """Whether features are the same for an image and its mirror image, for data where left and
+    right do not matter. Scattering networks then have half as many features; `resnet8_wide`
+    averages both images and takes twice the time."""
     classes: tuple[Annotated[str, Field(pattern=r"^[\w .()+/-]{1,64}$")], ...] = ()
-    """`task: classification`: the classes, a public list, in the order of the outputs: letters,
-    digits, blanks and `.()+/-`, 64 at most. Images of other classes are
-    dropped and counted in private."""
+    """`task: classification` only: public list of class names in the order of the outputs. A name
+    has 1 to 64 letters, digits, underscores, blanks and `.()+/-`. Images of other classes are
+    dropped; their count stays private."""
     head_init: Literal["zeros", "glorot"] = "zeros"
-    """Where the layer of a classifier that gives the classes starts."""
+    """Initial weights of the output layer of a classifier."""
     scale_norm: bool = False
-    """Another normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
+    """Additional normalisation after each residual sum (ScaleNorm, arXiv 2203.00324)."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
-    """Height and width in pixels."""
+    """Image height and width in pixels, 8 to 1024."""
     channels: Literal[1, 3] = 1
-    """1 grey, 3 RGB."""
+    """Number of image channels: 1 for grey, 3 for RGB."""
     aspect_ratio: Literal["squash", "letterbox"] = "squash"
-    """How a photo becomes a square: stretched, or whole with grey beside it."""
+    """Conversion of a photo to a square. `squash`: stretched; `letterbox`: padded with grey."""
     trainable: Literal[
         "all",
         "head",
@@ -64,8 +72,8 @@ class ModelConfig(Section):
         "conv_frozen",
         "first_blocks_frozen",
     ] = "all"
-    """Which named group of variables private training may change; the head of a classifier trains
-    with each of them, and alone with `head`."""
+    """Named group of variables that private training may change. The head of a classifier is always
+    trained; with `head`, only the head is trained."""
 
 
 class LossConfig(Section):
@@ -74,7 +82,8 @@ class LossConfig(Section):
     kind: Literal["softmax", "normalized_softmax", "arcface", "cosface", "triplet"] = (
         "normalized_softmax"
     )
-    """Softmax of plain or cosine logits, with or without margin; or batch-hard triplets."""
+    """Loss function: softmax of plain or cosine logits, with or without margin, or batch-hard
+    triplets."""
     scale: PositiveFloat = 16.0
     """Factor on cosine logits; unused by `softmax` and `triplet`."""
     margin: NonNegativeFloat = 0.2
@@ -82,124 +91,133 @@ class LossConfig(Section):
 
 
 class AugmentationConfig(Section):
-    """Random affine copies of a training image; free of charge in privacy."""
+    """Random affine copies of a training image, at no privacy cost."""
 
     multiplicity: Annotated[int, Field(ge=1, le=64)] = 1
-    """Augmented copies per image and visit, averaged in the loss."""
+    """Number of augmented copies per image and visit, averaged in the loss."""
     rotation_degrees: Annotated[float, Field(ge=0, le=180)] = 10.0
-    """Uniform in plus-minus this."""
+    """Maximum rotation in degrees, uniform in both directions."""
     scale: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Relative, uniform in plus-minus this."""
+    """Maximum relative change of scale, uniform in both directions."""
     shear: Annotated[float, Field(ge=0, lt=1)] = 0.15
-    """Uniform in plus-minus this."""
+    """Maximum shear, uniform in both directions."""
     translation: Annotated[float, Field(ge=0, le=0.5)] = 0.07
-    """Share of the image size, uniform in plus-minus this."""
+    """Maximum shift as a share of the image size, uniform in both directions."""
     flip: bool = False
-    """Mirror left-right with probability one half."""
+    """Whether to mirror left-right with probability 1/2."""
 
 
 class LocalTrainingConfig(Section):
-    """What a virtual client does with the broadcast backbone."""
+    """Local training of a virtual client on the broadcast backbone."""
 
     epochs: PositiveInt = 2
-    """Passes over the virtual client's examples."""
+    """Number of passes over the virtual client's examples."""
     batch_size: PositiveInt = 32
-    """Examples per local step."""
+    """Number of examples per local step."""
     max_examples_per_client: PositiveInt = 2048
-    """Examples of one virtual client used per epoch, in keyed order."""
+    """Maximum number of examples of one virtual client per epoch, in keyed order."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Local optimizer of backbone and head; its slots die with the round."""
+    """Local optimizer of backbone and head. Its state is discarded after each round."""
     client_learning_rate: NonNegativeFloat = 0.02
     """Learning rate of the backbone."""
     client_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD momentum, or Adam's beta_1."""
     head_learning_rate_scale: NonNegativeFloat = 100.0
-    """Learning rate of the head = client_learning_rate x this."""
+    """Learning rate of the head divided by `client_learning_rate`."""
     head_init: Literal["glorot", "prototypes"] = "glorot"
-    """Fresh head: random, or normalised class means of the client's own embeddings."""
+    """Initial head. `glorot`: random; `prototypes`: normalised class means of the client's own
+    embeddings."""
     reconstruction_steps: NonNegativeInt = 0
-    """First this many steps train only the head, the rest only the backbone; 0 trains jointly."""
+    """Number of initial steps that train only the head; later steps train only the backbone. 0:
+    both are trained jointly."""
     loss: LossConfig = LossConfig()
     """Local loss."""
     augmentation: AugmentationConfig | None = None
-    """None trains on the images as they are; with `model.trainable: projection` they then pass the
-    frozen layers once, and not in every local step."""
+    """Augmentation; null: images are used unchanged. With null and `model.trainable: projection`,
+    images pass the frozen layers once instead of in every local step."""
 
 
 class UnitGradientConfig(Section):
-    """DP-SGD: what one unit (a user, or an image) brings to a round, before it is clipped."""
+    """DP-SGD: contribution of one unit (a user or an image) to a round, before clipping."""
 
     images_per_unit: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Images of one unit in one round, at most, in keyed order; their gradients are averaged."""
+    """Maximum number of images of one unit per round, in keyed order. Their gradients are
+    averaged."""
     microbatch: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Units computed side by side. Part of what is reserved: other sizes give other bits. Memory
-    grows with it, 12 bytes for each unit and trained weight, and not with the batch."""
+    """Number of units computed in parallel. The reservation binds this value, because other sizes
+    give other bits. Memory grows by 12 bytes per unit and trained weight, and not with the
+    batch."""
     views: Annotated[int, Field(ge=1, le=64)] = 1
-    """Augmented copies of each image (K), averaged before the clip: free of charge."""
+    """Number of augmented copies of each image (K), averaged before clipping, at no privacy
+    cost."""
     flip: bool = False
-    """Mirror each view left-right with probability one half."""
+    """Whether to mirror each view left-right with probability 1/2."""
     crop_padding: Annotated[int, Field(ge=0, le=64)] = 0
-    """Shift each view by up to so many pixels either way; the border is mirrored."""
+    """Maximum shift of each view in pixels, in both directions. The border is mirrored."""
     automatic_clip: PositiveFloat | None = None
-    """Bring every record to just below the clip, whatever its length; the number is the floor under
-    the length (gamma). Null: only what is longer than the clip is shortened."""
+    """Floor under the gradient norm (gamma) for automatic clipping, which scales every record to
+    just below the clipping norm; null: only records longer than the clipping norm are scaled
+    down."""
 
 
 class ServerConfig(Section):
-    """What the server does with the noised mean update: post-processing, free of charge."""
+    """Server step on the noised mean update: post-processing, at no privacy cost."""
 
     optimizer: Literal["sgd", "adam", "lamb"] = "sgd"
-    """Rule that applies the noised mean update; `lamb` scales Adam's step of each tensor to the
-    length of the tensor (arXiv 1904.00962)."""
+    """Optimizer that applies the noised mean update. `lamb` scales Adam's step of each tensor to
+    the norm of the tensor (arXiv 1904.00962)."""
     learning_rate: PositiveFloat = 0.5
-    """Step along the noised mean update."""
+    """Learning rate of the server step."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD momentum, or beta_1 of Adam and LAMB."""
     nesterov: bool = False
-    """SGD only: momentum looks one step ahead."""
+    """SGD only: whether to use Nesterov momentum."""
     weight_decay: NonNegativeFloat = 0.0
-    """Each round takes this share times the learning rate off the weights. No data is in it, so it
-    stands outside the clip."""
+    """Weight decay: each round subtracts this share times the learning rate from the weights. It
+    does not depend on data, so it is applied outside the clip."""
     rescale_to_unit_norm: bool = False
-    """Divide the noised mean by the clip, so that the learning rate does not depend on it."""
+    """Whether to divide the noised mean by the clipping norm, so that the learning rate does not
+    depend on the clipping norm."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Decay of the learning rate over all rounds."""
     warmup_rounds: NonNegativeInt = 0
-    """Linear warm-up before the schedule."""
+    """Number of rounds of linear warm-up before the schedule."""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Average of the weights that is released; 0 releases the last weights."""
+    """Decay of the exponential moving average of the weights that is released; 0: the last weights
+    are released."""
     other_ema_decays: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = ()
-    """Classifiers only: more averages, measured beside the released one, free of charge. To choose
-    one by these figures is tuning on the units that measure it."""
+    """Classifiers only: decays of additional averages that are evaluated with the released average,
+    at no privacy cost. Choosing one by these figures is tuning on the evaluation units."""
     ridge: PositiveFloat = 1.0
-    """Least squares only: what is added to each eigenvalue, times the noise's standard deviation
-    and the square root of the number of features."""
+    """Least squares only: ridge term added to each eigenvalue, in units of the noise standard
+    deviation times the square root of the number of features."""
 
 
 class TrainingConfig(Section):
-    """The training algorithm. Rounds, clip and noise belong to `mechanism`."""
+    """Training algorithm. Rounds, clipping norm and noise are in `mechanism`."""
 
     algorithm: Literal["dp_fedemb", "dp_fedavg", "dp_sgd", "centralized"] = "dp_fedemb"
-    """`dp_sgd` sums one gradient of each unit, for `task: classification`; `dp_fedavg` shares its
-    head (and clips and noises it); `centralized` is a baseline: it needs `purpose: simulation`,
-    a mechanism without noise and `rounds: 1`."""
+    """Training algorithm. `dp_sgd` sums one gradient per unit, for `task: classification`;
+    `dp_fedavg` shares its head, with clipping and noise; `centralized` is a baseline that requires
+    `purpose: simulation`, a mechanism without noise and `rounds: 1`."""
     backend: Backend = "tensorflow"
-    """What Keras computes gradients with in the trainer; `centralized` takes `tensorflow` alone. An
-    attempt stays on the one it began with; the model loads on both."""
+    """Keras backend of the trainer; `centralized` supports only `tensorflow`. The backend of an
+    attempt cannot change. The model loads on both backends."""
     local: LocalTrainingConfig = LocalTrainingConfig()
-    """What a virtual client does: all algorithms but `dp_sgd`."""
+    """Local training of a virtual client; all algorithms except `dp_sgd`."""
     unit_gradient: UnitGradientConfig = UnitGradientConfig()
-    """What a unit does: `dp_sgd` alone."""
+    """Gradient of a unit; `dp_sgd` only."""
     server: ServerConfig = ServerConfig()
     seed: NonNegativeInt = 0
-    """Initial weights, shuffles, augmentation, heads. Never noise, never sampling."""
+    """Seed of initial weights, shuffles, augmentation and heads. Not used for noise or sampling."""
     checkpoint_every: PositiveInt = 1
-    """Rounds between checkpoints; 1 resumes with no lost work."""
+    """Number of rounds between checkpoints; 1: no work is lost on resume."""
     parallel_clients: NonNegativeInt = 0
-    """Virtual clients trained side by side; 0: one per core or device. On JAX side by side on each
-    device, 0: eight; other numbers give other bits there, and take other memory."""
+    """Number of virtual clients trained in parallel; 0: one per core or device. On JAX the number
+    is per device, and 0 means eight; other numbers give other bits and use other amounts of
+    memory."""
     mixed_precision: bool = False
-    """bfloat16 local training; clipping and sums stay in full precision."""
+    """Whether to use bfloat16 in local training. Clipping and sums stay in full precision."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -217,50 +235,55 @@ class TrainingConfig(Section):
 
 
 class PretrainingConfig(Section):
-    """Public start of the backbone."""
+    """Public pretraining of the backbone."""
 
     kind: Literal["none", "supervised", "simclr", "random_process", "import"] = "none"
-    """No start, classes, self-supervision without labels, generated images (no public data at all),
-    or a model file."""
+    """Kind of pretraining. `none`: no pretraining; `supervised`: public classes; `simclr`:
+    self-supervision without labels; `random_process`: generated images, no public data; `import`: a
+    model file."""
     random_images: Annotated[int, Field(ge=64, le=1_000_000)] = 2000
-    """`random_process` only: images to draw."""
+    """`random_process` only: number of images to generate."""
     random_laws: Annotated[int, Field(ge=2, le=10_000)] = 50
-    """`random_process` only: laws of colour and shape, told apart as classes are."""
+    """`random_process` only: number of laws of colour and shape, used as classes."""
     source: SourceConfig | None = None
-    """Public images; images found here are dropped from the private side."""
+    """Public images. Private images that also occur here are dropped."""
     epochs: PositiveInt = 10
-    """Passes over the public images; of the first training, with `doublings`."""
+    """Number of passes over the public images; with `doublings`, in the first training."""
     doublings: Annotated[int, Field(ge=0, le=6)] = 0
-    """`supervised` only. At most so often: train from the start with twice as many epochs, as long
-    as that raises recall on a tenth of the public classes, which then train nothing. 0: train
-    once."""
+    """`supervised` only: maximum number of retrainings from scratch, each with twice as many
+    epochs, while recall on a held-out tenth of the public classes improves. 0: one training on all
+    classes."""
     batch_size: PositiveInt = 64
-    """Public images per step."""
+    """Number of public images per step."""
     learning_rate: PositiveFloat = 0.05
-    """Peak learning rate; decays by a cosine."""
+    """Peak learning rate, with cosine decay."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """SGD momentum."""
     weight_decay: NonNegativeFloat = 0.0
-    """Share of each kernel that is added to its gradient; scales and offsets have none."""
+    """Share of each kernel that is added to its gradient. Scales and offsets have no weight
+    decay."""
     mixed_precision: bool = False
-    """Compute in bfloat16: several times as fast where a processor has instructions for it."""
+    """Whether to compute in bfloat16: several times faster on processors with bfloat16
+    instructions."""
     loss: LossConfig = LossConfig()
     """Loss of supervised pretraining."""
     temperature: PositiveFloat = 0.2
-    """SimCLR only."""
+    """`simclr` only: temperature of the loss."""
     augmentation: AugmentationConfig | None = AugmentationConfig()
-    """Public augmentation; null trains on the images as they are."""
+    """Augmentation of public images; null: images are used unchanged."""
     import_path: Address | None = None
-    """`import` only: a .keras file with whitelisted layers. With `model.trainable: projection` one
-    that does not end in a projection to `embedding_dim` gets one, and that alone trains."""
+    """`import` only: a .keras file with whitelisted layers. With `model.trainable: projection`, a
+    projection to `embedding_dim` is added if the file does not end in one, and only it is
+    trained."""
     import_pixels: Literal["-1..1", "0..1", "0..255", "imagenet", "caffe"] = "-1..1"
-    """`import` only: pixels the file was trained on. Of Keras' applications: `-1..1` MobileNet,
-    ResNetV2, Xception and Inception; `0..255` MobileNetV3 and EfficientNet; `imagenet` (mean and
-    deviation) DenseNet; `caffe` (BGR less its mean) ResNet and VGG."""
+    """`import` only: pixel range of the file's training data. In Keras applications: `-1..1` for
+    MobileNet, ResNetV2, Xception and Inception; `0..255` for MobileNetV3 and EfficientNet;
+    `imagenet` (mean and deviation) for DenseNet; `caffe` (BGR minus its mean) for ResNet and
+    VGG."""
     licence: str = "unknown"
     """Licence of the public data or model, printed in report and model card."""
     provenance: str = ""
-    """Where the public data or model comes from."""
+    """Origin of the public data or model."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
