@@ -1,1 +1,1 @@
-"""The rules that allow or deny a release."""
+"""Gate: the rules that allow or deny a release."""

@@ -1,4 +1,4 @@
-"""Gate rules about the artifacts: they belong together, to the ledger, and hold nothing else."""
+"""Gate rules for artifacts: they match each other and the ledger, and contain nothing else."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CLOCK_TOLERANCE = timedelta(minutes=10)
 
 
 def report_signature(case: Case) -> Iterator[Reason]:
-    """The report is signed by a key trusted to sign reports when it was made."""
+    """Checks that the report is signed by a key trusted for reports at the time of signing."""
     case.ledger.chain.trust.check(case.signed, at=case.head)
     yield from ()
 
 
 def signatures(case: Case) -> Iterator[Reason]:
-    """Every document is signed by the step that writes it, with a key that counted for this run."""
+    """Checks that every document is signed by its step, with a key trusted for this run."""
     for document, at in case.evidence.counting(case.reservation.sequence, case.head):
         try:
             case.ledger.chain.trust.check(document, at=at)
@@ -46,7 +46,7 @@ def signatures(case: Case) -> Iterator[Reason]:
 
 
 def bindings(case: Case) -> Iterator[Reason]:
-    """Configuration, plan, code, data and weights are those that were reserved and bound."""
+    """Checks that configuration, plan, code, data and weights match the reservation and binding."""
     evidence, reservation, bind = case.evidence, case.reservation, case.attempt.bind
     model, users = evidence.model.body, evidence.users.body
     if bind is None:
@@ -100,7 +100,7 @@ def bindings(case: Case) -> Iterator[Reason]:
 
 
 def rounds(case: Case) -> Iterator[Reason]:
-    """The rounds of the model are those that were reserved, logged, signed and committed."""
+    """Checks that the model's rounds were reserved, logged, signed and committed."""
     evidence, attempt = case.evidence, case.attempt
     if attempt.commit is None:
         return
@@ -145,7 +145,7 @@ def rounds(case: Case) -> Iterator[Reason]:
 
 
 def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
-    """What the trainer says of a round; see `RoundLog.commit`."""
+    """Returns the public log line that the trainer writes for a round; see `RoundLog.commit`."""
     priced_alone = not plan.tracks_participation
     return RoundLine(
         round=index,
@@ -156,7 +156,7 @@ def public_line(plan: MechanismPlan, index: int, output_sha: str) -> RoundLine:
 
 
 def audit(case: Case) -> Iterator[Reason]:
-    """The audit is there, of this model, was itself tested, and refutes nothing."""
+    """Checks that the audit is of this model, passed its self-test, and refutes no claim."""
     audit, model, config = case.evidence.audit.body, case.evidence.model.body, case.evidence.config
     again = "run audit_privacy on this model, then account_privacy"
     levels = (config.policy.audit_level, case.ledger.terms.audit_level)
@@ -214,7 +214,7 @@ def audit(case: Case) -> Iterator[Reason]:
             "account_privacy again; with other code, start a run with a new id",
         )
     bound, epsilon = audit.lower_bound, case.report.accounting.epsilon
-    # null says: none was measured
+    # null: no bound was measured
     if bound is not None and not (epsilon is not None and 0 <= bound <= epsilon < math.inf):
         yield Reason(
             "audit_refutes",
@@ -230,9 +230,9 @@ def audit(case: Case) -> Iterator[Reason]:
 
 
 def away_from_start(case: Case) -> Iterator[Reason]:
-    """The model moved from its public start as far as the planned noise makes every model move."""
+    """Checks that the model moved from its public backbone as far as the noise implies."""
     evidence, plan = case.evidence, case.plan
-    if not case.same_environment:  # a bundle does not hold the start
+    if not case.same_environment:  # a bundle does not contain the public backbone
         return
     if evidence.backbones is None:
         raise ArtifactError(
@@ -257,7 +257,7 @@ def away_from_start(case: Case) -> Iterator[Reason]:
 
 
 def model(case: Case) -> Iterator[Reason]:
-    """The model is the one the trainer signed, with the backbone's tensors and no other."""
+    """Checks that the trainer signed this model and that it has only the backbone's tensors."""
     if case.evidence.model.body.weights_sha != case.evidence.model_files["backbone.keras"]:
         yield Reason(
             "weights_differ",
@@ -278,7 +278,7 @@ def model(case: Case) -> Iterator[Reason]:
 
 
 def pretraining(case: Case) -> Iterator[Reason]:
-    """Public images were kept apart from private ones."""
+    """Checks that public images were excluded from the private images."""
     if case.evidence.config.pretraining.kind == "import":
         yield Reason(
             "pretraining_overlap_unchecked",
@@ -289,7 +289,7 @@ def pretraining(case: Case) -> Iterator[Reason]:
 
 
 def key(case: Case) -> Iterator[Reason]:
-    """Noise and coins come from the secret key of the reservation."""
+    """Checks that noise and coins come from the secret key of the reservation."""
     injected = case.evidence.model.body.key_injected
     if injected or not case.report.mechanism.noise.secure:
         yield Reason(
@@ -300,7 +300,7 @@ def key(case: Case) -> Iterator[Reason]:
 
 
 def clock(case: Case) -> Iterator[Reason]:
-    """The report is as of the commit or later, and not of the future."""
+    """Checks that the report is dated at or after the commit and not in the future."""
     made = datetime.fromisoformat(case.report.time)
     commit = case.attempt.commit
     earliest = datetime.fromisoformat(commit.time) if commit else made
@@ -313,7 +313,7 @@ def clock(case: Case) -> Iterator[Reason]:
 
 
 def rebuilt(case: Case) -> Iterator[Reason]:
-    """The whole report follows from the evidence, field by field."""
+    """Checks that the report equals a report rebuilt from the evidence, field by field."""
     built = build_report(
         case.evidence,
         case.plan,

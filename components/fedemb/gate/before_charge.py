@@ -1,8 +1,8 @@
-"""What the gate will deny and is known before a run is charged.
+"""Checks before the charge for causes that would make the gate deny the release.
 
 `reserve_budget` calls `check_before_charge`, so that no budget is spent on a model that the gate
-denies whatever the training does. `WHEN` says of every reason code when its cause is known; a test
-compares it with the codes in the rules.
+denies whatever the training result. `WHEN` lists for every reason code when its cause is known. A
+test compares it with the codes in the rules.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fedemb.runtime.provenance import privacy_code_digest
 _log = logging.getLogger(__name__)
 
 When = Literal["refused", "warned", "later"]
-"""`refused`: the cause is known before the charge, and the run is refused then. `warned`: it is
-known, and the policy owner may still waive the rule or a free section may change. `later`: it
-depends on the training or on documents that are made after it."""
+"""`refused`: the cause is known before the charge, and the run is refused then. `warned`: the cause
+is known, but the policy owner may still waive the rule or a free section may change. `later`: the
+cause depends on the training or on documents written after it."""
 
 WHEN: Mapping[str, When] = {
     "report_unsigned": "later",
@@ -101,8 +101,8 @@ WHEN: Mapping[str, When] = {
     "clock_skewed": "later",
     "report_differs": "later",
 }
-"""Reason code -> when its cause is known. A `later` code may have causes that are refused too: a
-start that was not signed, or with weights that are not finite."""
+"""Reason code -> when its cause is known. Some causes of a `later` code are refused before the
+charge too: a public backbone that was not signed, or that has weights that are not finite."""
 
 
 def check_before_charge(
@@ -114,20 +114,20 @@ def check_before_charge(
     suite: dict[str, Any],
     start: tuple[Path, str],
 ) -> None:
-    """Refuses a release run that the gate would deny in the end, and warns of waivable reasons.
+    """Refuses a release run that the gate would deny later, and warns of waivable reasons.
 
     Args:
-      config: of the run, with purpose release.
-      plan: its mechanism, compared with the configuration.
-      ledger: of its policy.
+      config: configuration of the run, with purpose release.
+      plan: mechanism of the run, already compared with the configuration.
+      ledger: ledger of the run's policy.
       run_id: name of the run.
       suite: record of the planted-bug suite.
-      start: `.keras` file of the public start and the digest of its bytes.
+      start: `.keras` file of the public backbone and the digest of its bytes.
 
     Raises:
       BudgetExceeded: this run alone is above the policy's cap.
-      Refused: with the first reason and what to do.
-      ArtifactError: the public start cannot be compared with a model.
+      Refused: the gate would deny the run; the message has the first reason and the remedy.
+      ArtifactError: the public backbone cannot be compared with a model.
       UnsupportedAccounting: the accounting library is too old.
     """
     for problem, remedy in _problems(config, plan, ledger, run_id, suite):
@@ -146,7 +146,7 @@ def check_before_charge(
 def _problems(
     config: RunConfig, plan: MechanismPlan, ledger: Ledger, run_id: str, suite: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong and what to do, cheapest first."""
+    """Yields each problem and its remedy, cheapest check first."""
     policy, terms = config.policy, ledger.terms
     if policy.covers_change_own_data and not covers_change_own_data(config, plan):
         yield (
@@ -192,7 +192,7 @@ def _problems(
 
 
 def _is_released(ledger: Ledger, name: str, version: str, run_id: str) -> bool:
-    """Whether another run was released under this name and version."""
+    """Returns whether another run was released under this name and version."""
     return any(
         (record.body["name"], record.body["version"]) == (name, version)
         for attempt in ledger.state.attempts.values()
@@ -202,10 +202,10 @@ def _is_released(ledger: Ledger, name: str, version: str, run_id: str) -> bool:
 
 
 def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -> None:
-    """Refuses a public start from which no model passes the rules about weights and tensors.
+    """Refuses a public backbone whose models cannot pass the rules about weights and tensors.
 
     Raises:
-      ArtifactError: it cannot be read without Keras, or holds a tensor that no backbone has.
+      ArtifactError: the file cannot be read without Keras, or has a tensor that no backbone has.
       Refused: a weight is NaN or infinite.
     """
     tensors = stored_tensors(path, sha)
@@ -226,7 +226,7 @@ def _check_start(config: RunConfig, plan: MechanismPlan, path: Path, sha: str) -
 
 
 def _warnings(config: RunConfig, ledger: Ledger, run_id: str) -> Iterator[str]:
-    """Reasons that a waiver or a free section can still take away."""
+    """Yields reasons that a waiver or a change in a free section can still remove."""
     customary = ledger.terms.users_lower_bound**-1.1
     if not config.policy.delta <= customary:
         yield (

@@ -1,4 +1,4 @@
-"""What a gate rule looks at, and what it says."""
+"""Input and output types of gate rules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedemb.ledger.state import Attempt
 from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 RERUN = "run account_privacy again on the artifacts of this run"
-"""The remedy where the report alone is at fault."""
+"""Remedy for faults of the report only."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a release is denied, and what to do."""
+    """Reason why a release is denied, with its remedy."""
 
     code: str
     sentence: str
@@ -29,7 +29,7 @@ class Reason:
 
 
 def waiver(code: str) -> str:
-    """How the policy owner lets a model through in spite of a rule, and where the run goes on."""
+    """Returns instructions to waive a rule for one model and to resume the run."""
     return (
         f"sign `fedemb ledger waive {code} --model RUN --ledger LEDGER --keys KEYS --reason WHY`, "
         "and resume the run with --from account_privacy: its report states the waiver"
@@ -38,7 +38,7 @@ def waiver(code: str) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """The value that one rule checked, and its outcome."""
+    """Value that one rule checked, and the outcome."""
 
     rule: str
     outcome: Literal["passed", "denied", "waived"]
@@ -49,7 +49,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says; `allow` only without any reason."""
+    """Verdict of the gate; `allow` only if no reason remains."""
 
     allow: bool
     reasons: tuple[Reason, ...]
@@ -59,43 +59,43 @@ class Verdict:
 
     @property
     def waiting(self) -> bool:
-        """Whether approvals are all that is missing."""
+        """Returns whether missing approvals are the only reason."""
         return [reason.code for reason in self.reasons] == [NOT_APPROVED]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Everything a rule may look at; what is derived is checked again at each look."""
+    """Input of all rules. Derived values are checked again on each access."""
 
     evidence: Evidence
     signed: Written[PrivacyReport]
     ledger: Ledger
     now: datetime
     same_environment: bool = True
-    """False when a bundle is verified later: library and code may be newer ones."""
+    """False when a bundle is verified later, possibly with newer library and code versions."""
 
     @property
     def report(self) -> PrivacyReport:
-        """The privacy report."""
+        """Returns the privacy report."""
         return self.signed.body
 
     @property
     def plan(self) -> MechanismPlan:
-        """The mechanism, as compared with the configuration."""
+        """Returns the mechanism plan after comparing it with the configuration."""
         evidence = self.evidence
         return check_plan(evidence.plan.body, evidence.config)
 
     @property
     def reservation(self) -> Reservation:
-        """The reservation document."""
+        """Returns the reservation document."""
         return Reservation.of_document(self.evidence.reservation.body)
 
     @property
     def attempt(self) -> Attempt:
-        """What the ledger says became of it."""
+        """Returns the state of the reservation's attempt in the ledger."""
         return self.ledger.attempt(self.reservation)
 
     @property
     def head(self) -> int:
-        """Last ledger record the report takes into account."""
+        """Returns the number of the last ledger record that the report covers."""
         return self.report.cumulative.ledger_sequence

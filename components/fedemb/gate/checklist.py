@@ -1,7 +1,7 @@
-"""The value that each rule of the gate checks, and its threshold, as texts for the checklist.
+"""Checklist text: the value that each gate rule checks, and its threshold.
 
-Nothing is decided here: `decide` decides by the reasons of the rules, and shows these texts beside
-what it found. A value that cannot be computed is left empty.
+This module decides nothing. `decide` decides by the reasons of the rules and shows these texts with
+the outcome. A value that cannot be computed is left empty.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from fedemb.gate.case import Case
 from fedemb.privacy.planning.prices import guarantee_of
 
 LENGTH = 200
-"""Characters of a value or threshold at most."""
+"""Maximum number of characters of a value or threshold."""
 
 Seen = tuple[str, str]
 """Value and threshold."""
 
 
 def value_and_threshold(case: Case, rule: str) -> Seen:
-    """The value a rule checks, and its threshold; both empty for a rule without an entry."""
+    """Returns the value and threshold of a rule; both are empty for a rule without an entry."""
     show = _ROWS.get(rule)
     if show is None:
         return "", ""
@@ -38,7 +38,7 @@ def _line(case: Case, text: str | Callable[[Case], str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text as one printable line of at most `LENGTH` characters."""
+    """Returns a text as one printable line of at most `LENGTH` characters."""
     shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return shown if len(shown) <= LENGTH else shown[: LENGTH - 1] + "…"
 

@@ -1,9 +1,9 @@
 """The gate: a pure function of evidence, report and ledger, which fails closed.
 
-Every rule recomputes what it judges. A rule that cannot be evaluated denies: comparisons are
-written so that NaN and absence deny, and an unexpected error inside a rule is a reason of its own.
-There is no override; a waiver is a signed record of the policy owner, for one model and one of the
-few rules that are judgement.
+Every rule recomputes the values that it checks. A rule that cannot be evaluated denies: comparisons
+are written so that NaN and missing values deny, and an unexpected error inside a rule is a separate
+reason. The gate cannot be overridden. A waiver is a record signed by the policy owner, for one
+model and one of the few rules that need judgement.
 
 Specification: docs/reference/gate.md.
 """
@@ -33,7 +33,7 @@ WAIVABLE = (
     "no_gain_over_public",
     "worse_than_previous_release",
 )
-"""Rules the policy owner may waive for one model; all others are arithmetic or integrity."""
+"""Rules that the policy owner may waive for one model; all others check arithmetic or integrity."""
 
 RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("report_unsigned", artifacts.report_signature),
@@ -57,9 +57,9 @@ RULES: tuple[tuple[str, Callable[[Case], Iterator[Reason]]], ...] = (
     ("report_differs", artifacts.rebuilt),
     ("approvals_invalid", privacy.approvals),
 )
-"""Rules in order of importance, each with the code of the reason if it cannot be evaluated.
+"""Rules in order of importance, each with the reason code for a rule that cannot be evaluated.
 
-The approvals come last: people are asked about a run that nothing else keeps back.
+Approvals come last, so that people review only runs that pass all other rules.
 """
 
 
@@ -76,17 +76,17 @@ def decide(
     Args:
       evidence: documents of the run.
       report: signed privacy report.
-      ledger: ledger of the run's policy, refreshed; it knows the keys that are trusted.
+      ledger: ledger of the run's policy, refreshed; it provides the trusted keys.
       now: current time, for the clock rule.
-      same_environment: False when a bundle is verified later, perhaps with a newer accounting
-        library: its version may differ, and recomputed figures by one percent.
+      same_environment: False when a bundle is verified later, possibly with a newer accounting
+        library: the version may differ, and recomputed figures may differ by 1 %.
 
     Raises:
-      StorageError: a store cannot be reached, so nothing is decided; ask again.
+      StorageError: a store cannot be reached and no verdict is made; retry.
 
     Returns:
-      The verdict: every reason, in the order of importance. It allows only if all rules could be
-      evaluated and none has a reason that is not waived.
+      The verdict: every reason, in order of importance. It allows only if all rules could be
+      evaluated and every reason is waived.
     """
     case = Case(evidence, report, ledger, now or datetime.now(UTC), same_environment)
     found: dict[str, list[Reason]] = {}
@@ -94,9 +94,9 @@ def decide(
         found[code] = []
         try:
             found[code] += rule(case)
-        except StorageError:  # nothing was found wrong: asked again, it may be allowed
+        except StorageError:  # no fault was found: a retry may allow
             raise
-        except Exception as error:  # fails closed: whatever goes wrong inside a rule denies
+        except Exception as error:  # fails closed: any error inside a rule denies
             found[code].append(Reason(code, sentence_of(error), RERUN))
     reasons = [reason for given in found.values() for reason in given]
     waived = _waived(case, reasons)
@@ -114,7 +114,7 @@ def _check(case: Case, rule: str, reasons: list[Reason], waived: set[str]) -> Ch
 
 
 def _waived(case: Case, reasons: list[Reason]) -> set[str]:
-    """Codes that the policy owner waived for this model, by a signed record the report states."""
+    """Returns codes that the policy owner waived for this model in a record the report lists."""
     try:
         model = case.evidence.model.body.weights_sha
         signed = waiver_records(case.ledger, model, case.head).keys()
@@ -124,7 +124,7 @@ def _waived(case: Case, reasons: list[Reason]) -> set[str]:
 
 
 def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Record]:
-    """The waivers of one model up to a record of the ledger: code -> its first record."""
+    """Returns the waivers of one model up to a ledger record: code -> first record."""
     found: dict[str, Record] = {}
     for record in ledger.state.waivers:
         if record.body["model_sha"] == model_sha and record.sequence <= head:
@@ -135,12 +135,12 @@ def waiver_records(ledger: Ledger, model_sha: str, head: int) -> dict[str, Recor
 def applied_waivers(
     ledger: Ledger, waived: Sequence[str], report: PrivacyReport
 ) -> list[dict[str, Any]]:
-    """The waivers that a verdict rests on, as fields of `AppliedWaiver`.
+    """Returns the waivers that a verdict depends on, as fields of `AppliedWaiver`.
 
     Args:
-      ledger: of the policy.
+      ledger: ledger of the policy.
       waived: codes that the verdict waived.
-      report: of the run; it names the model and the last ledger record that counts.
+      report: report of the run; it names the model and the last ledger record that counts.
     """
     signed = waiver_records(ledger, report.model_sha, report.cumulative.ledger_sequence)
     return [
@@ -155,6 +155,6 @@ def applied_waivers(
 
 
 def given_approvals(ledger: Ledger, model_sha: str, report_sha: str) -> list[dict[str, Any]]:
-    """The approvals of a model with a report, as fields of `GivenApproval`."""
+    """Returns the approvals of a model with a report, as fields of `GivenApproval`."""
     given = ledger.state.approvals_of(model_sha, report_sha)
     return [{"actor": record.actor, "sequence": record.sequence} for record in given]

@@ -1,4 +1,4 @@
-"""Where two JSON values differ."""
+"""Comparison of two JSON values."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from typing import Any
 
 RELATIVE_TOLERANCE = 1e-6
-"""Of recomputed floats against stored ones: other machines round differently, no more."""
+"""Relative tolerance of recomputed floats, for rounding differences between machines."""
 
 
 LATER_TOLERANCE = 0.01
-"""The same, with a later version of the accounting library."""
+"""Relative tolerance of recomputed floats with a later version of the accounting library."""
 
 
 def differences(
     expected: Any, found: Any, path: str = "", *, tolerance: float = RELATIVE_TOLERANCE
 ) -> list[str]:
-    """Paths at which two JSON values differ; floats may differ by rounding.
+    """Returns the paths at which two JSON values differ; floats may differ by rounding.
 
     >>> differences({"a": 1.0, "b": [1]}, {"a": 1.0000000001, "b": [2], "c": 0})
     ['b.0', 'c']

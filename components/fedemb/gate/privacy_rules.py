@@ -1,4 +1,4 @@
-"""Gate rules about the guarantee: ledger, reservation, mechanism, epsilon and delta."""
+"""Gate rules for the guarantee: ledger, reservation, mechanism, epsilon and delta."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedemb.privacy.planning.prices import epsilon_rdp, guarantee_of
 from fedemb.reports.privacy_report import block_table
 
 RDP_TOLERANCE = 0.02
-"""PLD may be above RDP by this share, for its discretisation; more is a bug."""
+"""Maximum share by which PLD may exceed RDP, for its discretisation; a larger gap is a bug."""
 
 
 def ledger(case: Case) -> Iterator[Reason]:
-    """The ledger is whole, knows the head the report names, and no block is over its cap."""
+    """Checks that the ledger is intact and has the report's head, and no block exceeds its cap."""
     report, terms, head = case.report.cumulative, case.ledger.terms, case.head
     anchor = Anchor(head, report.ledger_head, "the privacy report")
     case.ledger.verify([anchor])
@@ -41,7 +41,7 @@ def ledger(case: Case) -> Iterator[Reason]:
                     "nothing more of this block can be released; use other blocks",
                 )
     asked = terms_of(case.evidence.config, terms.series)
-    if not case.same_environment:  # a bundle does not say where the stores are
+    if not case.same_environment:  # a bundle does not contain the store addresses
         asked = replace(asked, witness_sha=terms.witness_sha)
     for difference in terms.differences(asked):
         yield Reason(
@@ -52,7 +52,7 @@ def ledger(case: Case) -> Iterator[Reason]:
 
 
 def reservation(case: Case) -> Iterator[Reason]:
-    """The reservation is signed, stands in the ledger, is committed and for release."""
+    """Checks that the reservation is signed, in the ledger, committed, and for a release."""
     case.ledger.chain.trust.check(case.evidence.reservation, at=case.reservation.sequence)
     attempt, config = case.attempt, case.evidence.config
     if attempt.void or attempt.bind is None or attempt.commit is None:
@@ -76,7 +76,7 @@ def reservation(case: Case) -> Iterator[Reason]:
 
 
 def mechanism(case: Case) -> Iterator[Reason]:
-    """The mechanism is one with a proof, its event that of the plan, and an accountant valid."""
+    """Checks that the mechanism is proven, its event is the plan's, and an accountant is valid."""
     plan = case.plan
     if not (plan.private and plan.proof):
         yield Reason(
@@ -109,7 +109,7 @@ def mechanism(case: Case) -> Iterator[Reason]:
 
 
 def epsilon(case: Case) -> Iterator[Reason]:
-    """Epsilon and delta, recomputed, fit the policy."""
+    """Checks that recomputed epsilon and delta are within the policy."""
     plan, policy, terms = case.plan, case.evidence.config.policy, case.ledger.terms
     guarantee = guarantee_of(plan, policy.delta)
     epsilon, claimed = guarantee.epsilon, case.report.accounting.epsilon
@@ -156,18 +156,18 @@ def epsilon(case: Case) -> Iterator[Reason]:
 
 
 def accountants_disagree(pld: float, renyi: float | None) -> bool:
-    """Whether PLD gives a larger epsilon than RDP by more than its discretisation does.
+    """Returns whether the epsilon by PLD exceeds that by RDP by more than `RDP_TOLERANCE`.
 
     Args:
       pld: epsilon by PLD.
-      renyi: epsilon by RDP; None where RDP does not apply.
+      renyi: epsilon by RDP; None if RDP does not apply.
     """
     upper = math.inf if renyi is None else renyi
     return not upper >= (1 - RDP_TOLERANCE) * pld
 
 
 def approvals(case: Case) -> Iterator[Reason]:
-    """As many people as the policy asks for approved this model with this very report."""
+    """Checks that the required number of people approved this model with exactly this report."""
     needed = case.ledger.terms.approvals
     model = case.evidence.model.body.weights_sha
     given = case.ledger.state.approvals_of(model, case.signed.sha)
@@ -182,7 +182,7 @@ def approvals(case: Case) -> Iterator[Reason]:
 
 
 def tuning(case: Case) -> Iterator[Reason]:
-    """Private runs that were looked at to choose hyperparameters stand in the ledger."""
+    """Checks that private runs used to choose hyperparameters are in the ledger."""
     trials, found = case.evidence.config.tuning.trials, case.report.tuning.other_runs_before
     if not trials <= found:
         yield Reason(

@@ -1,4 +1,4 @@
-"""Gate rules about what the model is good for: measured as asked, and above its floor."""
+"""Gate rules for utility: evaluated as configured, and above the configured floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 def measured_as_asked(case: Case) -> Iterator[Reason]:
-    """The utility report is of this model, and measured as the configuration asks."""
+    """Checks that the utility report is of this model and was measured as configured."""
     utility, model, config = (
         case.evidence.utility.body,
         case.evidence.model.body,
@@ -44,13 +44,13 @@ def measured_as_asked(case: Case) -> Iterator[Reason]:
             "unit": (utility.unit, config.policy.unit),
             "classes": (utility.classes, len(config.model.classes)),
         }
-        if utility.measured and case.evidence.utility.version > 2:  # before, none was measured
+        if utility.measured and case.evidence.utility.version > 2:  # not measured before
             server = config.training.server
             kept = (server.ema_decay, *server.other_ema_decays) if server.other_ema_decays else ()
             wanted["averages"] = (utility.decays, kept)
     if case.same_environment:
         wanted["version"] = (case.evidence.utility.version, utility.newest)
-    if utility.measured and case.evidence.utility.version > 1:  # before, no report had them all
+    if utility.measured and case.evidence.utility.version > 1:  # older reports lack some of them
         wanted["starts"] = (set(utility.measured_starts), set(starts_of(config)))
     for name, (found, expected) in wanted.items():
         if found != expected:
@@ -88,7 +88,7 @@ def _embeddings_wanted(utility: UtilityReport, case: Case) -> dict[str, tuple[An
 
 
 def gain_over_public(case: Case) -> Iterator[Reason]:
-    """The private training was worth its price: the model certainly beats the best start."""
+    """Checks that the whole interval of the gain over the best baseline is above the floor."""
     code, least = "no_gain_over_public", case.evidence.config.release.min_gain_over_public
     if least is None:
         return
@@ -110,7 +110,7 @@ def gain_over_public(case: Case) -> Iterator[Reason]:
 
 
 def no_worse_than_previous(case: Case) -> Iterator[Reason]:
-    """Whoever takes this model in place of the last one does not certainly lose by it."""
+    """Checks that the model is not significantly worse than the previous release."""
     code, config = "worse_than_previous_release", case.evidence.config
     if config.release.no_worse_than is None:
         return
