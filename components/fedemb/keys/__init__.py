@@ -1,4 +1,4 @@
-"""Keys and who is trusted: secrets in a store, signatures, trusted public keys, deletion marks."""
+"""Keys and trust: secrets in a key store, signatures, trusted public keys, deletion markers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def open_key_store(uri: str) -> KeyStore:
     """Opens a key store: a folder (path or `file:///path`) or `gsm://project[/prefix]`.
 
     Raises:
-      ConfigError: no such kind of store. Object stores are refused: they keep versions and copies
-        of what was destroyed.
-      InputError: a file is where its folder is to be.
-      StorageError: it cannot be reached.
+      ConfigError: the kind of store is not supported. Object stores are refused: they keep versions
+        and copies of destroyed keys.
+      InputError: a file exists at the path of the folder.
+      StorageError: the store cannot be reached.
     """
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme not in ("", "gsm", "file"):

@@ -1,14 +1,18 @@
-"""Secret keys: created once, kept apart from the ledger, destroyed when their use is over.
+"""Secret keys: created once, kept separate from the ledger, destroyed after use.
 
-Every secret is 32 bytes of operating-system entropy under a name that says what it is for:
-`policy/<policy_id>` lives as long as the policy (partition and commitments are derived from it),
-`reservation/<run_id>-<attempt>` is the root of one attempt's coins and noise and is destroyed at
-commit, `reservation/<run_id>-<attempt>+unbound` is destroyed before the attempt reads its first
-private byte, `signing/<role>` signs (`signing/<role>@<n>`: its n-th generation),
-`deletion_marks/<policy_id>+<n>` says that the policy has n deletion marks, and
-`ledger/<policy_id>+<n>` holds the digest of the n-th record that charged it. A name is used once: a
-destroyed key keeps its name taken, so that one reservation never gets a second root, and with it a
-second, independent noise.
+Every secret is 32 bytes of operating-system entropy. Its name states its purpose:
+
+- `policy/<policy_id>`: partition and commitment keys are derived from it. It lives as long as the
+  policy.
+- `reservation/<run_id>-<attempt>`: root of the coins and noise of one attempt, destroyed at commit.
+- `reservation/<run_id>-<attempt>+unbound`: destroyed before the attempt reads its first private
+  byte.
+- `signing/<role>`: signing key of a role; `signing/<role>@<n>` is its n-th generation.
+- `deletion_marks/<policy_id>+<n>`: records that the policy has n deletion markers.
+- `ledger/<policy_id>+<n>`: digest of the n-th record that charged the policy.
+
+A name is used only once, and the name of a destroyed key stays taken. So one reservation never gets
+a second root, which would give a second, independent noise.
 
 Specification: docs/privacy/noise.md#keys-of-a-round.
 """
@@ -23,7 +27,7 @@ from fedemb.errors import Refused
 
 KEY_BYTES = 32
 DESTROYED = ".destroyed"
-"""Ending of the file that says a local key was destroyed; no key may be named so."""
+"""Suffix of the file that records the destruction of a local key; key names must not end in it."""
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,190}"
 _NUMBER = r"[1-9][0-9]*"
 _NAME = re.compile(
@@ -32,7 +36,7 @@ _NAME = re.compile(
 
 
 def checked_name(name: str) -> str:
-    """Returns a key name that is safe in paths and services, or refuses it."""
+    """Returns the key name if it is safe in paths and services; refuses it otherwise."""
     if not _NAME.fullmatch(name) or name.endswith(DESTROYED):
         raise Refused(
             f"key name {name!r} is not policy/<id>, reservation/<run>-<attempt> or signing/<role> "
@@ -42,19 +46,19 @@ def checked_name(name: str) -> str:
 
 
 def generation_name(name: str, generation: int) -> str:
-    """Name of a generation of a signing key; the first has none."""
+    """Returns the key name of a generation of a signing key; the first has no suffix."""
     return name if generation == 1 else f"{name}@{generation}"
 
 
 def reservation_key_name(run_id: str, attempt: int) -> str:
-    """Name of the root key of one attempt."""
+    """Returns the name of the root key of one attempt."""
     return f"reservation/{run_id}-{attempt}"
 
 
 def unbound_key_name(run_id: str, attempt: int) -> str:
-    """Name of a key that says nothing but that the attempt was not bound: then it is destroyed.
+    """Returns the name of the key that exists until the attempt is bound, and is then destroyed.
 
-    A ledger that was put back to before that cannot give the charge back, or bind it again.
+    A ledger restored to a state before the binding can neither refund the charge nor bind it again.
     """
     return f"{reservation_key_name(run_id, attempt)}+unbound"
 
@@ -62,7 +66,7 @@ def unbound_key_name(run_id: str, attempt: int) -> str:
 class KeyStore(ABC):
     """Named secrets of 32 bytes, each created once and never overwritten.
 
-    Every method raises StorageError where the store cannot be reached, read or written.
+    Every method raises StorageError if the store cannot be reached, read or written.
     """
 
     uri: str
@@ -71,14 +75,15 @@ class KeyStore(ABC):
     def create(self, name: str, key: bytes | None = None) -> bytes:
         """Creates the key from operating-system entropy and returns it.
 
-        Looks before it writes: a step repeats itself with the right to create and no other.
+        Checks for the key before it writes, so that a step can be repeated with only the right to
+        create.
 
         Args:
-          name: never used before.
-          key: 32 bytes to be kept in place of entropy.
+          name: name that was never used before.
+          key: 32 bytes to store instead of entropy.
 
         Raises:
-          FileExistsError: the name is in use, or was and is destroyed.
+          FileExistsError: the name is in use, or its key was destroyed.
         """
 
     @abstractmethod
@@ -86,36 +91,36 @@ class KeyStore(ABC):
         """Returns the key.
 
         Raises:
-          LedgerError: there is no such key, or it is destroyed.
-          StorageError: others may read the key.
+          LedgerError: the key does not exist or was destroyed.
+          StorageError: other accounts may read the key.
         """
 
     @abstractmethod
     def destroy(self, name: str) -> None:
-        """Destroys the key for good; no error if that was done before."""
+        """Destroys the key permanently; idempotent."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether `fetch` would find the key."""
+        """Returns whether `fetch` would find the key."""
 
     @abstractmethod
     def used(self, name: str) -> bool:
-        """Whether the name was ever used, by a key that may be destroyed since."""
+        """Returns whether the name was ever used, including by a key destroyed since."""
 
     @abstractmethod
     def newest(self, name: str) -> int:
-        """Number of the newest generation of a signing key; 0 if there is none."""
+        """Returns the number of the newest generation of a signing key; 0 if no key exists."""
 
     @abstractmethod
     def renew(self, name: str) -> int:
-        """Creates a further generation beside the earlier ones and returns its number."""
+        """Creates the next generation, keeps the earlier ones, and returns its number."""
 
     def load_or_create(self, name: str) -> bytes:
-        """Returns the key, created first if the name was never used.
+        """Returns the key; creates it first if the name was never used.
 
-        Looks before it creates: most steps may read their keys and create none.
+        Checks for the key before it creates one, because most steps may only read keys.
         """
         if not self.exists(name):
-            with contextlib.suppress(FileExistsError):  # destroyed, or made at this moment
+            with contextlib.suppress(FileExistsError):  # destroyed, or created concurrently
                 return self.create(name)
         return self.fetch(name)

@@ -1,14 +1,15 @@
-"""Users who asked to be forgotten: keyed marks that every later partition honours.
+"""Deletion markers: keyed markers of users who requested deletion. Later partitions skip them.
 
-Deletion marks lie at `<storage.deletion_marks>/<policy_id>/`. A mark is the keyed hash of a user
-key: whoever lists the store learns how many there are and nothing about the users. Each policy has
-a key of its own, so another policy cannot read them: there the ids are given again. There are few
-compared with users, and each worker reads them all.
+Deletion markers are stored at `<storage.deletion_marks>/<policy_id>/`. A marker is the keyed hash
+of a user key, so a listing of the store shows the number of markers and nothing about the users.
+Each policy has a separate key and cannot read the markers of another policy; user IDs must be
+passed again for each policy. The number of markers is small compared with users, and each worker
+reads all of them.
 
-Only the data owner writes here, by `mark_deleted`; the steps only read. The key store knows how
-many there are at least: with the n-th mark a key of this number is created and destroyed at once,
-and a name is used once. So one lost mark is noticed, and a store restored from an old backup, but
-not one that was exchanged for another.
+Only the data owner writes markers, with `mark_deleted`; steps only read them. The key store records
+the minimum number of markers: with the n-th marker a key with this number is created and destroyed
+at once, and a key name is used only once. So a lost marker and a store restored from an old backup
+are detected, but a marker that was exchanged for another is not.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from fedemb.keys import KeyStore, derive, partition_key
 from fedemb.storage import open_store
 
 _OWNER = "policy.key"
-"""Says which policy key the deletion marks beside it were made with."""
+"""File that identifies the policy key of the deletion markers in the same folder."""
 _CONSEQUENCE = "users who asked to be forgotten would train again"
 
 
 def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> None:
-    """Refuses marks of another policy key, a store that lost some, and one with more of others.
+    """Refuses a deletion marker store that is incomplete or belongs to another policy.
 
-    An empty folder looks like a world in which nobody asked to be forgotten; so does a new policy.
+    This check is needed because an empty folder or a new policy looks as if no user had requested
+    deletion.
 
     Raises:
-      StorageError: the store is missing, another one, lacks a mark, is not named although the
-        policy has one, or holds more marks of another policy than of this one.
+      StorageError: the store is missing, belongs to another policy key, lacks a marker, is not
+        configured although the policy has one, or holds more markers of another policy than of this
+        policy.
     """
     if uri is None:
         if keys.used(_count(policy_id, 1)):
@@ -48,7 +51,7 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
     if mine:
         _require_owner(uri, keys, policy_id)
     if keys.used(_count(policy_id, mine + 1)):
-        raise StorageError(  # how many were forgotten is told to whoever forgets, and to no log
+        raise StorageError(  # the number of deleted users must not appear in a log
             f"{store.uri} lacks deletion marks of policy {policy_id!r}: {_CONSEQUENCE}; mount or "
             "restore it, name the right store, or forget the lost users again with `fedemb forget "
             "--lost`"
@@ -66,19 +69,21 @@ def check_deletion_marks(uri: str | None, keys: KeyStore, policy_id: str) -> Non
 def mark_deleted(
     uri: str, keys: KeyStore, policy_id: str, mark: str, *, lost: bool = False
 ) -> bool:
-    """Writes a deletion mark, see `Hasher.deletion_mark`; returns whether it is new.
+    """Writes a deletion marker, see `Hasher.deletion_mark`; returns whether it is new.
 
-    First the mark, then its number: killed in between, the next one makes up for it.
+    The marker is written before its number. If the process is killed in between, the next call adds
+    the missing number.
 
     Args:
-      uri: the store.
+      uri: address of the store.
       keys: key store of the policy.
-      policy_id: whose store.
-      mark: its name.
-      lost: the store is known to lack marks and this is one of them.
+      policy_id: policy that the store belongs to.
+      mark: name of the marker.
+      lost: whether the store is known to lack markers and this marker is one of them.
 
     Raises:
-      StorageError: the store cannot be written, is another one, or lacks marks unawares.
+      StorageError: the store cannot be written, belongs to another policy key, or lacks markers
+        although `lost` is false.
     """
     store = open_store(uri)
     before = len(read_deletion_marks(uri, policy_id))
@@ -102,19 +107,19 @@ def mark_deleted(
         missing.append(number)
         number -= 1
     if number:
-        keys.destroy(_count(policy_id, number))  # somebody may have been killed before that
-    for each in reversed(missing):  # upwards: what is counted has no gap, whoever is killed
-        with suppress(FileExistsError):  # another process counts at this moment
+        keys.destroy(_count(policy_id, number))  # an earlier call may have been killed
+    for each in reversed(missing):  # ascending: no gap in the count if killed
+        with suppress(FileExistsError):  # another process counts concurrently
             keys.create(_count(policy_id, each))
         keys.destroy(_count(policy_id, each))
     return fresh
 
 
 def read_deletion_marks(uri: str | None, policy_id: str) -> frozenset[str]:
-    """Returns all deletion marks of a policy; none if there is no store of them.
+    """Returns all deletion markers of a policy; an empty set if no store is configured.
 
     Raises:
-      StorageError: the store cannot be read. A partition that cannot read it must not go on.
+      StorageError: the store cannot be read. The partition must then stop.
     """
     if uri is None:
         return frozenset()

@@ -1,4 +1,4 @@
-"""What is derived from a secret key: subkeys of one purpose each, and commitments."""
+"""Values derived from a secret key: subkeys of one purpose each, and commitments."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def derive(key: bytes, *labels: str | bytes) -> bytes:
 
 
 def policy_key_name(policy_id: str) -> str:
-    """Name of the key that is fixed for a policy's life.
+    """Returns the name of the key that is fixed for the life of a policy.
 
-    Another one gives the same people other ids, blocks and evaluation sets, and what was spent on
-    them is lost from sight: it is created before the first reservation and never again, see
-    `ledger.ensure_policy_key`.
+    With another key, the same users would get other IDs, blocks and evaluation sets, and their
+    spent budget would no longer be attributed to them. So the key is created only once, before the
+    first reservation; see `ledger.ensure_policy_key`.
     """
     return f"policy/{policy_id}"
 
 
 def partition_key(store: KeyStore, policy_id: str) -> bytes:
-    """Key of user id hashing.
+    """Returns the key that hashes user IDs.
 
     Raises:
       LedgerError: the policy has no key.
@@ -40,27 +40,28 @@ def partition_key(store: KeyStore, policy_id: str) -> bytes:
 
 
 def commitment_key(store: KeyStore, policy_id: str) -> bytes:
-    """Key of commitments to private data; raises as `partition_key`."""
+    """Returns the key of commitments to private data; raises as `partition_key`."""
     return derive(store.fetch(policy_key_name(policy_id)), "commitment")
 
 
 def commit_to_people(key: bytes, run_id: str, attempt: int, digest: str) -> str:
-    """Commitment to the users of one attempt of a run.
+    """Returns the keyed commitment to the users of one attempt of a run.
 
-    Equal commitments of two attempts would tell that nobody trained who was forgotten between.
+    Run and attempt are part of the commitment. Otherwise equal commitments of two attempts would
+    reveal that no user deleted between them was among the training users.
 
     Args:
-      key: of commitments, see `commitment_key`.
+      key: commitment key, see `commitment_key`.
       run_id: name of the run.
-      attempt: its number.
-      digest: of the folder the users lie in.
+      attempt: number of the attempt.
+      digest: digest of the folder with the users.
     """
     return derive(key, "people/1", run_id, str(attempt), digest).hex()
 
 
 def commit_to(key: bytes, data: bytes) -> str:
-    """Keyed commitment to private data, 64 hexadecimal digits.
+    """Returns a keyed commitment to private data, 64 hexadecimal digits.
 
-    A plain digest would tell the adversary of the definition which of two data sets it was.
+    A plain digest would let the adversary of the privacy definition distinguish two data sets.
     """
     return derive(key, "commitment/1", data).hex()

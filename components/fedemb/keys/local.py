@@ -16,7 +16,7 @@ from fedemb.keys.base import DESTROYED, KEY_BYTES, KeyStore, checked_name, gener
 
 
 class LocalKeyStore(KeyStore):
-    """Keys as files; an empty file `<key>.destroyed` says that there was one."""
+    """Keys as files; an empty file `<key>.destroyed` records that a key was destroyed."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -41,7 +41,7 @@ class LocalKeyStore(KeyStore):
         path = self._path(name)
         with self._reached(name):
             destroyed = self._destroyed(path).exists()
-            if destroyed or not path.exists():  # both: killed while destroying, so it is no key
+            if destroyed or not path.exists():  # both: killed while destroying
                 raise LedgerError(self._missing(name, destroyed))
             self._check_folders(path)
             key = path.read_bytes()
@@ -65,7 +65,7 @@ class LocalKeyStore(KeyStore):
             if path.exists():
                 with contextlib.suppress(FileExistsError):
                     create_bytes(self._destroyed(path), b"", mode=0o600)
-            # A creation that was killed leaves a temporary name, maybe of this very file.
+            # A killed creation leaves a temporary name, possibly a link to this file.
             for copy in (*path.parent.glob(f".{path.name}.????????"), path):
                 with contextlib.suppress(FileNotFoundError):
                     _overwrite(copy)
@@ -95,7 +95,7 @@ class LocalKeyStore(KeyStore):
     def renew(self, name: str) -> int:
         while True:
             number = self.newest(name) + 1
-            with contextlib.suppress(FileExistsError):  # somebody else renewed it at this moment
+            with contextlib.suppress(FileExistsError):  # another process renewed it concurrently
                 self.create(generation_name(name, number))
                 return number
 
@@ -103,16 +103,16 @@ class LocalKeyStore(KeyStore):
         kind, _, rest = checked_name(name).partition("/")
         if kind != "signing":
             return self.root / kind / rest
-        # A folder for each role: on a cluster each may be a volume of its own.
+        # One folder per role, because on a cluster each can be a separate volume.
         return self.root / kind / rest.partition("@")[0] / rest
 
     def _check_folders(self, path: Path) -> None:
-        """Refuses a folder in which everybody may replace keys.
+        """Refuses a folder in which every account may replace keys.
 
-        Modes of a mounted volume are the cluster's: only processes of the pod see it.
+        The cluster sets the modes of a mounted volume, and only processes of the pod can access it.
 
         Raises:
-          StorageError: and which folder.
+          StorageError: names the folder.
         """
         for folder in (path.parent, *path.parent.parents):
             if stat.S_IMODE(folder.stat().st_mode) & 0o002 and not os.path.ismount(folder):
@@ -130,7 +130,7 @@ class LocalKeyStore(KeyStore):
 
     @contextlib.contextmanager
     def _reached(self, name: str) -> Iterator[None]:
-        """Says in a sentence what the file system refuses."""
+        """Converts file system errors to StorageError."""
         try:
             yield
         except FileExistsError:

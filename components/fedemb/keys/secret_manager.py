@@ -14,10 +14,11 @@ from fedemb.keys.base import KEY_BYTES, KeyStore, checked_name
 
 
 class SecretManagerKeyStore(KeyStore):
-    """Google Secret Manager, `gsm://project[/prefix]`: wrapped by the service, never on a disk.
+    """Key store in Google Secret Manager, `gsm://project[/prefix]`; no key is written to a disk.
 
-    A key is version 1 of its secret, a further generation of a signing key a further version, so
-    that whoever may read the key may read its successor; a destroyed version keeps its name taken.
+    A key is version 1 of its secret. The next generation of a signing key is the next version, so
+    that an account that may read the key may also read its successor. The name of a destroyed
+    version stays taken.
     """
 
     def __init__(self, project: str, prefix: str = "fedemb", client: Any = None):
@@ -30,7 +31,7 @@ class SecretManagerKeyStore(KeyStore):
     def create(self, name: str, key: bytes | None = None) -> bytes:
         from google.api_core import exceptions
 
-        if self.used(name):  # who may create may not destroy the version that is one too many
+        if self.used(name):  # a creator may lack the right to destroy a surplus version
             raise FileExistsError(f"key {name} is in use or was destroyed")
         try:
             self._client.create_secret(
@@ -39,12 +40,12 @@ class SecretManagerKeyStore(KeyStore):
                 secret={"replication": {"automatic": {}}},
             )
         except exceptions.AlreadyExists:
-            pass  # perhaps left without a version by a killed process: version 1 decides
+            pass  # a killed process may have added no version: version 1 decides
         except exceptions.GoogleAPICallError as error:
             raise self._failed(name, error) from error
         key, version = self._add(name, key)
         if _number(version) != 1:
-            with suppress(StorageError):  # who may create need not be allowed to destroy
+            with suppress(StorageError):  # a creator may lack the right to destroy
                 self._destroy(name, version)
             raise FileExistsError(f"key {name} is in use or was destroyed")
         return key
@@ -104,7 +105,7 @@ class SecretManagerKeyStore(KeyStore):
             return 0
         except exceptions.GoogleAPICallError as error:
             raise self._failed(name, error) from error
-        # Versions that lost a race for a name are destroyed and count for nothing.
+        # Versions that lost a race for a name are destroyed and not counted.
         enabled = [version.name for version in versions if version.state.name == "ENABLED"]
         return max(map(_number, enabled), default=0)
 
@@ -113,7 +114,7 @@ class SecretManagerKeyStore(KeyStore):
         return _number(self._add(name)[1])
 
     def _add(self, name: str, key: bytes | None = None) -> tuple[bytes, str]:
-        """Adds a version, of entropy unless given; returns it and the version's name."""
+        """Adds a version, from entropy unless `key` is set; returns key and version name."""
         from google.api_core import exceptions
 
         key = key or os.urandom(KEY_BYTES)
@@ -136,7 +137,7 @@ class SecretManagerKeyStore(KeyStore):
             raise self._failed(name, error) from error
 
     def _secret_id(self, name: str) -> str:
-        """Name of the secret: one for all generations of a key. Rights go by kind, so it shows."""
+        """Returns the secret name of all generations of a key; it shows the kind, for IAM rules."""
         key = checked_name(name).partition("@")[0]
         kind = key.partition("/")[0]
         return f"{self._prefix}-{kind}-{hashlib.sha256(key.encode()).hexdigest()}"

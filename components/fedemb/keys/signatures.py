@@ -1,6 +1,6 @@
-"""Signing: Ed25519 over canonical JSON. Which keys are trusted is said in `trust`.
+"""Signing: Ed25519 over canonical JSON. The module `trust` defines which keys are trusted.
 
-A signature covers the role it was made in, so a key trusted for the ledger cannot sign a report.
+A signature covers the role of its key, so a key trusted for the ledger cannot sign a report.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Signer:
     """A private key in one role."""
 
     def __init__(self, role: str, seed: bytes, generation: int = 1):
-        """Makes the signer of a role from its 32-byte secret.
+        """Creates the signer of a role from its 32-byte secret.
 
         Raises:
           ValueError: unknown role.
@@ -42,7 +42,7 @@ class Signer:
 
     @classmethod
     def of_approver(cls, private: Ed25519PrivateKey) -> Signer:
-        """The signer of a person, who keeps the key."""
+        """Returns the signer of an approver, who keeps the key."""
         signer = cls.__new__(cls)
         signer._take(APPROVER, private, 1)
         return signer
@@ -56,15 +56,16 @@ class Signer:
 
     @classmethod
     def load_or_create(cls, store: KeyStore, role: str, generation: int = 1) -> Signer:
-        """Takes the role's key `signing/<role>` from the store, created at first use."""
+        """Returns the signer with the role's key `signing/<role>`, created at first use."""
         name = generation_name(f"signing/{role}", generation)
         return cls(role, store.load_or_create(name), generation)
 
     @classmethod
     def newest(cls, store: KeyStore, role: str) -> Signer:
-        """Takes the newest key of a role in this store, for a step that knows no ledger.
+        """Returns the signer with the newest key of a role, for a step without a ledger.
 
-        Whether the key counts is checked by those who read what it signs and know the ledger.
+        Readers of the signed document, which have access to the ledger, check whether the key is
+        trusted.
         """
         generation = 1
         while store.exists(generation_name(f"signing/{role}", generation + 1)):
@@ -73,10 +74,10 @@ class Signer:
 
     @classmethod
     def current(cls, store: KeyStore, role: str, trust: TrustStore) -> Signer:
-        """Takes the key that is trusted in the role now, which must be in the store.
+        """Returns the signer with the key that is currently trusted in the role.
 
         Raises:
-          LedgerError: the store holds none of that generation, or another one.
+          LedgerError: the store has no key of that generation, or another key.
         """
         key = trust.current(role)
         secret = store.fetch(generation_name(f"signing/{role}", key.generation))
@@ -91,11 +92,11 @@ class Signer:
         return {"key_id": self.key_id, "algorithm": ALGORITHM, "value": value}
 
     def sign_bytes(self, data: bytes) -> bytes:
-        """Signs bytes as they are, for envelopes with an encoding of their own (DSSE)."""
+        """Signs bytes without further encoding, for envelopes with their own encoding (DSSE)."""
         return self._private.sign(data)
 
     def trusted(self) -> TrustedKey:
-        """The public half, to be pinned."""
+        """Returns the public key, to be pinned."""
         return TrustedKey(self.key_id, self.role, self.public_key, self.generation)
 
 
@@ -107,12 +108,12 @@ def _other_store(store: KeyStore, role: str) -> LedgerError:
 
 
 def bundle_signing_key(store: KeyStore, generation: int = 1) -> EllipticCurvePrivateKey:
-    """The P-256 key of the role `bundle`, created at first use."""
+    """Returns the P-256 key of the role `bundle`, created at first use."""
     return _p256(store.load_or_create(generation_name("signing/bundle", generation)))
 
 
 def current_bundle_key(store: KeyStore, trust: TrustStore) -> EllipticCurvePrivateKey:
-    """The key that is trusted to sign bundles now; see `Signer.current`."""
+    """Returns the key that is currently trusted to sign bundles; see `Signer.current`."""
     trusted = trust.current("bundle")
     key = _p256(store.fetch(generation_name("signing/bundle", trusted.generation)))
     if trusted_bundle_key(key, trusted.generation) != trusted:
@@ -126,13 +127,13 @@ def _p256(seed: bytes) -> EllipticCurvePrivateKey:
 
 
 def trusted_bundle_key(key: EllipticCurvePrivateKey, generation: int = 1) -> TrustedKey:
-    """The public half of a bundle key, to be pinned."""
+    """Returns the public key of a bundle key, to be pinned."""
     point = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
     return TrustedKey(key_id_of(point), "bundle", point, generation)
 
 
 def public_key(store: KeyStore, role: str, generation: int) -> TrustedKey:
-    """The public half of the store's key, created at first use."""
+    """Returns the public key of the store's key for a role, created at first use."""
     if role == "bundle":
         return trusted_bundle_key(bundle_signing_key(store, generation), generation)
     return Signer.load_or_create(store, role, generation).trusted()
@@ -145,17 +146,17 @@ def sign_document(document: Mapping[str, Any], signer: Signer) -> dict[str, Any]
 
 
 def trust_of(store: KeyStore) -> TrustStore:
-    """The trust store of this store's newest keys, all roles, created at first use."""
+    """Returns the trust store of the newest keys of all roles, created at first use."""
     return TrustStore(
         public_key(store, role, max(1, store.newest(f"signing/{role}"))) for role in ROLES
     )
 
 
 def write_signed(path: Path, document: D, signer: Signer) -> Written[D]:
-    """Writes a document under the signature of its role and returns it as written.
+    """Signs and writes a document, and returns it as written.
 
     Raises:
-      ValueError: the key is of another role than the document's.
+      ValueError: the signer has another role than the document.
     """
     if signer.role != document.role:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""The trusted public keys: those that are pinned, each in one role, and those they lead to.
+"""Trusted public keys: pinned keys, each in one role, and the keys that they lead to by rotation.
 
-A key that travels with a document proves nothing: what is verified is verified with a `TrustStore`
-that came from elsewhere.
+A key stored with a document proves nothing. Signatures are verified with a `TrustStore` from
+another source.
 
-Keys are rotated by a ledger record that the policy owner signs with a key trusted so far. It names
-the next generation of keys, which is trusted from then on, and retires those before, which are
-trusted for what was signed before that record and nothing since. So the first keys
-are enough to pin: the ledger, and the copy of it in a bundle, leads from them to the newest.
+A ledger record rotates keys. The policy owner signs the record with a key trusted so far. The
+record names the next generation of keys, which is trusted from then on, and retires the previous
+generation. Retired keys stay trusted only for signatures made before the record. So only the first
+keys must be pinned: the ledger, and its copy in a bundle, leads from them to the newest keys.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ ROLES = (
     *("plan", "pretrain", "partition", "trainer", "evaluate", "audit", "report", "gate"),
     *("release", "bundle"),
 )
-"""Policies and waivers; records and reservations; what each step writes; bundles."""
+"""Roles, in order: policies and waivers; records and reservations; documents of steps; bundles."""
 APPROVER = "approver"
-"""The role of people who approve releases, each with a key of their own that no key store holds."""
+"""Role of people who approve releases. Each has a separate key, which is not in a key store."""
 ALGORITHM = "ed25519"
 TRUST_SCHEMA = "fedemb/trust/1"
 
 
 def message(role: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes a signature covers."""
+    """Returns the bytes that a signature covers."""
     return b"fedemb/signature/1\0" + role.encode() + b"\0" + canonical_json(dict(body))
 
 
 def key_id_of(public_key: str) -> str:
-    """Short name of a public key."""
+    """Returns the short name of a public key."""
     return hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
 
 
@@ -54,7 +54,8 @@ def key_id_of(public_key: str) -> str:
 class TrustedKey:
     """A public key in hexadecimal digits and the one role it is trusted in.
 
-    Raw Ed25519; for the role `bundle` a compressed point of P-256, which model_signing works with.
+    The key is raw Ed25519. For the role `bundle` it is a compressed P-256 point, as model_signing
+    requires.
     """
 
     key_id: str
@@ -72,11 +73,11 @@ class TrustStore:
         """Indexes the keys.
 
         Args:
-          keys: of all generations.
-          retired: role and key id to the number of the ledger record that retired the key.
+          keys: keys of all generations.
+          retired: (role, key ID) -> number of the ledger record that retired the key.
 
         Raises:
-          SignatureInvalid: a role is unknown, or a key id is not that of its key.
+          SignatureInvalid: a role is unknown, or a key ID does not match its key.
         """
         self.keys = tuple(sorted(keys, key=lambda key: (key.role, key.generation, key.key_id)))
         self._retired = dict(retired or {})
@@ -97,11 +98,11 @@ class TrustStore:
 
     @classmethod
     def parse(cls, data: bytes, name: str = "trust.json") -> TrustStore:
-        """Reads a trust file's bytes.
+        """Parses the bytes of a trust file.
 
         Raises:
-          ArtifactError: not a trust file of this version.
-          SignatureInvalid: an entry contradicts itself.
+          ArtifactError: the bytes are not a trust file of this version.
+          SignatureInvalid: an entry is inconsistent.
         """
         document = parse_json(data, TRUST_SCHEMA, name)
         try:
@@ -126,12 +127,12 @@ class TrustStore:
         return cls.parse(data, path.name)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of a trust file, without its schema."""
+        """Returns the content of a trust file, without its schema."""
         return {"keys": [vars(key) for key in self.keys]}
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the keys, in whatever order a file had them."""
+        """Returns the SHA-256 of the keys, independent of their order in a file."""
         return json_digest(self.to_json())
 
     def save(self, path: Path) -> None:
@@ -139,7 +140,7 @@ class TrustStore:
         write_json(path, TRUST_SCHEMA, self.to_json())
 
     def current(self, role: str) -> TrustedKey:
-        """The newest key of a role, the only one to sign with.
+        """Returns the newest key of a role, the only key to sign with.
 
         Raises:
           SignatureInvalid: no key is trusted in the role.
@@ -152,11 +153,11 @@ class TrustStore:
         return found[-1]
 
     def require(self, key: TrustedKey) -> None:
-        """Refuses a key whose signature would not be trusted, before it is written down for good.
+        """Refuses a key that is not trusted, before its signature is recorded permanently.
 
         Raises:
-          SignatureInvalid: it is not trusted in its role.
-          StorageError: it was, and another one is now.
+          SignatureInvalid: the key is not trusted in its role.
+          StorageError: the key was trusted, but another key is trusted now.
         """
         if key not in self.keys:
             raise SignatureInvalid(
@@ -171,10 +172,10 @@ class TrustStore:
             )
 
     def rotated(self, entries: Iterable[Mapping[str, Any]], sequence: int) -> TrustStore:
-        """The store after a ledger record named the next generation of keys.
+        """Returns the trust store after a ledger record with the next generation of keys.
 
         Args:
-          entries: the new keys, one of a role at most.
+          entries: the new keys, at most one per role.
           sequence: number of the record.
 
         Raises:
@@ -198,17 +199,17 @@ class TrustStore:
             ) from error
 
     def with_approvers(self, public_keys: Iterable[str], sequence: int) -> TrustStore:
-        """The store after a ledger record named all who may approve from then on.
+        """Returns the trust store after a ledger record with the new complete list of approvers.
 
-        Whoever approved before and is not among them is retired, for good: they return under
-        another key.
+        Keys of earlier approvers that are not in the list are retired permanently. A retired
+        approver needs a new key to return.
 
         Args:
           public_keys: raw Ed25519 in hexadecimal digits.
           sequence: number of the record.
 
         Raises:
-          LedgerError: an entry is no key, stands twice, or was retired before.
+          LedgerError: an entry is not a key, is listed twice, or was retired before.
         """
         try:
             named = [TrustedKey(key_id_of(key), APPROVER, key) for key in public_keys]
@@ -226,7 +227,7 @@ class TrustStore:
             ) from error
 
     def bundle_keys(self, at: int | None = None) -> list[EllipticCurvePublicKey]:
-        """The P-256 keys trusted to sign bundles; see `verify` for `at`."""
+        """Returns the P-256 keys trusted to sign bundles; see `verify` for `at`."""
         return [
             EllipticCurvePublicKey.from_encoded_point(SECP256R1(), bytes.fromhex(key.public_key))
             for key in self.keys
@@ -245,16 +246,16 @@ class TrustStore:
         """Checks the signature of a body without `signature`.
 
         Args:
-          body: what was signed.
-          signature: as `Signer.sign` returned it.
-          role: the role it must be made in.
-          name: of the document, for the message.
-          at: number of the ledger record as of which it was signed; a key that a later record
-            retired counts. None is now: only keys that are not retired count.
+          body: the signed content.
+          signature: the result of `Signer.sign`.
+          role: required role of the signature.
+          name: name of the document, for the error message.
+          at: number of the ledger record at which it was signed; a key that a later record retired
+            is accepted. None: now; only keys that are not retired are accepted.
 
         Raises:
-          SignatureInvalid: missing, malformed, by a key not trusted in the role, or not of this
-            content.
+          SignatureInvalid: the signature is missing, malformed, by a key not trusted in the role,
+            or not of this content.
         """
         fields = cast("dict[str, object]", signature) if isinstance(signature, dict) else {}
         if set(fields) != {"key_id", "algorithm", "value"}:
@@ -277,7 +278,7 @@ class TrustStore:
         """Checks that a document is signed in the role of its kind; see `verify` for `at`.
 
         Raises:
-          SignatureInvalid: it is not, or by a key that does not count.
+          SignatureInvalid: the document is not signed, or its key is not trusted.
         """
         body: Document = document.body
         name = f"the {body.kind} document"
@@ -315,7 +316,7 @@ class TrustStore:
         return public
 
     def _retired_by(self, role: str, key_id: str, at: int | None) -> int | None:
-        """The record that had retired a key by then."""
+        """Returns the number of the record that had retired a key at record `at`, or None."""
         record = self._retired.get((role, key_id))
-        then = at if type(at) is int else math.inf  # a document may say anything
+        then = at if type(at) is int else math.inf  # `at` may come from a document
         return record if record is not None and record <= then else None
