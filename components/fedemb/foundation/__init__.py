@@ -1,1 +1,1 @@
-"""What every room builds on: sections, YAML, JSON, files, digests, log lines."""
+"""Shared basis of all subpackages: sections, YAML, JSON, files, digests, log lines."""

@@ -1,8 +1,8 @@
-"""Addresses of stores and web services: the one place that parses them.
+"""Parses addresses of stores and web services.
 
-An address with a user, a password or a port is refused, as it would stand in every copy of a
-configuration, and so is one with a signed query. No message repeats such an address, and
-`redacted` takes the secret out of text that does.
+An address with a user, a password, a port or a signed query is refused, because every copy of a
+configuration would contain it. No error message repeats such an address. `redacted` removes secrets
+from other text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SECRET = re.compile(
 
 
 def split_address(uri: str) -> SplitResult:
-    """Parses `scheme://place/path` that holds no credentials; a path has no scheme.
+    """Parses `scheme://place/path` without credentials; a path has no scheme.
 
     Raises:
-      InputError: it holds a user, a password, a port or a query, or cannot be parsed.
+      InputError: the address has a user, a password, a port or a query, or cannot be parsed.
     """
     problem = credentials_in(uri)
     scheme = uri.partition("://")[0]
@@ -32,14 +32,14 @@ def split_address(uri: str) -> SplitResult:
         raise InputError(f"an address {redacted(scheme)}://... {problem}; {WITHOUT}")
     try:
         return urlsplit(uri, allow_fragments=False)
-    except ValueError as error:  # a bracket that is not closed
+    except ValueError as error:  # an unclosed bracket
         raise InputError(f"an address {scheme}://... cannot be parsed; {WITHOUT}") from error
 
 
 def credentials_in(uri: str) -> str:
-    """What is wrong with an address of a store that may hold a secret; empty: nothing.
+    """Returns the problem of a store address that may contain a secret; empty: no problem.
 
-    Only text with `://` is an address; `file:` and paths have no place for credentials.
+    Only text with `://` is an address; `file:` addresses and paths cannot contain credentials.
     """
     if "://" not in uri or uri.startswith("file:"):
         return ""
@@ -52,7 +52,7 @@ def credentials_in(uri: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Text whose addresses have lost their users, passwords and signatures.
+    """Returns the text with users, passwords and signatures removed from its addresses.
 
     >>> redacted("no store at s3://KEY:SECRET@bucket/x")
     'no store at s3://***@bucket/x'

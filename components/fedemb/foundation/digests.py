@@ -10,13 +10,13 @@ from fedemb.foundation.canonical_json import json_digest
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """Returns the SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def limited_digest(path: Path, size: int) -> str:
-    """SHA-256 of a file of at most so many bytes; reads one more byte at most.
+    """Returns the SHA-256 of a file of at most `size` bytes; reads at most `size` + 1 bytes.
 
     Raises:
       ArtifactError: the file is larger.
@@ -34,15 +34,15 @@ def limited_digest(path: Path, size: int) -> str:
 
 
 def tree_digests(root: Path) -> dict[str, str]:
-    """Maps every file below `root` (POSIX path relative to it, sorted) to its SHA-256."""
+    """Returns the SHA-256 of every file below `root`, by sorted POSIX path relative to `root`."""
     files = sorted(path for path in root.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): file_digest(path) for path in files}
 
 
 def tree_digest(root: Path) -> str:
-    """One digest of all files below `root` and their names."""
+    """Returns one digest of all files below `root` and their names."""
     return json_digest(tree_digests(root))
 
 
 _PIECE = 1 << 20
-"""Bytes of a file read at once."""
+"""Number of bytes read at once."""

@@ -1,18 +1,18 @@
-"""The one model of everything that is signed or read back: strict, versioned, able to grow.
+"""Model of all documents that are signed or read back: strict, versioned and extensible.
 
-A document is a class with a `kind` and a newest version; in a file it is the JSON object
-`{"schema": "fedemb/<kind>/<version>", **fields, "signature": ...}`. Reading is a closed world: an
-unknown kind, version or field, a missing one, a number that is not finite, a repeated key, another
-spelling of the same content, too much of anything: refused.
+A document is a class with a `kind` and a newest version. In a file it is the JSON object
+`{"schema": "fedemb/<kind>/<version>", **fields, "signature": ...}`. Reading refuses an unknown
+kind, version or field, a missing field, a number that is not finite, a repeated key, another
+spelling of the same content, and content above the size limits.
 
-A document grows by a field of a later version, and what older versions wrote stays readable:
+A later version can add a field, and files of older versions stay readable:
 
     class UtilityReport(Document):
         kind: ClassVar[str] = "utility_report"
         newest: ClassVar[int] = 2
         images_per_second: Annotated[float | None, Since(2, before=None)]
 
-A file of version 1 must not have the field, and is read with what `before` says; one of version 2
+A file of version 1 must not have the field and is read with the value `before`. A file of version 2
 must have it. A field is never removed and never changes its meaning.
 """
 
@@ -39,15 +39,15 @@ _SCHEMA = re.compile(r"fedemb/([a-z_]{1,40})/([1-9][0-9]{0,3})")
 
 @dataclass(frozen=True)
 class Since:
-    """Marks a field that documents before a version lack."""
+    """Annotation of a field that was added in a version of the document."""
 
     version: int
     before: Any
-    """What an older document, which does not say, stands for: a JSON value."""
+    """Value of the field in older documents, as JSON."""
 
 
 class Part(BaseModel):
-    """An object inside a document: exactly its fields, each of exactly its type."""
+    """Object inside a document: all fields are required, and their types are strict."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -56,7 +56,7 @@ class Part(BaseModel):
     @classmethod
     @override
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """A field that may be left out would change a version that was written without it."""
+        """Refuses optional fields, which would change versions that were written without them."""
         optional = [name for name, field in cls.model_fields.items() if not field.is_required()]
         if optional:
             raise TypeError(
@@ -66,7 +66,7 @@ class Part(BaseModel):
 
     @classmethod
     def _late(cls, context: Any) -> dict[str, Since]:
-        """Fields that the file's version does not have yet."""
+        """Returns the fields that the file's version does not have yet."""
         version = context["version"] if context else None
         return {
             name: mark
@@ -99,24 +99,24 @@ class Document(Part):
 
     kind: ClassVar[str]
     newest: ClassVar[int] = 1
-    """Version that is written; all before it can be read."""
+    """Version that is written; all earlier versions can be read."""
     compact: ClassVar[bool] = False
-    """Whether it is written as one line of canonical JSON, or indented for people."""
+    """Whether the document is written as one line of canonical JSON instead of indented."""
     role: ClassVar[str | None] = None
-    """Whose key signs it; None: what is written down and read by one step alone."""
+    """Role whose key signs the document; None: only one step writes and reads it, unsigned."""
 
     def content(self, version: int | None = None) -> dict[str, Any]:
-        """The JSON object without its signature: what a signature covers."""
+        """Returns the JSON object without its signature, which is the signed content."""
         number = version or self.newest
         fields = self.model_dump(mode="json", context={"version": number})
         return {"schema": f"fedemb/{self.kind}/{number}", **fields}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Makes a document of the newest version from JSON fields.
+        """Returns a document of the newest version from JSON fields.
 
         Raises:
-          ArtifactError: and which field is missing, unknown or not of its form.
+          ArtifactError: a field is missing, unknown or malformed; the message names the field.
         """
         try:
             return cls.model_validate(dict(fields))
@@ -132,7 +132,7 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True)
 class Written(Generic[D]):
-    """A document as it lies in a file: its content, who signed it, and its very bytes."""
+    """A document as stored in a file: content, signature and exact bytes."""
 
     body: D
     version: int
@@ -141,17 +141,17 @@ class Written(Generic[D]):
 
     @functools.cached_property
     def sha(self) -> str:
-        """SHA-256 of the bytes."""
+        """Returns the SHA-256 of the bytes."""
         return sha256_hex(self.data)
 
     @functools.cached_property
     def content(self) -> dict[str, Any]:
-        """What the signature covers."""
+        """Returns the content that the signature covers."""
         return self.body.content(self.version)
 
     @property
     def json(self) -> dict[str, Any]:
-        """The whole JSON object, signature included."""
+        """Returns the whole JSON object, including the signature."""
         return self.content if self.signature is None else _signed(self.content, self.signature)
 
 
@@ -160,10 +160,11 @@ def _signed(content: dict[str, Any], signature: Mapping[str, str]) -> dict[str, 
 
 
 def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
-    """The one way to write a document's JSON object: sorted, in a line or indented for people.
+    """Returns the bytes of a document's JSON object: sorted keys, on one line or indented.
 
     Raises:
-      ArtifactError: it holds NaN, infinity, half a character or what JSON has no word for.
+      ArtifactError: the content has NaN, infinity, a lone surrogate, or a type that JSON does not
+        support.
     """
     if compact:
         return canonical_json(content)
@@ -175,7 +176,7 @@ def encode(content: Mapping[str, Any], *, compact: bool = False) -> bytes:
 
 
 def written(document: D, signature: Mapping[str, str] | None = None) -> Written[D]:
-    """A document and its signature as they are to be written."""
+    """Returns a document and its signature in the form to be written."""
     content = document.content()
     whole = content if signature is None else _signed(content, signature)
     data = encode(whole, compact=document.compact)
@@ -186,14 +187,14 @@ def parse(data: bytes, expected: type[D], name: str, *, exact: bool = True) -> W
     """Reads the bytes of a document; its signature is checked by a `TrustStore`.
 
     Args:
-      data: the bytes, which must be those `written` gives their content.
+      data: the bytes, which must equal those that `written` returns for their content.
       expected: class of the document.
-      name: of the file, for the message.
-      exact: False leaves to somebody else that the bytes are the one way to write the content.
+      name: name of the file, for the error message.
+      exact: False skips the comparison of the bytes with those of `written`; the caller must check.
 
     Raises:
-      ArtifactError: of another kind or version, with an unknown or missing field, or with bytes
-        that say more than the content (blanks, repeated keys, another spelling of a number).
+      ArtifactError: the document has another kind or version, an unknown or missing field, or bytes
+        that are not canonical (blanks, repeated keys, another spelling of a number).
     """
     what = f"the {expected.kind} document {name}"
     fields = strict_json(data, what)
@@ -240,7 +241,7 @@ def write(path: Path, document: D, signature: Mapping[str, str] | None = None) -
 
 
 def problem_of(error: ValidationError) -> str:
-    """The first field at fault. What should not be there is never named: it may be anything."""
+    """Returns the first invalid field. Unknown fields are not named, as they can be anything."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":

@@ -1,8 +1,8 @@
-"""Reads files that somebody else wrote, and writes output files. All file output goes through here.
+"""Reads files from untrusted sources, and writes output files. All file output uses this module.
 
 An output is a regular file or a new name. A device, a pipe, a socket or a symbolic link at its name
-is an error: a rename would replace /dev/null for everybody, and a link may lead anywhere. The umask
-of the process applies; without one, other accounts may read an output and not write it.
+is an error: a rename would replace /dev/null for all users, and a link can point anywhere. The
+umask of the process applies; without a umask, other accounts may read an output but not write it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fedemb.errors import FedEmbError, InputError, StorageError
 _WRONG_PATH = frozenset(
     (errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP)
 )
-"""Errors of a path that no retry mends."""
+"""Errors of a path that a retry cannot fix."""
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS))
-"""Errors of a file system without hard links; a lack of permission is EACCES."""
+"""Errors of a file system without hard links; a missing permission is EACCES."""
 _READABLE = 0o644
-"""Mode of an output before the umask."""
+"""Mode of an output file before the umask."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 MOST_TEXT = 16 << 20
-"""Bytes of a configuration, schedule, profile, trust file or key."""
+"""Maximum bytes of a configuration, schedule, profile, trust file or key."""
 
 
 def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
-    """The error to raise when a file cannot be written: wrong path, or something to mend.
+    """Returns the error to raise if a file cannot be written: wrong path, or a fixable fault.
 
     Args:
-      what: "could not write model.json", say.
-      path: of the file.
-      error: what the system said.
+      what: start of the message, for example "could not write model.json".
+      path: path of the file.
+      error: error of the operating system.
     """
     why = f"{what}: {error.strerror or error}"
     if error.errno in _WRONG_PATH:
@@ -47,12 +47,12 @@ def write_error(what: str, path: Path, error: OSError) -> FedEmbError:
 
 
 def require_output(path: Path) -> None:
-    """Refuses a path that cannot be an output: it is neither a regular file nor a new name.
+    """Refuses an output path that is neither a regular file nor a new name.
 
-    A folder passes: the rename to its name fails without a change.
+    A folder is accepted, because the rename to its name fails without a change.
 
     Raises:
-      InputError: a device, a pipe, a socket or a symbolic link.
+      InputError: the path is a device, a pipe, a socket or a symbolic link.
     """
     try:
         _require_regular_or_new(path)
@@ -72,7 +72,7 @@ def _require_regular_or_new(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it; other accounts may never write in it."""
+    """Creates a folder and its parents; other accounts never get write access to it."""
     for folder in [*reversed(path.parents), path]:
         if not folder.exists():
             folder.mkdir(mode=0o755, exist_ok=True)
@@ -82,10 +82,10 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def _new_temporary(path: Path, mode: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new hidden file beside `path`, created with `mode` less the umask; removed on exit."""
+    """Yields a new hidden file next to `path`, with `mode` less the umask; removed on exit."""
     try:
         make_folder(path.parent)
-    except FileExistsError as error:  # not the name that is to be created
+    except FileExistsError as error:  # not the name of the output
         raise NotADirectoryError(errno.ENOTDIR, "a file stands where a folder is needed") from error
     _require_regular_or_new(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -104,10 +104,10 @@ def _finish(file: BinaryIO) -> None:
 
 @contextmanager
 def new_file(path: Path, mode: int = _READABLE) -> Iterator[BinaryIO]:
-    """Yields a file to write to; it appears at `path` whole when the block ends without an error.
+    """Yields a file to write to; it appears at `path` complete if the block ends without an error.
 
     Raises:
-      InputError: the path cannot be one of a file, see `require_output`.
+      InputError: the path cannot be an output file, see `require_output`.
       StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
     try:
@@ -120,10 +120,10 @@ def new_file(path: Path, mode: int = _READABLE) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
-    """Writes a file so that readers see all of it or nothing (temporary name, fsync, rename).
+    """Writes a file atomically (temporary name, fsync, rename).
 
     Raises:
-      InputError: the path cannot be one of a file, see `require_output`.
+      InputError: the path cannot be an output file, see `require_output`.
       StorageError: the disk is full or the folder is not writable; nothing is left behind.
     """
     with new_file(path, mode) as file:
@@ -131,11 +131,11 @@ def write_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
 
 
 def create_bytes(path: Path, data: bytes, mode: int = _READABLE) -> None:
-    """Creates a file with its whole content, or fails if the name exists (link of a temporary).
+    """Creates a file atomically; fails if the name exists (hard link of a temporary file).
 
     Raises:
-      FileExistsError: somebody created the name first.
-      InputError: the path cannot be one of a file.
+      FileExistsError: another process created the name first.
+      InputError: the path cannot be an output file.
       StorageError: the disk is full or the folder is not writable.
     """
     if path.is_symlink():
@@ -167,7 +167,7 @@ def open_log(path: Path) -> BinaryIO:
     """Opens a log for appending; only the owner may read it.
 
     Raises:
-      InputError: the path cannot be one of a file, see `require_output`.
+      InputError: the path cannot be an output file, see `require_output`.
       StorageError: no permission to write.
     """
     try:
@@ -179,14 +179,14 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def require_folder(path: Path, what: str) -> None:
-    """Refuses a path that can never be a folder, because it or one above it is a file.
+    """Refuses a path that cannot be a folder, because the path or one of its parents is a file.
 
     Args:
-      path: what was named.
-      what: what it is to be, such as "the key store".
+      path: the path.
+      what: description of the folder for the message, such as "the key store".
 
     Raises:
-      InputError: it cannot be.
+      InputError: the path cannot be a folder.
     """
     for place in (path, *path.parents):
         with suppress(OSError):  # a folder without permission is reported at the first write
@@ -199,13 +199,13 @@ def require_folder(path: Path, what: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a killed writer left in a folder of which there is one writer: temporaries."""
+    """Removes temporary files of a killed writer from a folder that has only one writer."""
     for path in folder.glob(".*"):
         path.unlink()
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a regular file for reading, without waiting for a writer of a pipe.
+    """Opens a regular file for reading; never blocks on a pipe without a writer.
 
     Raises:
       OSError: as `open`; EINVAL for a device, a pipe or a socket.
@@ -224,9 +224,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_at_most(file: BinaryIO, limit: int) -> bytes | None:
-    """Returns the bytes of an open file; None if there are more than `limit`, which are not read.
+    """Returns the bytes of an open file; None, without reading all, if it has more than `limit`.
 
-    The size that the file system states is checked first, so that a sparse file costs nothing.
+    The size from the file system is checked first, so that a large sparse file is not read.
     """
     if os.fstat(file.fileno()).st_size > limit:
         return None
@@ -239,10 +239,10 @@ def read_at_most(file: BinaryIO, limit: int) -> bytes | None:
 
 
 def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
-    """Reads a regular file that somebody else wrote, such as a configuration, up to a size.
+    """Returns the bytes of a regular file from an untrusted source, such as a configuration.
 
     Raises:
-      OSError: as `open_regular`; EFBIG if it has more than `limit` bytes.
+      OSError: as `open_regular`; EFBIG if the file has more than `limit` bytes.
     """
     with open_regular(path) as file:
         data = read_at_most(file, limit)
@@ -252,15 +252,15 @@ def read_regular(path: Path, limit: int = MOST_TEXT) -> bytes:
 
 
 def read_foreign(path: Path, limit: int, what: str) -> bytes:
-    """Reads a regular file that somebody else wrote, up to a size.
+    """Returns the bytes of a regular file from an untrusted source, up to a maximum size.
 
     Args:
       path: the file; a symbolic link to a regular file is followed.
-      limit: bytes at most.
+      limit: maximum number of bytes.
       what: noun phrase for errors, such as "the trust file".
 
     Raises:
-      InputError: missing, not a regular file, larger than `limit`, or not readable.
+      InputError: the file is missing, not regular, larger than `limit`, or not readable.
     """
     try:
         return read_regular(path, limit)

@@ -1,4 +1,4 @@
-"""Documents as JSON files, written whole or not at all."""
+"""JSON documents in files, written atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_json(path: Path, schema: str) -> dict[str, Any]:
     """Reads a document written by `write_json`.
 
     Raises:
-      ArtifactError: missing, not JSON, or of another schema or version.
+      ArtifactError: the file is missing, is not JSON, or has another schema or version.
     """
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What the profile of a compiled pipeline promises a step, in environment variables."""
+"""Environment variables in which the profile of a compiled pipeline describes a step's runtime."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 from fedemb.errors import ConfigError
 
 Backend = Literal["tensorflow", "jax"]
-"""What Keras computes gradients with in a trainer."""
+"""Keras backend of a trainer."""
 BACKEND = "FEDEMB_BACKEND"
-"""The one backend that the profile's trainers have."""
+"""Variable with the only backend that the profile's trainers have."""
 ACCELERATOR = "FEDEMB_ACCELERATOR"
-"""The kind of accelerator that the profile gives the step."""
+"""Variable with the kind of accelerator that the profile assigns to the step."""
 
 
 def require_backend(name: str) -> None:
-    """Refuses a configuration whose backend the trainer would not have.
+    """Refuses a configuration whose backend is not available in the trainer.
 
     Args:
       name: `training.backend`.
 
     Raises:
-      ConfigError: the profile has the other one alone.
+      ConfigError: the profile has only the other backend.
     """
     only = os.environ.get(BACKEND, name)
     if only != name:

@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of."""
+"""Base class and field types of configuration sections."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fedemb.foundation.addresses import WITHOUT, credentials_in, redacted
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
-"""Lower-case letters, digits, dot, dash, underscore; at most 64: safe in paths and stores."""
+"""Lower-case letters, digits, dot, dash, underscore; at most 64 characters: safe in paths."""
 
 
 CREDENTIALS = "credentials"
-"""Type of the error whose input is not to be shown."""
+"""Type of the error whose input must not be shown."""
 
 
 def _without_credentials(address: str) -> str:
@@ -50,24 +50,24 @@ WebAddress = Annotated[
     AfterValidator(_without_password),
     Field(pattern=r"^((mlflow|kubeflow)\+)?https?://[^\s]+$"),
 ]
-"""Address of a registry; refused with credentials in it, as an `Address` is."""
+"""Address of a registry; refused if it contains credentials, like an `Address`."""
 Address = Annotated[str, AfterValidator(_without_credentials)]
-"""Path, or address of a store; refused with credentials in it, which would stand in every copy of
-the configuration."""
+"""Path, or address of a store; refused if it contains credentials, which every copy of the
+configuration would then contain."""
 
 
 _AS_WRITTEN = "as_written"
-"""Key of the validation context: do not write settings that the file lacks."""
+"""Key of the validation context: settings missing in the file are not written out."""
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no NaN or infinity.
 
-    Every setting is written out, also one that nobody named. One that an older version did not
-    know yet stands for its default and is left out again where the section is written: what a
-    reservation bound keeps its digest when a later version adds a setting. So the default of a new
-    setting is what was done before there was one, and never changes afterwards. (A mechanism's
-    settings stand in its plan too, which has a version of its own.)
+    All settings are written out, including defaults. A setting that an older version did not have
+    is read as its default, and is omitted when the section is written again. So the digest that a
+    reservation binds stays the same when a later version adds a setting. The default of a new
+    setting must be the previous behaviour and must never change. (The settings of a mechanism are
+    also in its plan, which has a separate version.)
     """
 
     model_config = ConfigDict(
@@ -80,13 +80,13 @@ class Section(BaseModel):
 
     @classmethod
     def as_written(cls, tree: Mapping[str, Any]) -> Self:
-        """Reads what a run wrote down, perhaps with an older version.
+        """Returns the section that a run wrote, possibly with an older version.
 
         Args:
-          tree: JSON of a whole section, not the few settings of a file that people write.
+          tree: JSON of a complete section, not the partial settings of a user's file.
 
         Raises:
-          pydantic.ValidationError: it is no valid section.
+          pydantic.ValidationError: the JSON is not a valid section.
         """
         return cls.model_validate(tree, context={_AS_WRITTEN: True})
 
@@ -96,7 +96,7 @@ class Section(BaseModel):
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
         section = handler(value)
-        # A section that was there before, and is only handed on, stays as it was read.
+        # An existing section that is passed through stays as it was read.
         if section is not value and not (info.context or {}).get(_AS_WRITTEN):
             section.model_fields_set.update(cls.model_fields)
         return section

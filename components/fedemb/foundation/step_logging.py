@@ -1,9 +1,9 @@
-"""The closed set of what a step says of itself: events, and a few lines that people read.
+"""The closed set of output that a step may log: events and a few lines for people.
 
-On a cluster logs leave the stores: Argo archives them, Kubeflow may copy them to the public root,
-and whoever may see the run reads them. So a step that holds private data lets nothing else out of
-its process: what libraries log, Python warns or TensorFlow writes to stderr goes nowhere. A new
-line is a new entry here, and what fills its places is a public constant or stands in a Public
+On a cluster, logs leave the stores: Argo archives them, Kubeflow may copy them to the public root,
+and everyone with access to the run can read them. So a step with private data suppresses all other
+output: library logs, Python warnings and the stderr output of TensorFlow. Every new line needs an
+entry here. Its placeholders may be filled only with public constants or values from a Public
 document.
 """
 
@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Any, Literal, TextIO
 
 EVENT_PREFIX = "fedemb-event: "
-"""Begins the lines that `fedemb.pipelines.run.local` reads: one JSON object each."""
+"""Prefix of the lines that `fedemb.pipelines.run.local` reads: one JSON object each."""
 EVERYTHING = "FEDEMB_LOG"
-"""Environment variable; `everything` lets all output out, for the data owner's own machine. The
-rules of compiled pipelines refuse it."""
+"""Environment variable; `everything` allows all output, for the data owner's own machine. The rules
+of compiled pipelines refuse it."""
 
 Kind = Literal["step_started", "step_finished", "step_failed", "outcome_not_kept"]
 
@@ -35,7 +35,7 @@ BEGUN = (
 )
 RESUMING = "resuming after round %d of %d"
 ROUND = "round %d/%d"
-"""Without the time left: how long rounds take tells how many take part, and a log stays."""
+"""Without the remaining time: round durations reveal the number of participants, and logs last."""
 STOPPING = "asked to stop: finishing the current round"
 HOSTS = "training on %d hosts"
 MEASURED = "measured: %s"
@@ -44,21 +44,21 @@ AUDITED = "audited: %s"
 LINES = frozenset(
     {PARTITIONED, BEGUN, RESUMING, ROUND, STOPPING, HOSTS, MEASURED, NOT_COMPARABLE, AUDITED}
 )
-"""All that a private step may log, before its places are filled."""
+"""All lines that a private step may log, before their placeholders are filled."""
 
 _FORMAT = "%(levelname)s %(name)s: %(message)s"
 _NOISY = ("apache_beam", "absl", "google", "urllib3", "tensorflow", "h5py", "matplotlib")
 _open: list[TextIO] = []
-"""The way out while everything else is closed."""
+"""Streams that stay open while all other output is suppressed."""
 
 
 def log_event(kind: Kind, **fields: Any) -> None:
-    """Writes one machine-readable line. Public fields only."""
+    """Writes one machine-readable line; fields must be public."""
     _say(EVENT_PREFIX + json.dumps({"kind": kind, **fields}) + "\n")
 
 
 def log_places(trace: TracebackType | None) -> None:
-    """Writes where an error arose: files and lines of code, without its message or any value."""
+    """Writes the code locations of an error: files and lines, without its message or any value."""
     _say("".join(traceback.format_tb(trace)))
 
 
@@ -70,7 +70,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def step_log(*, private: bool) -> Iterator[None]:
-    """Sets up the log of a step; of a private one only events and the lines of this module go out.
+    """Sets up the log of a step; a private step writes only events and the lines of this module.
 
     Args:
       private: whether private data is in the process.
@@ -89,7 +89,7 @@ def step_log(*, private: bool) -> Iterator[None]:
         handler.addFilter(lambda record: record.msg in LINES)
         logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=[handler], force=True)
         _open.append(out)
-        # The descriptors, not Python's objects: native code and child processes write there too.
+        # File descriptors, not Python objects: native code and child processes write there too.
         for descriptor in (1, 2):
             os.dup2(nowhere.fileno(), descriptor)
         try:

@@ -1,4 +1,4 @@
-"""YAML as a configuration may be written: every key once, and not nested without end."""
+"""Strict YAML for configurations: no repeated keys, limited nesting."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import yaml
 
 _DEEPEST = 64
 _LARGEST = 1 << 20
-"""Characters; our presets have two thousand."""
+"""Maximum number of characters; the presets have two thousand."""
 
 
 class NotYaml(ValueError):
-    """Says what is wrong, and where, in a few words."""
+    """Error that describes the problem and its location briefly."""
 
 
 class _WithAliases(yaml.SafeLoader):
-    """A safe loader of mappings that hold each key once."""
+    """Safe loader that refuses repeated keys in mappings."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -33,7 +33,7 @@ class _WithAliases(yaml.SafeLoader):
 
 
 class _Loader(_WithAliases):
-    """The same without aliases: every value is written where it is used."""
+    """Loader that also refuses aliases."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -45,11 +45,11 @@ def parse_yaml(text: str, *, aliases: bool = False) -> Any:
     """Parses YAML text.
 
     Args:
-      text: of the file.
-      aliases: True takes them, as in the profile of a cluster.
+      text: text of the file.
+      aliases: whether aliases are accepted, as in the profile of a cluster.
 
     Raises:
-      NotYaml: no YAML, a key twice, an alias, too deep or too long.
+      NotYaml: the text is not YAML, has a repeated key or an alias, or is too deep or too long.
     """
     if len(text) > _LARGEST:
         raise NotYaml(f"{len(text)} characters long, at most {_LARGEST}")
@@ -59,14 +59,14 @@ def parse_yaml(text: str, *, aliases: bool = False) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise NotYaml(f"not YAML at line {mark.line + 1}" if mark else "not YAML") from error
-    except (ValueError, OverflowError) as error:  # a date without its day, say
+    except (ValueError, OverflowError) as error:  # for example an incomplete date
         if isinstance(error, NotYaml):
             raise
         raise NotYaml("YAML with an invalid value") from error
 
 
 def _check_depth(text: str) -> None:
-    """Refuses before the parser itself runs out of stack, which it does token by token."""
+    """Refuses deep nesting, token by token, before the parser runs out of stack."""
     depth = 0
     try:
         for event in yaml.parse(text, yaml.SafeLoader):
@@ -77,4 +77,4 @@ def _check_depth(text: str) -> None:
             if depth > _DEEPEST:
                 raise NotYaml(f"YAML nested more than {_DEEPEST} deep")
     except yaml.YAMLError:
-        return  # said by the parser proper
+        return  # reported by the full parser
