@@ -1,9 +1,9 @@
 """Bootstrap over identities: an estimate keeps its draws, so that differences can be paired.
 
-Each draw takes as many identities as there are, with replacement; the same seed and the same number
-of identities give the same draws, whatever was measured on them. Where identities come in groups
-(alphabets, tracks, stores) and the next group may be unlike these, a draw takes groups first and
-identities inside them second: a one-level interval is then too short.
+Each draw samples all identities with replacement. The same seed and number of identities give the
+same draws for every metric. If identities come in groups (alphabets, tracks, stores) and new groups
+may differ, a draw samples groups first and then identities inside them, because a one-level
+interval is then too short.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Estimate:
     """A number with a 95 % interval.
 
     Attributes:
-      value: the number itself, from all the data.
-      draws: the number in each bootstrap draw, [samples]; empty where there was nothing to draw.
+      value: the estimate from all the data.
+      draws: the estimate in each bootstrap draw, [samples]; empty if nothing could be drawn.
     """
 
     value: float
@@ -31,20 +31,20 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """2.5 % quantile of the draws."""
+        """Returns the 2.5 % quantile of the draws."""
         return float(np.quantile(self.draws, 0.025)) if self.draws.size else float("nan")
 
     @property
     def high(self) -> float:
-        """97.5 % quantile of the draws."""
+        """Returns the 97.5 % quantile of the draws."""
         return float(np.quantile(self.draws, 0.975)) if self.draws.size else float("nan")
 
     def __str__(self) -> str:
-        """The number and its interval."""
+        """Returns the estimate and its interval as text."""
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """Paired difference: both must come from the same draws of the same identities.
+        """Returns the paired difference; both must come from the same draws of the same identities.
 
         Raises:
           InputError: the numbers of draws differ.
@@ -57,7 +57,7 @@ class Estimate:
         return Estimate(self.value - other.value, self.draws - other.draws)
 
     def to_json(self) -> dict[str, Any]:
-        """Rounded to six digits after the point."""
+        """Returns the value and interval, rounded to six decimal places."""
         return {
             "value": round(self.value, 6),
             "low": round(self.low, 6),
@@ -68,14 +68,14 @@ class Estimate:
 def draw_weights(
     units: int, samples: int, seed: int, groups: Int[np.ndarray, " units"] | None = None
 ) -> Float32[np.ndarray, "samples units"]:
-    """How often each unit is drawn, float32 [samples, units].
+    """Returns how often each unit is drawn, float32 [samples, units].
 
     Args:
-      units: how many there are.
-      samples: draws.
-      seed: of the draws.
-      groups: dense ids; whole groups are drawn with replacement, and of each as many of its units
-        as it has. None: units alone are, and each row sums to `units`.
+      units: number of units.
+      samples: number of draws.
+      seed: seed of the draws.
+      groups: dense group IDs; whole groups are drawn with replacement, and inside each group as
+        many units as it has. None: only units are drawn, and each row sums to `units`.
     """
     random = np.random.default_rng(np.random.SeedSequence([seed, units, samples]))
     if groups is None:
@@ -96,12 +96,12 @@ def weighted_mean(
     weights: Float32[np.ndarray, "samples units"],
     use: Bool[np.ndarray, " n"] | None = None,
 ) -> Estimate:
-    """Mean of `values` over the rows in `use`, with the rows' units resampled.
+    """Returns the mean of `values` over the rows in `use`, with the rows' units resampled.
 
     Args:
       values: [n].
       units: dense ids [n].
-      weights: [samples, units] of `draw_weights`.
+      weights: [samples, units] from `draw_weights`.
       use: bool [n]; None uses all.
 
     Raises:

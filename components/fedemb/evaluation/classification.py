@@ -1,11 +1,11 @@
-"""How good a classifier is: top-1, top-5, per class and per group, calibration; all over units.
+"""Metrics of classifiers: top-1, top-5, calibration, per class and per group, over units.
 
-What privacy costs is seldom the same for all classes and groups (Bagdasaryan, Poursaeed and
-Shmatikov, arXiv 1905.12101), so each is compared with the other models too.
+The cost of privacy often differs between classes and groups (Bagdasaryan, Poursaeed and Shmatikov,
+arXiv 1905.12101), so each class and group is also compared between models.
 
-Intervals resample users, who bring all their images with them; models are compared on the same
-draws. A class or a group of fewer than `SMALLEST` users is counted and not shown: its figure would
-say little of the model and much of them.
+Intervals resample users with all their images. Models are compared on the same draws. A class or
+group with fewer than `SMALLEST` users is counted but not shown, because its figure would reveal
+more about these users than about the model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fedemb.evaluation.held_out import Subjects, shown_group
 from fedemb.evaluation.metrics import require_finite
 
 SMALLEST = 10
-"""Users of a class or group whose figure is shown, at least."""
+"""Minimum number of users of a class or group whose figure is shown."""
 _BINS = 15
 _SEED = 20221121
-"""Of the draws: fixed, so that two reports on the same users can be paired."""
+"""Seed of the draws; fixed, so that two reports on the same users can be paired."""
 
 
 def measure_classifiers(
@@ -39,13 +39,13 @@ def measure_classifiers(
     """Measures classifiers on the same images.
 
     Args:
-      probabilities: by name float32 `[images, classes]`; `model` is compared with the others,
-        and with the shares of the classes among these images.
-      subjects: of at least one image; labels are places in `classes`.
-      classes: names.
-      samples: bootstrap draws.
+      probabilities: model name -> float32 `[images, classes]`; `model` is compared with the other
+        models, and with the shares of the classes among these images.
+      subjects: at least one image; labels are indices in `classes`.
+      classes: class names.
+      samples: number of bootstrap draws.
       grouped: whether a column names groups.
-      averages: the names that are other averages of the same weights: no class is compared there.
+      averages: names of other averages of the same weights, which are not compared by class.
 
     Returns:
       The measured fields of a `ClassifierReport`.
@@ -81,12 +81,12 @@ def measure_classifiers(
 
 @dataclass(frozen=True)
 class _Measured:
-    """Images that all models are measured on, and the bootstrap draws they share.
+    """Images that all models are measured on, and their common bootstrap draws.
 
     Attributes:
-      labels: int `[images]`, places in the list of classes.
+      labels: int `[images]`, indices in the list of classes.
       units: int `[images]`, number of the unit that owns the image.
-      weights: `[samples, units]` of the bootstrap.
+      weights: bootstrap weights `[samples, units]`.
     """
 
     labels: np.ndarray
@@ -135,8 +135,8 @@ def _parts(
     Args:
       measured: the images.
       right: model -> chance `[images]` that its first class is right.
-      names: of the parts.
-      places: int `[images]`, the part of each image.
+      names: names of the parts.
+      places: int `[images]`, the index of the part of each image.
     """
     shown, too_small = [], 0
     for place, name in enumerate(names):
@@ -167,10 +167,10 @@ def _parts(
 def _calibration(
     table: np.ndarray, labels: np.ndarray, units: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
-    """Mean gap between confidence and accuracy over equal bins of confidence (ECE), and its spread.
+    """Returns the gap between confidence and accuracy over equal bins (ECE), and its spread.
 
-    Chance adds gaps to the images, and those of a draw once more: the draws are moved by twice the
-    difference of their mean and the figure.
+    Sampling noise increases the gap of the images, and resampling increases it again. So the draws
+    are shifted by twice the difference between their mean and the figure.
     """
     confidence, right = table.max(axis=1), table.argmax(axis=1) == labels
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)

@@ -1,4 +1,4 @@
-"""The users who never trained, and what the models of a run make of their images."""
+"""Held-out users, and the outputs of a run's models for their images."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fedemb.documents.starts import starts_of
 from fedemb.evaluation.pairs import MAX_UNITS
 
 PIECE = 512
-"""Users read at once: memory does not grow with the set."""
+"""Number of users read at once, so that memory does not grow with the set."""
 UNTRAINED_SEED = 7919
-"""Added to the training seed: the untrained model shares no weight with the trained one."""
+"""Offset to the training seed, so that the untrained model shares no weights with the trained."""
 
 
 @dataclass(frozen=True)
 class Subjects:
-    """Who is measured: one entry per image.
+    """Evaluated images with their owners, one entry per image.
 
     Attributes:
       labels: int64 [n] classes.
       users: uint64 [n] owners.
-      subgroups: str [n]; empty where none is named.
+      subgroups: str [n]; empty if no subgroup is named.
     """
 
     labels: np.ndarray
@@ -42,22 +42,22 @@ class Subjects:
 
     @property
     def clusters(self) -> np.ndarray:
-        """What the bootstrap resamples: users where a class has one owner, else classes."""
+        """Returns the bootstrap clusters: users if each class has one owner, else classes."""
         pairs = np.unique(np.stack([self.labels, self.users.view(np.int64)]), axis=1)
         owned = len(pairs[0]) == len(np.unique(self.labels))
         return self.users if owned else self.labels
 
     @property
     def identity_kind(self) -> str:
-        """`user` or `class`: what `clusters` holds."""
+        """Returns `user` or `class`, the kind of `clusters`."""
         return "user" if self.clusters is self.users else "class"
 
     @property
     def groups(self) -> np.ndarray | None:
-        """Subgroups as the bootstrap can draw them.
+        """Returns the subgroups for the bootstrap.
 
-        None: there is one alone, an identity is in several, or there are more identities than the
-        bootstrap takes apart.
+        Returns None if only one subgroup exists, if an identity is in several subgroups, or if the
+        number of identities exceeds the maximum number of bootstrap units.
         """
         names, dense = np.unique(self.subgroups, return_inverse=True)
         identities = len(np.unique(self.clusters))
@@ -66,17 +66,17 @@ class Subjects:
 
     @property
     def measurable(self) -> bool:
-        """Two classes, one of them with two images: less has no pair of each kind."""
+        """Returns whether two classes exist, one with two images, so that both pair kinds exist."""
         sizes = np.unique(self.labels, return_counts=True)[1]
         return len(sizes) >= 2 and int(sizes.max()) >= 2
 
     def take(self, use: np.ndarray) -> Subjects:
-        """The images where `use` is true."""
+        """Returns the images where `use` is true."""
         return Subjects(self.labels[use], self.users[use], self.subgroups[use])
 
 
 def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
-    """The trained model, and what it must be better than (`starts_of`) as far as it is a model."""
+    """Returns the trained model and those baselines of `starts_of` that are models."""
     from fedemb.engine import build_backbone
     from fedemb.models.backbones import cut
     from fedemb.models.loading import load_backbone
@@ -95,11 +95,11 @@ def models_of_run(config: RunConfig, artifacts: RunArtifacts) -> dict[str, Any]:
 
 
 def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFolder) -> Any:
-    """The baseline of a simulation, from the same public start.
+    """Trains the non-private baseline of a simulation from the same public backbone.
 
     Args:
-      config: of the run.
-      pretrained: folder of the public start.
+      config: configuration of the run.
+      pretrained: folder of the public backbone.
       users: folder of the training users.
     """
     from fedemb.engine import train_centralized
@@ -119,7 +119,7 @@ def train_without_privacy(config: RunConfig, pretrained: Path, users: VerifiedFo
 
 
 def first_images(users: Iterator[UserRecord], limit: int) -> Iterator[UserRecord]:
-    """Yields users until `limit` images; the last user may be cut."""
+    """Yields users up to `limit` images; the last user may be truncated."""
     left = limit
     for user in users:
         if left <= 0:
@@ -140,18 +140,18 @@ def apply_models(
     config: RunConfig,
     apply: Callable[..., np.ndarray],
 ) -> tuple[Subjects, dict[str, np.ndarray]]:
-    """Shows the images of a store to every model; images are decoded once and not kept.
+    """Applies every model to the images of a store; images are decoded once and not kept.
 
-    Users come in the order of their keyed hash, so a limit takes a random part of them.
+    Users are read in the order of their keyed hash, so a limit selects a random subset.
 
     Args:
       store: evaluation users.
-      models: by name.
-      config: of the run; `evaluation.max_images` and `batch_size` count here.
+      models: name -> model.
+      config: configuration of the run; `evaluation.max_images` and `batch_size` apply.
       apply: `(model, images, batch_size)` to float32 [n, width]: `embed` or `classify`.
 
     Returns:
-      The subjects, and by name float32 [n, width].
+      The subjects, and name -> float32 [n, width].
     """
     from fedemb.models.inference import VectorizedRounds
 
@@ -188,7 +188,7 @@ def apply_models(
 
 
 def shown_group(name: str, number: int) -> str:
-    """A group's name, as it stands in the data; what could be more than a name is numbered."""
+    """Returns a group's name as in the data, or its number if the text is not a valid name."""
     try:
         return TypeAdapter(SubgroupName).validate_python(name or "(none)")
     except ValidationError:

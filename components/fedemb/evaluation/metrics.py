@@ -1,7 +1,7 @@
 """Verification by embeddings, exact over all pairs, with intervals over identities.
 
-The metric is that of docs/explanation/method.md#metric: recall of same-class pairs at the
-threshold that lets a given share of different-class pairs through.
+The metric is defined in docs/explanation/method.md#metric: recall of same-class pairs at the
+threshold that accepts a given share of different-class pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedemb.evaluation.pairs import (
 )
 
 EXACT_PAIRS = 300_000
-"""Up to so many pairs a draw is evaluated exactly; above, to first order in the weights."""
+"""Maximum number of pairs for exact draws; above it, draws are first order in the weights."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Verification:
     """Result of `verify`.
 
     Attributes:
-      recall: per false accept rate, in the order asked.
+      recall: per false accept rate, in the order requested.
       thresholds: cosine above which a pair is accepted, per rate.
       negatives: number of different-class pairs.
       positives: number of same-class pairs.
@@ -53,7 +53,7 @@ def require_finite(outputs: np.ndarray) -> None:
     """Refuses the outputs of a model that diverged.
 
     Raises:
-      Diverged: they hold NaN or infinity.
+      Diverged: the outputs contain NaN or infinity.
     """
     if not np.isfinite(outputs).all():
         raise Diverged(
@@ -63,11 +63,11 @@ def require_finite(outputs: np.ndarray) -> None:
 
 
 def unit_norm(embeddings: np.ndarray) -> Float32[np.ndarray, "n dim"]:
-    """Scales rows to unit length, float32 [n, dim]; rows of zeros stay.
+    """Returns rows scaled to unit length, float32 [n, dim]; rows of zeros are unchanged.
 
     Raises:
-      InputError: not a matrix.
-      Diverged: it holds NaN or infinity.
+      InputError: the input is not a matrix.
+      Diverged: the input contains NaN or infinity.
     """
     embeddings = np.asarray(embeddings, np.float32)
     if embeddings.ndim != 2:
@@ -88,15 +88,16 @@ def arrange(
 
     Args:
       embeddings: [n, dim].
-      labels: class ids [n].
-      clusters: what the bootstrap resamples, ids [n]; None: the classes. A class must lie in one.
+      labels: class IDs [n].
+      clusters: IDs [n] of the clusters that the bootstrap resamples; None: the classes. A class
+        must be in one cluster.
       gallery: [n, dim] embeddings of the same images by another model, for `previous_release`.
-      groups: names [n] of what the bootstrap draws before clusters; None: nothing. A cluster must
-        lie in one.
+      groups: names [n] of the groups that the bootstrap draws before clusters; None: no groups. A
+        cluster must be in one group.
 
     Raises:
-      InputError: lengths differ, values are not finite, or a class lies in two clusters or a
-        cluster in two groups.
+      InputError: lengths differ, values are not finite, a class is in two clusters, or a cluster is
+        in two groups.
     """
     labels = np.asarray(labels)
     clusters = labels if clusters is None else np.asarray(clusters)
@@ -139,19 +140,20 @@ def arrange(
 def verify(
     data: Labelled, false_accept_rates: Sequence[float], *, samples: int, seed: int = 0
 ) -> Verification:
-    """Recall at false accept rates over all pairs, with intervals over identities.
+    """Returns recall at false accept rates over all pairs, with intervals over identities.
 
     The threshold is the (floor(rate * negatives) + 1)-th largest negative score and a pair is
-    accepted above it; each draw has its own threshold. 100,000 embeddings take minutes, not memory.
+    accepted above it; each draw has its own threshold. 100,000 embeddings take minutes and little
+    memory.
 
     Args:
-      data: of `arrange`.
+      data: result of `arrange`.
       false_accept_rates: each in (0, 1).
-      samples: bootstrap draws.
-      seed: of the draws.
+      samples: number of bootstrap draws.
+      seed: seed of the draws.
 
     Raises:
-      InputError: there is no positive or no negative pair.
+      InputError: no positive pair or no negative pair exists.
     """
     sizes = data.label_sizes
     if len(sizes) < 2 or sizes.max(initial=0) < 2:
@@ -191,7 +193,7 @@ def recall(
     *,
     samples: int = 200,
 ) -> Estimate:
-    """Recall of same-class pairs at one false accept rate; see `verify`.
+    """Returns the recall of same-class pairs at one false accept rate; see `verify`.
 
     >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
     >>> print(recall(two_people, np.array([0, 0, 1, 1]), 0.1))
@@ -204,7 +206,7 @@ def recall(
       samples: bootstrap draws over classes.
 
     Raises:
-      InputError: there is no pair of one class, or none of two.
+      InputError: no same-class pair or no different-class pair exists.
     """
     return verify(arrange(embeddings, labels), (false_accept_rate,), samples=samples).recall[0]
 
@@ -212,10 +214,10 @@ def recall(
 def _binned_recall(
     counts: PairCounts, false_accept_rates: Sequence[float], weights: np.ndarray
 ) -> np.ndarray:
-    """Recall per draw and rate, [draws, rates], linear inside a bin.
+    """Returns recall per draw and rate, [draws, rates], linear inside a bin.
 
-    A pair of units a, b has weight w_a w_b = 1 + (w_a - 1) + (w_b - 1) + ..., and the product of
-    the deviations is left out (Hajek projection): its share falls with the number of identities.
+    A pair of units a, b has weight w_a w_b = 1 + (w_a - 1) + (w_b - 1) + ...; the product of the
+    deviations is omitted (Hajek projection). Its share falls with the number of identities.
     """
     touching = counts.touching_bins[:, ::-1].astype(np.float32)
     deviations = weights - 1
@@ -235,10 +237,10 @@ def _binned_recall(
 def _exact_draws(
     data: Labelled, counts: PairCounts, false_accept_rates: Sequence[float], weights: np.ndarray
 ) -> np.ndarray:
-    """Recall per draw and rate, [draws, rates], by the rule itself on the drawn multiset of pairs.
+    """Returns recall per draw and rate, [draws, rates], exact on the drawn multiset of pairs.
 
-    Pairs inside a unit are drawn as often as the unit, pairs across units as often as both say;
-    an image never meets its own copy.
+    The weight of a pair inside a unit is the unit's weight. The weight of a pair across units is
+    the product of both weights. An image is never paired with its own copy.
     """
     keys, left, right = [], [], []
     for rows, columns, tile in negative_tiles(data):
@@ -269,16 +271,16 @@ def _exact_draws(
 def rates_at(
     data: Labelled, threshold: float, *, samples: int, seed: int = 0
 ) -> tuple[Estimate | None, Estimate | None]:
-    """False accept rate and recall at a given threshold: what a subgroup meets in operation.
+    """Returns false accept rate and recall at a given threshold, as in operation on a subgroup.
 
     Args:
-      data: of `arrange`, the images of one subgroup.
+      data: result of `arrange` for the images of one subgroup.
       threshold: cosine above which a pair is accepted.
-      samples: bootstrap draws.
-      seed: of the draws.
+      samples: number of bootstrap draws.
+      seed: seed of the draws.
 
     Returns:
-      (false accept rate, recall); None where there is no such pair.
+      (false accept rate, recall); None for a rate without pairs.
     """
     key = round(threshold * GRID)
     units = int(data.units[-1]) + 1

@@ -2,9 +2,9 @@
 
 A cosine is rounded to a multiple of 2**-26 (finer than the error of a float32 dot product), so that
 equal scores are equal everywhere and a pair belongs to exactly one bin. Two passes select the
-threshold of a false accept rate exactly: the first counts negative pairs in about 500 bins, the
-second counts every grid value inside the bins that hold a threshold. Only pairs above a cut,
-estimated from a subset and verified by the counts, are looked at closely.
+threshold of a false accept rate exactly. The first pass counts negative pairs in about 500 bins.
+The second pass counts every grid value inside the bins that contain a threshold. Both passes count
+in detail only pairs above a cut, which is estimated from a subset and verified by the counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRID = 2**26
 MAX_TILE = 2048
 MAX_BINS = 512
 MAX_UNITS = 10_000
-"""Units of the bootstrap; more clusters than this are merged into as many groups."""
+"""Maximum number of bootstrap units; more clusters are merged into this number of groups."""
 _NO_PAIR = np.float32(-2.0)
 
 
@@ -32,7 +32,7 @@ class Labelled:
 
     Attributes:
       queries: float32 [n, dim], unit norm.
-      gallery: the other side of each pair, [n, dim]; the same array where a model meets itself.
+      gallery: the other side of each pair, [n, dim]; the same array if only one model is compared.
       labels: dense label ids [n], not decreasing.
       units: dense ids [n] of what the bootstrap resamples, not decreasing; a label is in one unit.
       order: [n] positions of the rows in the caller's arrays.
@@ -47,23 +47,23 @@ class Labelled:
     groups: np.ndarray | None = None
 
     def weights(self, samples: int, seed: int) -> Float32[np.ndarray, "samples units"]:
-        """How often the bootstrap draws each unit; see `draw_weights`."""
+        """Returns how often the bootstrap draws each unit; see `draw_weights`."""
         return draw_weights(int(self.units[-1]) + 1, samples, seed, self.groups)
 
     @property
     def symmetric(self) -> bool:
-        """Each unordered pair once; otherwise each ordered pair of two images."""
+        """Returns whether each unordered pair counts once, instead of each ordered pair."""
         return self.gallery is self.queries
 
     @property
     def label_sizes(self) -> np.ndarray:
-        """Images per label, [labels]."""
+        """Returns the number of images per label, [labels]."""
         return np.bincount(self.labels)
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What the metrics need to know of all pairs.
+    """Counts over all pairs that the metrics use.
 
     Attributes:
       thresholds: grid value per false accept rate [rates]; accept a pair above it.
@@ -71,8 +71,8 @@ class PairCounts:
       negatives: number of negative pairs.
       positives: number of positive pairs.
       edges: scores at the edges of the bins, ascending [bins + 1].
-      touching_bins: negative pairs that touch a unit, per bin [units, bins]; a pair counts for both
-        its ends.
+      touching_bins: negative pairs that involve a unit, per bin [units, bins]; a pair counts for
+        both of its units.
       touching: the same over all bins and below them [units].
       positive_bins: positive pairs of a unit [units, 1 + bins]; the first bin is all below.
     """
@@ -88,7 +88,7 @@ class PairCounts:
 
 
 def grid_keys(scores: Float[np.ndarray, "*tile"]) -> Int[np.ndarray, "*tile"]:
-    """Rounds cosines to the grid: int32, clipped to [-1, 1]."""
+    """Returns cosines rounded to the grid: int32, clipped to [-1, 1]."""
     return np.clip(np.rint(scores * np.float32(GRID)), -GRID, GRID).astype(np.int32)
 
 
@@ -141,7 +141,7 @@ def positive_blocks(data: Labelled) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _estimate_cut(data: Labelled, far: float) -> int:
-    """Grid value safely below the threshold of `far`, from a subset; -GRID - 1 takes all pairs."""
+    """Returns a grid value safely below the threshold of `far`; -GRID - 1 selects all pairs."""
     step = max(1, len(data.labels) // 1500)
     labels = data.labels[::step]
     scores = data.queries[::step] @ data.gallery[::step].T
@@ -153,14 +153,14 @@ def _estimate_cut(data: Labelled, far: float) -> int:
 
 
 def _candidates(tile: np.ndarray, cut: int) -> tuple[np.ndarray, np.ndarray]:
-    """Flat positions and grid values of the scores above a cut."""
+    """Returns flat positions and grid values of the scores above a cut."""
     flat = tile.ravel()
     positions = np.flatnonzero(flat > np.float32(cut / GRID if cut >= -GRID else -1.5))
     return positions, grid_keys(flat[positions])
 
 
 def _first_pass(data: Labelled, cut: int, shift: int) -> np.ndarray:
-    """Negative pairs per unit and bin of 2**shift grid values above the cut."""
+    """Returns negative pairs per unit and bin of 2**shift grid values above the cut."""
     bins = ((GRID - cut) >> shift) + 1
     touching = np.zeros((data.units[-1] + 1, bins), np.int64)
     for rows, columns, tile in negative_tiles(data):
@@ -177,9 +177,9 @@ def _first_pass(data: Labelled, cut: int, shift: int) -> np.ndarray:
 
 
 def _second_pass(data: Labelled, targets: Sequence[int], cut: int, shift: int) -> np.ndarray:
-    """Negative pairs per grid value inside each target bin, [targets, 2**shift]."""
+    """Returns negative pairs per grid value inside each target bin, [targets, 2**shift]."""
     fine = np.zeros((len(targets), 1 << shift), np.int64)
-    lowest = cut + (min(targets) << shift) - 64  # float32 cannot tell neighbours on the grid
+    lowest = cut + (min(targets) << shift) - 64  # float32 cannot separate grid neighbours
     for _, _, tile in negative_tiles(data):
         _, keys = _candidates(tile, max(lowest, cut))
         bin_of = (keys - cut) >> shift
@@ -212,7 +212,7 @@ def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCoun
         above = np.cumsum(bins.sum(0)[::-1])[::-1] // 2
         complete = above[1] if len(above) > 1 else 0  # one bin: a collapsed model, all at cosine 1
         if cut < -GRID or complete > ranks.max():
-            break  # the lowest bin may be incomplete, so no threshold may lie in it
+            break  # the lowest bin may be incomplete, so it must hold no threshold
         cut = -GRID - 1
     targets = [int(np.flatnonzero(above > rank)[-1]) for rank in ranks]
     fine = _second_pass(data, targets, cut, shift)
@@ -221,7 +221,7 @@ def count_pairs(data: Labelled, false_accept_rates: Sequence[float]) -> PairCoun
         higher = above[target + 1] if target + 1 < len(above) else 0
         tail = higher + np.cumsum(fine[row][::-1])[::-1]
         inside = np.flatnonzero(tail > rank)
-        if not inside.size:  # a BLAS that gave the two passes different last bits
+        if not inside.size:  # BLAS gave the two passes different last bits
             inside = np.flatnonzero(fine[row])[:1]
         thresholds[row] = cut + (target << shift) + inside[-1]
     positive_bins = np.zeros((len(bins), bins.shape[1] + 1), np.int64)

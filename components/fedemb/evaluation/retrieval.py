@@ -1,6 +1,6 @@
 """Retrieval by embeddings: every image is a query against all others, with intervals.
 
-Ties count against the model: a collapsed backbone retrieves nothing.
+Ties count against the model, so a collapsed backbone retrieves nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Retrieval:
     """Result of `retrieve`.
 
     Attributes:
-      recall_at: per k, share of queries with a match among the k nearest; only queries that have a
-        match at all.
-      mean_average_precision: of the same queries.
+      recall_at: per k, share of queries with a match among the k nearest, of all queries that have
+        a match.
+      mean_average_precision: mean average precision of the same queries.
       nearest_neighbour: leave-one-out 1-NN accuracy over all queries; a class of one image is
         always an error.
       queries: number of queries.
@@ -34,7 +34,7 @@ class Retrieval:
 
 
 def _not_below(others: np.ndarray, match: np.ndarray) -> np.ndarray:
-    """How many of `others` are at least each of `match`; others may be sorted in place."""
+    """Returns how many of `others` are at least each of `match`; may sort `others` in place."""
     if match.size <= 24:
         return np.array([np.count_nonzero(others >= score) for score in match])
     others.sort()
@@ -52,8 +52,8 @@ def retrieve(
 ) -> Retrieval:
     """Ranks all other images for every query. Ties count against the model.
 
-    The draws resample the queries' identities; the gallery stays. Above `max_queries` images an
-    evenly spaced subset asks, always against the whole gallery.
+    The draws resample the queries' identities; the gallery is fixed. Above `max_queries` images, an
+    evenly spaced subset is used as queries, always against the whole gallery.
 
     >>> from fedemb.evaluation.metrics import arrange
     >>> two_people = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
@@ -62,12 +62,13 @@ def retrieve(
     1.000 [1.000, 1.000]
 
     Args:
-      data: of `arrange`.
+      data: result of `arrange`.
       ks: depths of recall@k.
-      samples: bootstrap draws.
-      seed: of the draws.
-      max_queries: queries at most.
-      block: queries at once; None: as many as keep their scores within 64 MB, 512 at most.
+      samples: number of bootstrap draws.
+      seed: seed of the draws.
+      max_queries: maximum number of queries.
+      block: number of queries at once; None: as many as keep their scores within 64 MB, at most
+        512.
 
     Raises:
       InputError: no query has a match.
