@@ -1,8 +1,8 @@
-"""Artifacts: canonical JSON, digests, and the three kinds that never mix.
+"""The three kinds of artifacts, which must never be mixed.
 
-`Raw` is private data and anything un-noised computed from it; `Noised` is output of the mechanism;
-`Public` is everything else. The kinds are types, so that a function which publishes can take
-`Noised | Public` and a type checker, as well as `require_publishable`, refuses a `Raw`.
+`Raw` is private data and everything un-noised that is computed from it. `Noised` is output of the
+mechanism. `Public` is everything else. The kinds are types: a function that publishes takes
+`Noised | Public`, so that a type checker and `require_publishable` refuse a `Raw` artifact.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from fedemb.errors import Refused
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or folder written by one step."""
+    """File or folder written by one step."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class Raw(Artifact):
-    """Private: lives below the private root, never in the pipeline UI, never in a bundle."""
+    """Private: stored below the private root, never in the pipeline UI, never in a bundle."""
 
 
 @dataclass(frozen=True)
 class Noised(Artifact):
-    """Output of the mechanism: may be published once the gate allows it."""
+    """Output of the mechanism: may be published after the gate allows it."""
 
 
 @dataclass(frozen=True)
 class Public(Artifact):
-    """Computed from public constants and noised outputs alone."""
+    """Computed only from public constants and noised outputs."""
 
 
 def require_publishable(*artifacts: Artifact) -> None:
     """Refuses anything that is not `Noised` or `Public`.
 
     Raises:
-      Refused: one of them is raw.
+      Refused: an artifact is raw.
     """
     for artifact in artifacts:
         if not isinstance(artifact, Noised | Public):

@@ -1,6 +1,6 @@
-"""The audit report: what an attack on the model found, and how the auditor did in its own test.
+"""Audit report: results of an attack on the model, and of the auditor's self-test.
 
-Whether a test was passed, or something was found, is computed from figures, never written down.
+The report stores figures only; pass or fail and findings are computed from them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from fedemb.documents.mechanism_audit import Independence, MechanismAudit
 from fedemb.foundation.document import Document, Part, Since
 
 MOST_ALARMS = 7
-"""95 % intervals: 40 nulls give 2 alarms on average, more than 7 with chance below 0.2 %."""
+"""Maximum false alarms in 40 nulls with 95 % intervals: 2 on average, above 7 in under 0.2 %."""
 Attack = Literal["verification_score", "confidence_score"]
-"""By what users are told apart: of embeddings, and of a classifier."""
+"""Score of the attack: verification score for embeddings, confidence score for a classifier."""
 Finding = Literal["leak", "reversed", "nothing"]
 
 
 def finding(auroc: Interval) -> Finding:
-    """`leak`, `reversed` (members score lower, significantly) or `nothing`."""
+    """Returns `leak`, `reversed` (members score significantly lower) or `nothing`."""
     if auroc.low > 0.5:
         return "leak"
     return "reversed" if auroc.high < 0.5 else "nothing"
 
 
 def attack_on(task: Literal["embedding", "classification"]) -> Attack:
-    """The attack that suits what was trained."""
+    """Returns the attack for a task."""
     return "confidence_score" if task == "classification" else "verification_score"
 
 
 class NoLeak(Part):
-    """Made-up users without a leak: the mean AUROC of all trials, and how many raised an alarm."""
+    """Synthetic users without a leak: the mean AUROC of all trials, and the number of alarms."""
 
     auroc: float
     alarms: Count
@@ -40,11 +40,11 @@ class NoLeak(Part):
 
 
 class SelfTest(Part):
-    """What the auditor said of made-up users."""
+    """Results of the auditor on synthetic users."""
 
     no_leak: NoLeak
     planted_leak: Interval
-    """AUROC where a leak was planted."""
+    """AUROC with a planted leak."""
     reversed_sign: Interval
     """The same with the score reversed."""
     missing_score_refused: bool
@@ -52,7 +52,7 @@ class SelfTest(Part):
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The cases that did not come out as they must."""
+        """Returns the cases with an unexpected result."""
         nulls = self.no_leak
         passed = {
             "no_leak": abs(nulls.auroc - 0.5) < 0.02
@@ -68,7 +68,7 @@ class SelfTest(Part):
 
 
 class Attacked(Part):
-    """How well a score told members from others."""
+    """Ability of a score to distinguish members from non-members."""
 
     auroc: Interval
     tpr_at_fpr: dict[Rate, Interval]
@@ -76,7 +76,7 @@ class Attacked(Part):
 
 
 class AttackFigures(Part):
-    """The attack by the score itself, and by its change since before private training."""
+    """Attack by the score itself, and by its change during private training."""
 
     plain: Attacked
     calibrated: Attacked
@@ -98,18 +98,19 @@ class AuditReport(Document):
     self_test: SelfTest
     planted_bug_suite: PlantedBugs
     figures: Literal["open", "private"]
-    """Private: they are exact functions of training users and stay in the private root."""
+    """`open`: figures are in the report; `private`: they are exact functions of training users and
+    stay in the private root."""
     lower_bound: float | None
-    """On epsilon; None: this level measures none."""
+    """Lower bound on epsilon; None: not measured at this level."""
     split_by_value: bool
-    """Held-out users are of another population."""
+    """Whether held-out users are from another population."""
     unit: Annotated[Unit, Since(2, before="user")]
-    """Who is told from others."""
+    """Unit whose membership is attacked."""
     users_at_most: Count
     bootstrap_samples: Count
     measured: AttackFigures | None
-    """None: private, too few users on one of the sides, or a model whose outputs are not finite."""
+    """Figures; None: private, too few users on one side, or model outputs that are not finite."""
     mechanism: Annotated[MechanismAudit | None, Since(2, before=None)]
-    """What the trainer found of its mechanism; None at level `monitoring`."""
+    """Audit of the mechanism by the trainer; None at level `monitoring`."""
     independence: Annotated[Independence | None, Since(3, before=None)]
-    """What the trainer found when it compared noise and coins of the rounds."""
+    """The trainer's comparison of noise and coins of the rounds."""

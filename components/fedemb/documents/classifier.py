@@ -1,4 +1,4 @@
-"""How good a classifier is: exact figures on people who never trained and no guarantee covers."""
+"""Utility report of a classifier: exact figures on held-out users, whom no guarantee covers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from fedemb.foundation.document import Document, Part, Since
 
 
 class Classified(Part):
-    """One model."""
+    """Figures of one model."""
 
     top_1: Interval
-    """Share of images whose class is named first; ties are broken by lot, on average."""
+    """Share of images whose class is ranked first; ties count by their expected share."""
     top_5: Interval
     log_loss: Interval
     calibration_error: Share
     """Mean gap between confidence and accuracy, over 15 equal bins of confidence (ECE)."""
     calibration_interval: Annotated[Spread | None, Since(4, before=None)]
-    """95 % of the draws, less what chance adds: it makes a gap in every bin, so that the figure of
-    a calibrated model is not 0 and the draws are larger still. Near 0 it is too short."""
+    """95 % interval of the draws, corrected for chance. Chance adds a gap in every bin, so that a
+    calibrated model has an error above 0 and its draws are even larger. Near 0 the interval is too
+    short."""
 
 
 class ComparedClassifier(Classified):
-    """Another model on the same images, and this model's top-1 minus that one's, paired."""
+    """Another model on the same images, and the paired top-1 difference (this model minus it)."""
 
     difference: Interval
 
@@ -39,38 +40,39 @@ class ComparedAverage(ComparedClassifier):
 
 
 class MeasuredAverages(Part):
-    """The averages of the weights that a training kept. Which one is released was fixed before."""
+    """Averages of the weights that a training kept. The released one was fixed in advance."""
 
     released_decay: Share
     others: list[ComparedAverage]
-    """As the configuration lists them."""
+    """Averages in the order of the configuration."""
 
 
 class ComparedPart(Part):
-    """Another model on the images of a class or a group, and what this model gains on it, paired.
+    """Another model on the images of a class or group, and this model's paired gain over it.
 
-    Minus the gain on `centralized` is what privacy costs this class or group: disparate impact.
+    The negative gain over `centralized` is the privacy cost for this class or group (disparate
+    impact).
     """
 
     model: Code
-    """The field of the report that holds its figures on all images."""
+    """Name of the report field with the figures of the other model on all images."""
     top_1: Interval
     difference: Interval
 
 
 class ClassifiedPart(Part):
-    """The images of one class, or of one group of people."""
+    """Figures on the images of one class or one group of users."""
 
     name: SubgroupName
     images: Count
     units: Count
     top_1: Interval
     compared: Annotated[list[ComparedPart], Since(4, before=[])]
-    """Other models that need the images to answer."""
+    """Other models, except those that ignore the images."""
 
 
 class ClassifiedParts(Part):
-    """Worst served first; those of too few users are counted and not shown."""
+    """Classes or groups, lowest accuracy first; those with too few users are only counted."""
 
     shown: list[ClassifiedPart]
     too_small: Count
@@ -90,52 +92,52 @@ class ClassifierReport(Document, OverStarts):
     public_kind: Name
     bootstrap_samples: Count
     unit: Unit
-    """What intervals resample."""
+    """Unit that intervals resample."""
     images: Count
     units: Count
     classes: Count
     model: Classified | None
-    """None: nobody was held out, and nothing was measured."""
+    """The model; None: no users were held out, and nothing was measured."""
     public_backbone: ComparedClassifier | None
-    """Where private training started."""
+    """Public backbone from which private training started."""
     untrained: ComparedClassifier | None
     most_frequent: Annotated[ComparedClassifier | None, Since(2, before=None)]
-    """Gives each image the shares of the classes among these images."""
+    """Baseline that predicts, for each image, the shares of the classes among these images."""
     centralized: ComparedClassifier | None
-    """Trained without privacy; in simulations alone."""
+    """Model trained without privacy; simulations only."""
     previous_release: ComparedClassifier | None
     averages: Annotated[MeasuredAverages | None, Since(3, before=None)]
-    """None: the released one alone was kept, or nothing was measured."""
+    """Other averages; None: only the released average was kept, or nothing was measured."""
     by_class: ClassifiedParts | None
     by_group: ClassifiedParts | None
-    """None: no column names groups."""
+    """Figures by group; None: no column names groups."""
 
     headline_words: ClassVar[str] = "top-1"
     starts: ClassVar = ("public_backbone", "untrained", "most_frequent")
 
     @property
     def measured(self) -> bool:
-        """Whether there are figures."""
+        """Returns whether figures were measured."""
         return self.model is not None
 
     @property
     def resampled(self) -> int:
-        """How many units intervals are drawn from."""
+        """Returns the number of units that intervals are drawn from."""
         return self.units
 
     def headline(self, name: str = "model") -> Interval | None:
-        """The figure that is named first, of this model or one it is compared with."""
+        """Returns the headline figure of this model or of a compared model."""
         part: Classified | None = getattr(self, name)
         return part and part.top_1
 
     def difference(self, name: str) -> Interval | None:
-        """That figure of this model minus another's, paired."""
+        """Returns the paired difference in the headline figure: this model minus another."""
         part: ComparedClassifier | None = getattr(self, name)
         return part and part.difference
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """Of each average that was measured, the released one first; empty where it is alone."""
+        """Returns the decays of measured averages, the released one first; empty if only one."""
         kept = self.averages
         return () if kept is None else (kept.released_decay, *(one.decay for one in kept.others))
 

@@ -1,6 +1,6 @@
-"""What the gate judges by: the documents of a run, read strictly, with the digests of their bytes.
+"""Evidence for the gate: the documents of a run, read strictly, with the digests of their bytes.
 
-The report is compared with all of it; nothing of it is trusted for being in a file.
+The report is compared with all evidence. No document is trusted only because it is in a file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fedemb.foundation.digests import file_digest
 from fedemb.foundation.document import Written, read
 
 MODEL_FILES = {"backbone.keras", "model.json", "rounds.jsonl"}
-"""What a model artifact holds, and nothing else."""
+"""Exact set of files in a model artifact."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The documents of one run."""
+    """Documents of one run."""
 
     config: RunConfig
     plan: Written[PrivacyPlan]
@@ -43,30 +43,30 @@ class Evidence:
     model: Written[ModelCard]
     rounds: tuple[RoundLine, ...]
     model_files: Mapping[str, str]
-    """Digest of every file of the model artifact."""
+    """File name -> digest, for every file of the model artifact."""
     tensors: tuple[Tensor, ...]
     """Names and shapes found inside `backbone.keras`."""
     audit: Written[AuditReport]
     utility: Written[AnyUtility]
     backbones: tuple[Path, Path] | None = None
-    """Files of the public start and of the model; None where the start is not at hand."""
+    """Files of the public backbone and of the model; None if the public backbone is unavailable."""
 
     @property
     def signed(self) -> tuple[Written[Any], ...]:
-        """What steps before the report signed, the reservation apart."""
+        """Returns the documents signed by steps before the report, except the reservation."""
         return (self.plan, self.users, self.model, self.audit, self.utility)
 
     @property
     def unnamed(self) -> tuple[Written[Any], ...]:
-        """Of these, what no record of the ledger names by digest, and can be made again."""
+        """Returns signed documents that no ledger record names and that can be rewritten."""
         return (self.audit, self.utility)
 
     def counting(self, reserved: int, reported: int) -> Iterator[tuple[Written[Any], int]]:
-        """Each signed document, with the ledger record at which its key must be trusted.
+        """Yields each signed document with the ledger record at which its key must be trusted.
 
-        A key that was retired between reservation and report still counts for what the ledger
-        names by its digest at reservation, bind or commit. What it does not name could be written
-        later with a retired key, so its key must be trusted when the report is made.
+        A key that was retired between reservation and report is still valid for documents that the
+        ledger names by digest at reservation, bind or commit. Other documents could be written
+        later with a retired key, so their keys must be trusted when the report is made.
 
         Args:
           reserved: record of the reservation.
@@ -77,20 +77,20 @@ class Evidence:
 
     @property
     def config_sha(self) -> str:
-        """Digest of what a reservation binds of the configuration."""
+        """Returns the digest of the configuration sections that a reservation binds."""
         return config_digest(self.config)
 
 
 def write_rounds(lines: Sequence[RoundLine]) -> bytes:
-    """The public round log: one line of canonical JSON per round."""
+    """Returns the public round log: one line of canonical JSON per round."""
     return b"".join(canonical_json(line.model_dump(mode="json")) + b"\n" for line in lines)
 
 
 def read_rounds(path: Path) -> tuple[RoundLine, ...]:
-    """Reads the public round log, whose bytes must be those the trainer gives its content.
+    """Reads the public round log, whose bytes must equal those that the trainer writes.
 
     Raises:
-      ArtifactError: missing, a line is not that of a round, or its bytes say more than its content.
+      ArtifactError: the log is missing, a line is not a round, or its bytes are not canonical.
     """
     try:
         data = path.read_bytes()
@@ -115,7 +115,7 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
     """Reads the documents of a run: plan, reservation, users, model, audit and utility report.
 
     Raises:
-      ArtifactError: one is missing or broken, or the model artifact holds other files.
+      ArtifactError: a document is missing or broken, or the model artifact has other files.
     """
     folder = artifacts.model
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
@@ -130,15 +130,15 @@ def read_evidence(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
 
 
 def gather(config: RunConfig, artifacts: RunArtifacts) -> Evidence:
-    """Reads the documents of a run, and of the folder `model` the files of a model and no other.
+    """Reads the documents of a run, and only the files of a model from the folder `model`.
 
     Raises:
-      ArtifactError: one is missing or broken.
+      ArtifactError: a document is missing or broken.
     """
     model = read(artifacts.model / "model.json", ModelCard)
     backbone = artifacts.model / "backbone.keras"
     files = {name: _digest(artifacts.model / name) for name in sorted(MODEL_FILES)}
-    # Another file than the trainer's is not looked into; the gate says that it is another.
+    # A file that differs from the trainer's is not parsed; the gate reports the difference.
     its_own = files[backbone.name] == model.body.weights_sha
     return Evidence(
         config=config,
@@ -164,7 +164,7 @@ def _digest(path: Path) -> str:
 
 
 def sentence_of(error: Exception) -> str:
-    """An error as a sentence; of one that is not ours only what kind of thing is missing."""
+    """Returns an error as a sentence; for errors of other libraries, only the kind of problem."""
     if isinstance(error, FedEmbError):
         return str(error)
     if isinstance(error, KeyError):

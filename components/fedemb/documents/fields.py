@@ -1,4 +1,4 @@
-"""What the fields of documents may hold: digests, names, counts, estimates; and never free text."""
+"""Field types of documents: digests, names, counts, estimates. Free text is not allowed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fedemb.foundation.document import Part
 Sha = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, or a keyed commitment."""
 Name = Annotated[str, StringConstraints(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""An id, a version, the name of a setting: one short line."""
+"""One short line: an ID, a version, or the name of a setting."""
 Address = Annotated[str, StringConstraints(max_length=8192)]
 Code = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,64}$")]
-"""What words are found by, when they are shown."""
+"""Code from which the displayed text is looked up."""
 
 SubgroupName = Annotated[str, StringConstraints(pattern=r"^[\w .()+/-]{1,64}$")]
-"""A class, as the configuration lists it, or a group of people, as it stands in the data."""
+"""Name of a class as in the configuration, or of a group of users as in the data."""
 Time = Annotated[str, StringConstraints(pattern=r"^[0-9T:.+-]{19,40}$")]
-"""UTC, ISO 8601."""
+"""Time in UTC, ISO 8601."""
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Epsilon = Annotated[float, Field(ge=0)] | None
-"""None: infinite, no guarantee."""
+"""Epsilon, at least 0; None: infinite, no guarantee."""
 Purpose = Literal["release", "simulation"]
 Json = dict[str, Any]
-"""What is compared as a whole with something recomputed."""
+"""JSON object that is compared as a whole with a recomputed one."""
 Rate = Annotated[str, StringConstraints(pattern=r"^[0-9.e-]{1,12}$")]
 """A false accept or false positive rate, as the name of a field."""
 Depth = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,6}$")]
@@ -37,7 +37,7 @@ Point = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class Spread(Part):
-    """Where a number probably lies that stands in another field."""
+    """95 % interval of a number in another field."""
 
     low: float
     high: float
@@ -56,14 +56,14 @@ class Interval(Spread):
 
 
 class Tensor(Part):
-    """Name and shape of one tensor of a model."""
+    """Name and shape of a model tensor."""
 
     name: Name
     shape: list[Count]
 
 
 class PlantedBugs(Part):
-    """What a run of the planted-bug suite found."""
+    """Result of a run of the planted-bug suite."""
 
     passed: Count
     total: Count
@@ -71,7 +71,7 @@ class PlantedBugs(Part):
 
 
 class Guarantee(Part):
-    """(epsilon, delta) of one user and how it was computed; `PrivacyGuarantee.to_json`."""
+    """(epsilon, delta) of one user and its computation; `PrivacyGuarantee.to_json`."""
 
     epsilon: Epsilon
     delta: Delta

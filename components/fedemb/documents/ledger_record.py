@@ -1,8 +1,8 @@
-"""The records of the privacy ledger and its signed heads, as they are written down.
+"""Schemas of the records of the privacy ledger and of its signed heads.
 
-What is in a record depends on its `kind`; who signs which says `ledger.records`. All of them are
-one line of canonical JSON: the ledger in a bundle has a line for each, and a chain of digests goes
-over the bytes.
+The content of a record depends on its `kind`. `ledger.records` defines the signer of each kind.
+Every record is one line of canonical JSON: the ledger in a bundle has one line per record, and a
+chain of digests covers the bytes.
 
 Specification: docs/explanation/ledger.md#rules.
 """
@@ -39,7 +39,7 @@ def _stripped(name: str) -> str:
 
 
 Reason = Annotated[str, StringConstraints(max_length=8192)]
-"""In the owner's words; the only free text that is signed."""
+"""Reason in the policy owner's own text; the only free text that is signed."""
 Blocks = Annotated[list[str], Field(min_length=1), AfterValidator(_different)]
 
 
@@ -50,7 +50,7 @@ class PolicyRecord(Part):
 
 
 class WaiverRecord(Part):
-    """One waivable rule of the gate, for one model."""
+    """Waiver of one gate rule for one model."""
 
     code: Name
     model_sha: Sha
@@ -58,21 +58,21 @@ class WaiverRecord(Part):
 
 
 class KeysRecord(Part):
-    """The next generation of signing keys; `TrustStore.rotated` looks closer."""
+    """Next generation of signing keys; checked in full by `TrustStore.rotated`."""
 
     keys: Annotated[list[Json], Field(min_length=1)]
     reason: Reason
 
 
 class ApproversRecord(Part):
-    """Name -> public key of all who may approve; `TrustStore.with_approvers` looks closer."""
+    """Name -> public key of all approvers; checked in full by `TrustStore.with_approvers`."""
 
     approvers: dict[Annotated[str, AfterValidator(_stripped)], Sha]
     reason: Reason
 
 
 class ReserveRecord(Part):
-    """The charge of an attempt; see `ledger.Ledger.reserve`."""
+    """Charge of an attempt; see `ledger.Ledger.reserve`."""
 
     purpose: Purpose
     blocks: Blocks
@@ -88,7 +88,7 @@ class ReserveRecord(Part):
 
 
 class BindRecord(Part):
-    """What an attempt trains with, and where."""
+    """Inputs and runtime of an attempt."""
 
     reservation: Count
     inputs_sha: Sha
@@ -97,7 +97,7 @@ class BindRecord(Part):
 
 
 class CommitRecord(Part):
-    """The end of an attempt; the round log is signed by the trainer."""
+    """End of an attempt; the trainer signs the round log."""
 
     reservation: Count
     rounds_started: Count
@@ -105,14 +105,14 @@ class CommitRecord(Part):
 
 
 class LookRecord(Part):
-    """A model is about to be measured on evaluation people."""
+    """Evaluation of a model on held-out users, recorded before it starts."""
 
     reservation: Count
     model_sha: Sha
 
 
 class ApprovalRecord(Part):
-    """Somebody named for it approves one report of one model."""
+    """Approval of one report of one model by a named approver."""
 
     reservation: Count
     model_sha: Sha
@@ -120,14 +120,14 @@ class ApprovalRecord(Part):
 
 
 class VoidRecord(Part):
-    """A reservation is given back."""
+    """Refund of a reservation."""
 
     reservation: Count
     reason: Reason
 
 
 class ReleaseRecord(Part):
-    """A bundle was published."""
+    """Publication of a bundle."""
 
     reservation: Count
     model_sha: Sha
@@ -150,11 +150,11 @@ BODIES: dict[str, type[Part]] = {
     "void": VoidRecord,
     "release": ReleaseRecord,
 }
-"""By the kind of the record."""
+"""Kind of record -> type of its content."""
 
 
 class LedgerRecord(Document):
-    """One record."""
+    """One ledger record."""
 
     model_config = ConfigDict(serialize_by_alias=True)
     kind: ClassVar[str] = "ledger_record"
@@ -163,13 +163,13 @@ class LedgerRecord(Document):
     policy_id: Name
     sequence: Count
     previous: Sha
-    """SHA-256 of the bytes of the record before."""
+    """SHA-256 of the bytes of the previous record."""
     act: Annotated[str, Field(alias="kind", pattern="^[a-z]{1,40}$")]
     run_id: Name
-    """Empty for what the policy owner signs."""
+    """Run ID; empty for records that the policy owner signs."""
     attempt: Count
     time: Annotated[str, StringConstraints(pattern=r"^[0-9T:.+-]{0,40}$")]
-    """UTC, for people; the order is that of `sequence` alone."""
+    """Time in UTC, for information; only `sequence` defines the order."""
     actor: Name
     body: Annotated[SerializeAsAny[Part], WithJsonSchema({"type": "object"})]
 
@@ -183,7 +183,7 @@ class LedgerRecord(Document):
 
 
 class LedgerHead(Document):
-    """The digest of a record, signed beside the chain: no later cut goes unseen."""
+    """Signed digest of the newest record, stored outside the chain to detect truncation."""
 
     kind: ClassVar[str] = "ledger_head"
     role: ClassVar[str | None] = "ledger"

@@ -1,7 +1,7 @@
-"""What the trainer found when it looked whether the priced mechanism is the one that ran.
+"""Results of the trainer's check that the priced mechanism is the one that ran.
 
-Of sums and noise only what passed is told: exact figures of them are functions of private data.
-What concerns canaries depends on keys and plan alone, and is told in full.
+For sums and noise, only pass or fail is reported, because exact figures are functions of private
+data. Canary figures depend only on keys and plan, and are reported in full.
 """
 
 from __future__ import annotations
@@ -16,57 +16,58 @@ if TYPE_CHECKING:
     from fedemb.privacy.mechanisms.mechanism import MechanismPlan
 
 SIGMAS = 6.0
-"""Standard deviations an honest run may be off: 2e-9 of a false alarm each."""
+"""Tolerance in standard deviations: a false alarm has probability 2e-9 per estimate."""
 REPLAYED = 2
-"""Rounds that are run again."""
+"""Number of rounds that are run again."""
 
 
 class Receipts(Part):
-    """Each round's output holds its noise, drawn again from key and tag, once and in full."""
+    """Check that each round's output contains its full noise once, redrawn from key and tag."""
 
     rounds: Count
     failed: Count
-    """Rounds whose output does not hold its noise with slope 1."""
+    """Number of rounds whose output does not contain its noise with slope 1."""
     together: bool
-    """Whether the slope over all rounds is 1, as sharply as it can be measured."""
+    """Whether the slope over all rounds is 1 within measurement precision."""
 
 
 class Fold(Part):
-    """The committed means through the server's step again give the released weights."""
+    """Check that the server step on the committed means gives the released weights again."""
 
     rounds: Count
     same: bool
-    """To the bit."""
+    """Whether both are equal, bit for bit."""
 
 
 class Replay(Part):
-    """Rounds, chosen by key, run again with one real user removed.
+    """Rounds, chosen by key, that were run again with one real user removed.
 
-    Their outputs must be sum and noise to the last digit.
+    Their outputs must equal sum plus noise to the last digit.
     """
 
     rounds: Count
     failed: list[Code]
-    """What was not as it must be."""
+    """Codes of failed checks."""
 
 
 class Witness(Part):
-    """Canaries that went through a mechanism of their own, built from the plan as the real one."""
+    """Canaries in a separate mechanism that is built from the plan like the real one."""
 
     rounds: Count
     coordinates: Count
     canaries: Count
     contributions: Count
-    """Clipped vectors in all rounds."""
+    """Number of clipped vectors in all rounds."""
     noise_multiplier: float
-    """Standard deviation of what came out beside the canaries' own directions / clip."""
+    """Standard deviation of the output outside the canaries' directions, divided by the clip."""
     contribution: float
-    """Mean length of a canary's vector in the noised sum / clip; each was longer than the clip."""
+    """Mean length of a canary's vector in the noised sum, divided by the clip. Each vector was
+    longer than the clip before clipping."""
     sampling_probability: float | None
-    """Share of canaries that took part, where each has a coin of its own."""
+    """Share of canaries that took part, if each has a separate coin."""
 
     def bounds(self, plan: MechanismPlan) -> dict[str, tuple[float, float, float]]:
-        """Of each estimate: what was found, what the plan says, and how far it may be off."""
+        """Returns for each estimate: measured value, value of the plan, and tolerance."""
         free = max(1, self.rounds * self.coordinates - self.contributions)
         sigma = plan.noise_multiplier
         found = {
@@ -91,7 +92,7 @@ class Witness(Part):
         return found
 
     def off(self, plan: MechanismPlan) -> tuple[str, ...]:
-        """Estimates that do not fit the plan; NaN fits nothing."""
+        """Returns the estimates that differ from the plan; NaN always differs."""
         return tuple(
             name
             for name, (found, wanted, tolerance) in self.bounds(plan).items()
@@ -100,9 +101,9 @@ class Witness(Part):
 
 
 class LowerBounds(Part):
-    """Bounds on epsilon from below at 95 %, from canaries put in and left out by key.
+    """Lower bounds on epsilon at 95 %, from canaries included or excluded by key.
 
-    For the reader; nothing is allowed or denied by them.
+    For information only; the gate does not use them.
     """
 
     included: Count
@@ -114,15 +115,15 @@ class LowerBounds(Part):
 
 
 class Independence(Part):
-    """Noise and coins of rounds, quantities, units, runs and keys, compared with each other."""
+    """Comparison of noise and coins between rounds, quantities, units, runs and keys."""
 
     rounds: Count
-    """Rounds whose noise was compared."""
+    """Number of rounds whose noise was compared."""
     failed: list[Code]
-    """Checks that did not hold: see docs/privacy/audit.md#independence."""
+    """Failed checks; see docs/privacy/audit.md#independence."""
 
     def problem(self, rounds: int) -> str | None:
-        """Why a run of so many rounds has no independent noise and coins; None: it has."""
+        """Returns why noise and coins of `rounds` rounds are not independent; None: they are."""
         if self.rounds == rounds and not self.failed:
             return None
         return (
@@ -132,17 +133,17 @@ class Independence(Part):
 
 
 class MechanismAudit(Part):
-    """Evidence that what was priced is what ran."""
+    """Evidence that the priced mechanism is the one that ran."""
 
     receipts: Receipts
     fold: Fold
     replay: Replay
     witness: Witness | None
-    """None: the mechanism's rounds share their noise."""
+    """Canary results; None: the mechanism's rounds share their noise."""
     lower_bounds: LowerBounds | None
 
     def failed(self, plan: MechanismPlan) -> dict[str, str]:
-        """What did not hold for a run of this plan, by its code, in words."""
+        """Returns code -> description of each check that failed for a run of this plan."""
         receipts, fold, replay = self.receipts, self.fold, self.replay
         wrong: dict[str, str] = {}
         if receipts.rounds != plan.rounds or receipts.failed or not receipts.together:

@@ -1,4 +1,4 @@
-"""The model card of the trainer, the public start before it, and the public lines of its rounds."""
+"""Model card of the trainer, card of the public backbone, and public lines of the rounds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedemb.foundation.document import Document, Part, Since
 
 
 class PublicTraining(Part):
-    """A training on public images that was tried."""
+    """Result of one training on public images."""
 
     epochs: Count
     recall: float
-    """At a false accept rate of 1 in 100, of public classes that did not train."""
+    """Recall at a false accept rate of 0.01, on held-out public classes."""
 
 
 class Pretrained(Document):
@@ -26,7 +26,7 @@ class Pretrained(Document):
 
     pretraining_kind: Name
     weights_sha: Sha
-    """Of `backbone.keras`."""
+    """SHA-256 of `backbone.keras`."""
     model: Json
     """`ModelConfig`."""
     images: Count
@@ -34,7 +34,8 @@ class Pretrained(Document):
     final_loss: float | None
     seed: int
     trainings: Annotated[list[PublicTraining], Since(2, before=[])]
-    """With `pretraining.doublings`, in order; the one of the highest recall was kept."""
+    """Trainings with `pretraining.doublings`, in order; the one with the highest recall was
+    kept."""
 
 
 class ModelCard(Document):
@@ -53,53 +54,53 @@ class ModelCard(Document):
     initial_weights_sha: Sha
     weights_sha: Sha
     key_injected: bool
-    """Whether coins and noise may have come from a key that was handed in."""
+    """Whether coins and noise may come from a key passed by the caller."""
     rounds_run: Count
     backbone: Name
     embedding_dim: Count
     tensors: list[Tensor]
     mechanism_audit: Annotated[MechanismAudit | None, Since(2, before=None)]
-    """None: there was no noise to look for, or the trainer did not look yet."""
+    """Audit of the mechanism; None: the run has no noise, or the trainer has not audited it yet."""
     independence: Annotated[Independence | None, Since(3, before=None)]
-    """None as above, or the trainer is older and did not compare."""
+    """Comparison of noise and coins; None: as above, or an older trainer did not compare them."""
 
 
 class Average(Part):
-    """Another average of the weights than the released one."""
+    """Average of the weights other than the released one."""
 
     decay: Share
     weights_sha: Sha
-    """Of its `.keras` file."""
+    """SHA-256 of the weights in its `.keras` file."""
 
 
 class Averages(Document):
-    """`averages.json`, written by train_dp_sgd: in a folder of its own, as nobody releases them."""
+    """`averages.json`, written by train_dp_sgd in a separate folder, because it is not released."""
 
     kind: ClassVar[str] = "averages"
     role: ClassVar[str | None] = "trainer"
 
     run_id: Name
     model_sha: Sha
-    """Weights of the released model, which the same training made."""
+    """SHA-256 of the weights of the released model from the same training."""
     others: list[Average]
-    """As `training.server.other_ema_decays` lists them; `average_file` names their files."""
+    """Averages in the order of `training.server.other_ema_decays`; see `average_file` for names."""
 
 
 def average_file(number: int) -> str:
-    """Name of the file of an average beside `averages.json`; the released one would be number 0."""
+    """Returns the file name of an average next to `averages.json`, counted from 1."""
     return f"average-{number}.keras"
 
 
 class RoundLine(Part):
-    """The public line of a round in `rounds.jsonl`."""
+    """Public line of a round in `rounds.jsonl`."""
 
     round: Count
     clients_planned: float
-    """Public constant the sum was divided by."""
+    """Public constant by which the sum was divided."""
     output_sha: Sha
     """Digest of the noised output."""
     event: Json | None
-    """None: the mechanism tracks participation and is priced as a whole."""
+    """Privacy event; None: the mechanism tracks participation and is priced as a whole."""
 
 
 class RoundHead(Document):
@@ -112,4 +113,4 @@ class RoundHead(Document):
     mechanism_state: Json
     """`Mechanism.state_to_json()` after the round."""
     mean_sha: Sha
-    """Of the bytes after the head: the noised mean, or none."""
+    """SHA-256 of the bytes after the head: the noised mean, or no bytes."""

@@ -1,11 +1,11 @@
-"""What is inside a saved Keras model, read without TensorFlow: names and shapes of all tensors.
+"""Reads the tensor names and shapes of a saved Keras model without TensorFlow.
 
-A `.keras` file is a zip of `config.json`, `metadata.json` and `model.weights.h5`. Whatever else it
-holds, and every tensor beyond the backbone's, must not leave the private side: a head knows its
-virtual client, optimizer slots know the last updates.
+A `.keras` file is a zip of `config.json`, `metadata.json` and `model.weights.h5`. Other members,
+and tensors that the backbone does not have, must not leave the private side: a head reveals its
+virtual client, and optimizer slots reveal the last updates.
 
-A file may say it is far larger than it is (a zip that unfolds, a tensor without its numbers), so it
-is looked into by another process, which has `MEMORY` and `SECONDS` and no more, and never unfolds.
+A file can claim to be far larger than it is (a zip bomb, a tensor without stored numbers). So a
+separate process, limited to `MEMORY` and `SECONDS`, inspects it and never decompresses.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from fedemb.errors import ArtifactError
 from fedemb.foundation.canonical_json import strict_json
 
 MEMORY = 4 << 30
-"""Bytes of address space for the look inside; the weights themselves are never read."""
+"""Maximum bytes of address space for the inspection."""
 SECONDS = 60
-"""Of processor time."""
+"""Maximum seconds of processor time for the inspection."""
 _REFUSED = 3
-"""Exit code for a file that is not a backbone; a process that was cut off has any other."""
+"""Exit code for a file that is not a backbone; a killed process has another code."""
 _FINITE = "--finite"
-"""Asks `main` for a tensor that is not finite."""
+"""Argument of `main` that requests a search for a tensor that is not finite."""
 _PLAIN_LAYOUTS = (0, 1)
-"""Of HDF5: compact and contiguous, not chunked and not virtual."""
+"""Accepted HDF5 layouts: compact and contiguous, not chunked or virtual."""
 _MEMBERS = {"config.json", "metadata.json", "model.weights.h5"}
 _STANDARDISING = (b'"fedemb>StandardizedConv2D"', b'"fedemb>GainConv2D"')
-"""Layers that are stored with other kernels than they compute with; a model holds the latter."""
+"""Layers whose stored kernels differ from those they compute with; a model stores the latter."""
 _LIST = 64
-"""Numbers in one list of a layer's settings: shapes, strides, axes; more would be a tensor."""
+"""Maximum numbers in a list of layer settings (shapes, strides, axes); more would be a tensor."""
 _TEXT = 1024
-"""Characters in one setting; more would be code or data."""
+"""Maximum characters in one setting; more would be code or data."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file, told from others by its bytes alone."""
+    """File that is identified only by its bytes."""
 
     sha: str
     path: Path = field(compare=False)
@@ -59,23 +59,23 @@ def stored_tensors(path: Path, sha: str) -> tuple[Tensor, ...]:
 
     Args:
       path: the file.
-      sha: digest of its bytes, under which the answer is remembered.
+      sha: digest of the file's bytes, used as the cache key.
 
     Returns:
-      Their paths inside the weights file and their shapes, sorted by name.
+      Tensor paths inside the weights file and their shapes, sorted by name.
 
     Raises:
-      ArtifactError: not such a file, other members inside, an optimizer or compiled state, layers
-        that carry code or numbers in their settings, or a file that takes too much to look into.
+      ArtifactError: the file is not a `.keras` file, has other members, an optimizer or compiled
+        state, has layers with code or numbers in their settings, or exceeds the resource limits.
     """
     return tuple(Tensor.model_validate(tensor) for tensor in _looked_into(_File(sha, path)))
 
 
 def computes_otherwise(start: Path) -> bool:
-    """Whether a start's convolutions standardise their weights, which the model then holds.
+    """Returns whether a backbone has weight-standardised convolutions, whose stored kernels differ.
 
     Raises:
-      ArtifactError: not a `.keras` file.
+      ArtifactError: the file is not a `.keras` file.
     """
     try:
         with zipfile.ZipFile(start) as archive:
@@ -90,30 +90,30 @@ def computes_otherwise(start: Path) -> bool:
 def stored_move(
     start: Path, released: Path, share: float, shas: tuple[str, str]
 ) -> tuple[float, int]:
-    """How far a model lies from a share of its start, by the tensors that changed.
+    """Returns the distance of a model from its scaled public backbone, over the changed tensors.
 
     Args:
-      start: `.keras` file of the start.
+      start: `.keras` file of the public backbone.
       released: `.keras` file of the model.
-      share: that the start is multiplied with.
-      shas: digests of both files, under which the answer is remembered.
+      share: factor by which the public backbone is multiplied.
+      shas: digests of both files, used as the cache key.
 
     Returns:
-      The distance, and how many numbers those tensors hold.
+      The distance, and the number of values in the changed tensors.
 
     Raises:
-      ArtifactError: the files hold other tensors than each other, or as `stored_tensors`.
+      ArtifactError: the files have different tensors, or as `stored_tensors`.
     """
     found = _looked_into(_File(shas[1], released), _File(shas[0], start), share)
     return float(found[0]), int(found[1])
 
 
 def first_not_finite(path: Path, sha: str) -> str | None:
-    """Names a tensor of a `.keras` file that holds NaN or infinity; None: all weights are finite.
+    """Returns the name of a tensor with NaN or infinity; None: all weights are finite.
 
     Args:
-      path: the file.
-      sha: digest of its bytes, under which the answer is remembered.
+      path: the `.keras` file.
+      sha: digest of the file's bytes, used as the cache key.
 
     Raises:
       ArtifactError: as `stored_tensors`.
@@ -125,7 +125,7 @@ def first_not_finite(path: Path, sha: str) -> str | None:
 def _looked_into(
     file: _File, start: _File | None = None, share: float = 1.0, finite: bool = False
 ) -> Any:
-    """What `main` prints of a file, in a process of limited memory and time."""
+    """Returns the output of `main` for a file, run in a process of limited memory and time."""
     path, further = file.path, [] if start is None else [str(start.path.absolute()), repr(share)]
     further += [_FINITE] if finite else []
     command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), *further]
@@ -147,9 +147,9 @@ def _looked_into(
 
 
 def main(path: Path, start: str = "", share: str = "1") -> int:
-    """Prints the tensors of a file as JSON, how far it moved, or the first tensor not finite.
+    """Prints the tensors of a file as JSON, its distance, or the first tensor that is not finite.
 
-    The exit code says whether it is the answer or what is wrong with the file.
+    The exit code tells whether the output is the answer or the fault of the file.
     """
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
@@ -238,7 +238,7 @@ def _not_finite(path: Path) -> str | None:
 
 
 def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
-    """A member as it lies in the file: Keras packs nothing, and what is packed could unfold."""
+    """Returns a stored member; refuses compressed ones, which Keras never writes (zip bombs)."""
     names = archive.namelist()
     if sorted(names) != sorted(_MEMBERS):
         odd = sorted(set(names) ^ _MEMBERS) or ["a member twice"]
@@ -256,7 +256,7 @@ def _member(archive: zipfile.ZipFile, path: Path, name: str) -> bytes:
 
 
 def _require_plain(item: Any, path: Path) -> None:
-    """A tensor's numbers lie in the file, all of them, as they are."""
+    """Refuses a tensor whose numbers are not all stored in the file, uncompressed."""
     layout = item.id.get_create_plist().get_layout()
     plain = layout in _PLAIN_LAYOUTS and not item.external
     if not plain or item.id.get_storage_size() != item.size * item.dtype.itemsize:
@@ -267,7 +267,7 @@ def _require_plain(item: Any, path: Path) -> None:
 
 
 def _setting_problem(value: Any) -> str | None:
-    """Whether the settings of the layers hold what only tensors or code may hold."""
+    """Returns the problem if layer settings contain tensors or code, else None."""
     if isinstance(value, str):
         return f"holds a text of {len(value)} characters" if len(value) > _TEXT else None
     if isinstance(value, dict):
@@ -291,17 +291,17 @@ def _numbers(value: Any) -> int:
 
 
 def tensor_problem(stored: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
-    """Compares what a file holds with the backbone's own tensors.
+    """Compares the tensors of a file with those of the backbone.
 
-    The weights file has its own names, so shapes are compared, each as often as it occurs; words
-    that no backbone tensor may carry are searched in the names.
+    The weights file uses other names, so shapes are compared, with their counts. Names are searched
+    for words that no backbone tensor may contain.
 
     Args:
       stored: result of `stored_tensors`.
       expected: the backbone's variables.
 
     Returns:
-      What is wrong, or None.
+      A description of the problem, or None.
     """
     for tensor in stored:
         words = tensor.name.lower().split("/")

@@ -1,4 +1,4 @@
-"""The privacy plan: the mechanism and its price, before anything runs."""
+"""Privacy plan: the mechanism and its price, computed before a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedemb.foundation.runtime_env import Backend
 
 
 class Projected(Part):
-    """What the same plan would cost in another population: no guarantee; `Projection.to_json`."""
+    """Cost of the plan for another number of users, not a guarantee; `Projection.to_json`."""
 
     simulated_at: Count
     population: Count
@@ -34,7 +34,7 @@ class Projected(Part):
 
 
 class PrivacyPlan(Document):
-    """Written by plan_privacy; read through `plan_document`, which compares it with the config."""
+    """Written by plan_privacy; read with `plan_document`, which compares it with the config."""
 
     kind: ClassVar[str] = "privacy_plan"
     newest: ClassVar[int] = 2
@@ -54,7 +54,7 @@ class PrivacyPlan(Document):
     comparisons: list[Comparison]
     users_lower_bound: Count
     curve: list[Point]
-    """(delta, epsilon)."""
+    """Pairs of (delta, epsilon)."""
     projections: list[Projected]
     warnings: list[
         Literal[

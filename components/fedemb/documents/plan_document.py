@@ -1,7 +1,7 @@
-"""Reading a privacy plan without trusting it: the mechanism is compared with the configuration.
+"""Reads a privacy plan without trusting it: the mechanism is compared with the configuration.
 
-Reserve, account, gate and release all start here; none of them takes an event, a relation or an
-epsilon from the document.
+The steps reserve, account, gate and release use this module. None of them uses an event, a relation
+or an epsilon from the document.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def read_plan(path: Path, config: RunConfig) -> tuple[MechanismPlan, Written[Pri
       The mechanism plan, and the document.
 
     Raises:
-      ArtifactError: not a plan that can be read.
-      PlanMismatch: the plan is that of another configuration.
+      ArtifactError: the plan cannot be read.
+      PlanMismatch: the plan belongs to another configuration.
     """
     document = read(path, PrivacyPlan)
     return check_plan(document.body, config), document
@@ -43,8 +43,8 @@ def check_plan(document: PrivacyPlan, config: RunConfig) -> MechanismPlan:
       config: configuration of the run, as it was written.
 
     Raises:
-      ArtifactError: its mechanism is not one of this version.
-      PlanMismatch: the plan is that of another configuration.
+      ArtifactError: the mechanism is not supported by this version.
+      PlanMismatch: the plan belongs to another configuration.
     """
     if document.config_sha != config_digest(config):
         raise PlanMismatch(

@@ -1,7 +1,7 @@
-"""The privacy report: what is guaranteed, what it cost, and what it rests on.
+"""Privacy report: the guarantee, its cost, and its evidence.
 
-It is built by `reports.privacy_report` and compared as a whole with one built again. Words are
-shown by code; `reports.privacy_report_words` has them.
+`reports.privacy_report` builds the report, and it is compared as a whole with a rebuilt one. Text
+is displayed by code; `reports.privacy_report_words` contains the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedemb.foundation.runtime_env import Backend
 
 
 class Recurring(Part):
-    """Where this run stands among those of its policy."""
+    """Position of this run among the runs of its policy."""
 
     policy_id: Name
     run_index: Count
@@ -44,7 +44,7 @@ class Recurring(Part):
 
 
 class Setting(Part):
-    """Who is trusted, and what is published."""
+    """Trust model, and published outputs."""
 
     model: Literal["central"]
     trust: list[Code]
@@ -53,18 +53,18 @@ class Setting(Part):
 
 
 class Unit(Part):
-    """Who is protected."""
+    """Unit that is protected."""
 
     unit: Literal["user", "image"]
     multi_owner: Literal["not_covered"]
     population_lower_bound: Count
     exclusions: list[Code]
     held_out_share: Annotated[Share | None, Since(2, before=None)]
-    """Expected share of the users held out for evaluation; None: those with named values."""
+    """Expected share of held-out users; None: users with the configured values are held out."""
 
 
 class Adjacency(Part):
-    """What two neighbouring data sets differ by."""
+    """Difference between two neighbouring data sets."""
 
     relation: Literal["add_or_remove_one_user", "add_or_remove_one_image"]
     accounting_relation: Name
@@ -72,7 +72,7 @@ class Adjacency(Part):
 
 
 class Clip(Part):
-    """How much of one contribution counts."""
+    """Clipping of one contribution."""
 
     kind: Literal["global_l2_per_virtual_client", "global_l2_per_unit", "global_l2_per_image"]
     l2_norm_clip: float
@@ -80,7 +80,7 @@ class Clip(Part):
 
 
 class Noise(Part):
-    """What was added, and from where."""
+    """Noise that was added, and its source."""
 
     family: Literal["gaussian", "none"]
     generator: Literal["chacha20_box_muller_float64"]
@@ -90,14 +90,14 @@ class Noise(Part):
 
 
 class Normaliser(Part):
-    """What the sum was divided by."""
+    """Divisor of the sum."""
 
     rule: Literal["public_constant"]
     value: float
 
 
 class Matrix(Part):
-    """Of mechanisms that track participation."""
+    """Matrix of mechanisms that track participation."""
 
     sensitivity: float | None
     min_separation: Count | None
@@ -107,7 +107,7 @@ class Matrix(Part):
 
 
 class MechanismFacts(Part):
-    """What ran."""
+    """Facts about the mechanism that ran."""
 
     name: Code
     plan_sha: Sha
@@ -126,7 +126,7 @@ class MechanismFacts(Part):
 
 
 class Accounting(Part):
-    """What it costs, by every reading."""
+    """Cost of the run by every accounting method."""
 
     library: Name
     version: Name
@@ -144,7 +144,7 @@ class Accounting(Part):
 
 
 class BlockSpent(Part):
-    """What one user block has spent."""
+    """Budget spent by one user block."""
 
     block: Name
     epsilon: Epsilon
@@ -152,7 +152,7 @@ class BlockSpent(Part):
 
 
 class Filter(Part):
-    """How runs compose."""
+    """Composition of runs."""
 
     kind: Name
     order: float | None
@@ -160,7 +160,7 @@ class Filter(Part):
 
 
 class Cumulative(Part):
-    """What all runs of the policy cost together, as of a ledger record."""
+    """Cumulative cost of all runs of the policy, as of a ledger record."""
 
     policy_id: Name
     blocks: list[BlockSpent]
@@ -174,24 +174,24 @@ class Cumulative(Part):
 
 
 class Tuning(Part):
-    """How hyperparameters were chosen, as declared; the method stands in the configuration."""
+    """Declared choice of hyperparameters; the method is in the configuration."""
 
     data: Code
     trials: Count
     other_runs_before: Count
     simulations_before: Annotated[Count, Since(2, before=0)]
-    """Simulations on the same users before this run, which paid nothing."""
+    """Number of simulations on the same users before this run, which were not charged."""
 
 
 class EvaluationData(Part):
-    """Whom the utility figures are about."""
+    """Users that the utility figures describe."""
 
     data: Literal["held_out_users"]
     charged: Literal[False]
 
 
 class Start(Part):
-    """Where training began; licence and provenance stand in the configuration."""
+    """Public backbone of the training; licence and provenance are in the configuration."""
 
     kind: Code
     initial_weights_sha: Sha
@@ -199,7 +199,7 @@ class Start(Part):
 
 
 class Audited(Part):
-    """From the audit report."""
+    """Fields from the audit report."""
 
     level: Name
     attack: Name
@@ -214,7 +214,7 @@ class Audited(Part):
 
 
 class Useful(Part):
-    """From the utility report."""
+    """Fields from the utility report."""
 
     model_sha: Sha
     recall_at_far: dict[str, Recall]
@@ -222,14 +222,14 @@ class Useful(Part):
 
 
 class UsefulClassifier(Part):
-    """The same, of a classifier."""
+    """Fields from the utility report of a classifier."""
 
     model_sha: Sha
     top_1: Interval | None
 
 
 class Waived(Part):
-    """A waiver in the ledger; its reason stands there, signed by the policy owner."""
+    """Waiver in the ledger; its reason is in the ledger record, signed by the policy owner."""
 
     code: Code
     model_sha: Sha
@@ -237,7 +237,7 @@ class Waived(Part):
 
 
 class Provenance(Part):
-    """Digests of everything it rests on."""
+    """Digests of all evidence of the report."""
 
     config_sha: Sha
     code_sha: Sha
@@ -254,15 +254,15 @@ class Provenance(Part):
 
 
 class ReleaseTerms(Part):
-    """On what terms the model goes out, as the configuration has them."""
+    """Release terms from the configuration."""
 
     licence_sha: Sha
-    """SHA-256 of its licence, as the page shows it: no document has room for free text."""
+    """SHA-256 of the licence as shown on the page, because documents have no free text."""
     min_gain_over_public: float | None
-    """None: no floor."""
+    """Floor of the gain; None: no floor."""
     no_worse_than: Literal["previous_release"] | None
     name: Annotated[Name | None, Since(5, before=None)]
-    """Under which it is published: approvers sign the report, and with it name and version."""
+    """Name of the release. Approvers sign the report, and with it name and version."""
     version: Annotated[Name | None, Since(5, before=None)]
 
 

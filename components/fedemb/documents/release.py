@@ -1,4 +1,4 @@
-"""A release: the manifest of its bundle, the marker that publishes it, the result of the step."""
+"""Release: the manifest of its bundle, the marker that publishes it, the result of the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedemb.foundation.document import Document, Since
 
 
 class BundleManifest(Document):
-    """`manifest.json`: every file of a bundle by its digest, but those that sign it."""
+    """`manifest.json`: digest of every file of a bundle, except the signature files."""
 
     kind: ClassVar[str] = "bundle"
     newest: ClassVar[int] = 2
@@ -19,11 +19,11 @@ class BundleManifest(Document):
     version: Name
     files: dict[Name, Sha]
     sizes: Annotated[dict[Name, Count] | None, Since(2, before=None)]
-    """Bytes of each of the same files: no reader reads more of one."""
+    """File name -> size in bytes; readers read at most this number of bytes."""
 
 
 class ReleaseMarker(Document):
-    """`<name>/<version>.json` in the store of releases; created exclusively, it publishes."""
+    """`<name>/<version>.json` in the release store; its exclusive creation is the publication."""
 
     kind: ClassVar[str] = "release_marker"
     role: ClassVar[str | None] = "release"
@@ -31,17 +31,17 @@ class ReleaseMarker(Document):
     name: Name
     version: Name
     tree: Name
-    """Where the bundle lies in the same store."""
+    """Location of the bundle in the same store."""
     run_id: Name
     attempt: Count
     model_sha: Sha
     report_sha: Sha
     bundle_sha: Sha
-    """Of `manifest.json`."""
+    """SHA-256 of `manifest.json`."""
 
 
 class ReleaseResult(Document):
-    """What release_model hands to the pipeline; all None in a simulation."""
+    """Output of release_model to the pipeline; all fields are None in a simulation."""
 
     kind: ClassVar[str] = "release"
 

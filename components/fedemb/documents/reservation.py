@@ -1,4 +1,4 @@
-"""The reservation as a document: what the ledger charged, for the other steps to carry."""
+"""Reservation document: the charge in the ledger, passed to the other steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedemb.foundation.document import Document
 
 
 class ReservationDocument(Document):
-    """Written by reserve_budget, of a ledger record; see `ledger.reservation`."""
+    """Written by reserve_budget from a ledger record; see `ledger.reservation`."""
 
     kind: ClassVar[str] = "reservation"
     role: ClassVar[str | None] = "ledger"
@@ -18,11 +18,11 @@ class ReservationDocument(Document):
     run_id: Name
     attempt: Count
     sequence: Count
-    """Number of its ledger record."""
+    """Number of the ledger record."""
     record_sha: Sha
     purpose: Purpose
     blocks: list[Name]
-    """Whose users may be read; those requested that are not full."""
+    """Blocks whose users may be read: the requested blocks with remaining budget."""
     blocks_requested: list[Name]
     event: Json
     relation: Name

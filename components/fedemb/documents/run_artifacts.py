@@ -1,4 +1,4 @@
-"""Where the artifacts of one run lie, by name."""
+"""Paths of the artifacts of one run, by name."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ DESCRIPTIONS = {
     "verdict": "Whether the release is allowed, and by which rules not; signed.",
     "verdict_page": "Every rule of the gate with value, threshold and outcome, in Markdown.",
 }
-"""What each artifact is."""
+"""Name -> description of each artifact."""
 
 
 class RunArtifacts:
     """Paths of artifacts by the names that the steps give them: `artifacts.privacy_plan`.
 
     A name is that of an input or output in the signature of a step's component. Documents and pages
-    are files; `model` and `pretrained` are folders. Users and everything else Raw is not among
-    them: it lies below the private root, see `StepContext.private`.
+    are files; `model` and `pretrained` are folders. Users and other Raw artifacts are not included:
+    they are stored below the private root, see `StepContext.private`.
 
     Raises:
-      ArtifactError: on a name that was not given.
+      ArtifactError: a requested name was not passed.
     """
 
     def __init__(self, **paths: Path) -> None:

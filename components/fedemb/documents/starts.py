@@ -1,4 +1,4 @@
-"""What could be had without private data, and how much better than the best of it a model is."""
+"""Baselines that need no private data, and the gain of a model over the best baseline."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from fedemb.documents.fields import Interval
 
 
 def starts_of(config: RunConfig) -> tuple[str, ...]:
-    """What the model of a run is measured against: fields of its utility report.
+    """Returns the baselines of a run's model, as field names of its utility report.
 
-    The public start that private training changes; the frozen features under a projection, which
-    starts as a random map of them; an untrained net, where the start is pretrained here (an
-    imported one has the layers of its file, whatever its name says); the pixels themselves; the
-    most frequent class, for a classifier.
+    The baselines are:
+
+    - the public backbone that private training changes;
+    - the frozen features under a projection, which starts as a random map of them;
+    - an untrained network, if the backbone is pretrained in this run (an imported one has the
+      layers of its file, whatever the backbone name);
+    - the raw pixels;
+    - the most frequent class, for a classifier.
     """
     embeds = config.task == "embedding"
     others = {
@@ -28,27 +32,27 @@ def starts_of(config: RunConfig) -> tuple[str, ...]:
 
 
 class OverStarts(ABC):
-    """Of both reports of utility: the gain is over the best start, and paired with that one."""
+    """Base of both utility reports: the paired gain over the best baseline."""
 
     starts: ClassVar[tuple[str, ...]]
-    """Fields of what needs no private data; of equals the first counts."""
+    """Fields of the baselines that need no private data; the first wins a tie."""
 
     @abstractmethod
     def headline(self, name: str = "model") -> Interval | None:
-        """The figure that is named first, of this model or one it is compared with."""
+        """Returns the headline figure of this model or of a compared model."""
 
     @abstractmethod
     def difference(self, name: str) -> Interval | None:
-        """That figure of this model minus another's, paired."""
+        """Returns the paired difference in the headline figure: this model minus another."""
 
     @property
     def measured_starts(self) -> dict[str, Interval]:
-        """The headline figure of each start that was measured."""
+        """Returns the headline figure of each measured baseline."""
         return {name: found for name in self.starts if (found := self.headline(name))}
 
     @property
     def best_start(self) -> str | None:
-        """The start with the highest figure; None: the public one was not measured."""
+        """Returns the baseline with the highest figure; None: the public one was not measured."""
         found = self.measured_starts
         if "public_backbone" not in found:
             return None
@@ -56,5 +60,5 @@ class OverStarts(ABC):
 
     @property
     def gain(self) -> Interval | None:
-        """What private training was good for: the model minus the best start, paired."""
+        """Returns the gain of private training: the model minus the best baseline, paired."""
         return self.difference(self.best_start) if self.best_start else None

@@ -1,4 +1,4 @@
-"""The users manifest: public constants of a partition and keyed commitments to it, no count."""
+"""Users manifest: public constants of a partition and keyed commitments to it, without counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedemb.foundation.document import Document, Part
 
 
 class Commitments(Part):
-    """Keyed commitments to what partition_users wrote."""
+    """Keyed commitments to the output of partition_users."""
 
     users: Sha
     evaluation: Sha
@@ -24,7 +24,7 @@ class UsersManifest(Document):
     run_id: Name
     config_sha: Sha
     reservation_sha: Sha
-    """Of the reservation document."""
+    """SHA-256 of the reservation document."""
     virtual_clients: Count
     groupings: Count
     blocks: list[Name]

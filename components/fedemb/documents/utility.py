@@ -1,4 +1,4 @@
-"""The utility report: exact figures on people who never trained and whom no guarantee covers."""
+"""Utility report: exact figures on held-out users, whom no guarantee covers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SpaceId = Annotated[str, StringConstraints(pattern=r"^es-[0-9a-f]{20}$")]
 
 
 def embedding_space_id(weights_sha: str, model: ModelConfig) -> str:
-    """Names the space an embedding lives in: store it beside every embedding.
+    """Returns the ID of the embedding space. Store it with every embedding.
 
-    Two embeddings are comparable only if their ids are equal.
+    Two embeddings are comparable only if their IDs are equal.
     """
-    # A setting that is added later, at its default, must not give models that exist another name.
+    # A setting added later, at its default, must not change the ID of existing models.
     settings = model.model_dump(mode="json", exclude_defaults=True)
     return "es-" + json_digest({"weights_sha": weights_sha, "model": settings})[:20]
 
 
 def rate_name(rate: float) -> str:
-    """The name of a false accept rate in reports: `0.001`."""
+    """Returns the name of a false accept rate in reports: `0.001`."""
     return f"{rate:g}"
 
 
@@ -38,7 +38,7 @@ class Recall(Interval):
 
 
 class Retrieved(Part):
-    """Every image asks all the others."""
+    """Retrieval with each image as a query against all others."""
 
     recall_at: dict[Depth, Interval]
     mean_average_precision: Interval
@@ -47,14 +47,14 @@ class Retrieved(Part):
 
 
 class Figures(Part):
-    """One model, or one model's queries against another's gallery."""
+    """Figures of one model, or of one model's queries against another model's gallery."""
 
     recall_at_far: dict[Rate, Recall]
     retrieval: Retrieved
 
 
 class Roc(Part):
-    """One list per axis, of one length."""
+    """ROC curve: one list per axis, all of the same length."""
 
     far: list[float]
     recall: list[float]
@@ -62,14 +62,14 @@ class Roc(Part):
 
 
 class Compared(Figures):
-    """Another model on the same people, and this model minus that one, paired."""
+    """Another model on the same users, and the paired difference (this model minus it)."""
 
     roc: Roc
     difference: dict[Rate, Interval]
 
 
 class Evaluated(Part):
-    """How much was measured."""
+    """Size of the evaluation."""
 
     images: Count
     identities: Count
@@ -78,7 +78,7 @@ class Evaluated(Part):
 
 
 class Subgroup(Part):
-    """People of one subgroup, at a threshold of their own and at the common one."""
+    """Users of one subgroup, at the subgroup's threshold and at the common threshold."""
 
     name: SubgroupName
     images: Count
@@ -89,7 +89,7 @@ class Subgroup(Part):
 
 
 class Subgroups(Part):
-    """Worst served first; those too small to be measured are counted."""
+    """Subgroups, lowest figure first; those too small to be measured are only counted."""
 
     measured: list[Subgroup]
     too_small: Count
@@ -103,21 +103,21 @@ class Previous(Part):
     old: Figures | None
     new_against_old: Figures | None
     change: dict[Rate, Interval] | None
-    """New against new, minus old against old. All None: the models are not comparable."""
+    """New against new, minus old against old. All fields None: the models are not comparable."""
 
     @property
     def comparable(self) -> bool:
-        """Whether the old model takes the same images and gives embeddings of the same length."""
+        """Returns whether both models take the same images and have the same embedding length."""
         return self.old is not None
 
 
 class Bootstrap(Part):
-    """How intervals were drawn."""
+    """Settings of the bootstrap intervals."""
 
     samples: Count
     unit: Literal["user", "class"]
     groups: Count | None
-    """Subgroups that were drawn before the units inside them; None: units alone were."""
+    """Number of subgroups drawn before the units inside them; None: only units were drawn."""
 
 
 class UtilityReport(Document, OverStarts):
@@ -135,22 +135,22 @@ class UtilityReport(Document, OverStarts):
     public_kind: Name
     bootstrap: Bootstrap
     evaluated: Evaluated | None
-    """None: too few identities were held out, and nothing was measured."""
+    """Size of the evaluation; None: too few held-out identities, nothing was measured."""
     headline_rate: Rate | None
-    """The false accept rate that is named first; None: nothing was measured."""
+    """Headline false accept rate; None: nothing was measured."""
     recall_at_far: dict[Rate, Recall]
     retrieval: Retrieved | None
     roc: Roc
     public_backbone: Compared | None
-    """Where private training started."""
+    """Public backbone from which private training started."""
     frozen_features: Annotated[Compared | None, Since(2, before=None)]
-    """What a projection stands on, compared as if it were the embedding."""
+    """Features below the projection, compared as if they were the embedding."""
     untrained: Compared | None
     raw_pixels: Compared | None
-    """The images themselves, compared as if they were embeddings."""
+    """Raw images, compared as if they were embeddings."""
     centralized: Compared | None
     utility_drop: dict[Rate, Interval] | None
-    """The centralized model minus this one."""
+    """Recall of the centralized model minus recall of this model."""
     subgroups: Subgroups | None
     previous_release: Previous | None
 
@@ -158,29 +158,29 @@ class UtilityReport(Document, OverStarts):
 
     @property
     def measured(self) -> bool:
-        """Whether there are figures."""
+        """Returns whether figures were measured."""
         return self.evaluated is not None
 
     @property
     def resampled(self) -> int:
-        """How many identities, or groups of them, intervals are drawn from."""
+        """Returns the number of identities, or groups of them, that intervals are drawn from."""
         measured = self.evaluated.identities if self.evaluated else 0
         return min(measured, self.bootstrap.groups or measured)
 
     @property
     def headline_words(self) -> str:
-        """What is named first."""
+        """Returns the description of the headline figure."""
         return f"recall at false accept rate {self.headline_rate}"
 
     def headline(self, name: str = "model") -> Interval | None:
-        """The figure that is named first, of this model or one it is compared with."""
+        """Returns the headline figure of this model or of a compared model."""
         part: UtilityReport | Compared | None = self if name == "model" else getattr(self, name)
         if part is None or self.headline_rate is None:
             return None
         return part.recall_at_far[self.headline_rate]
 
     def difference(self, name: str) -> Interval | None:
-        """That figure of this model minus another's, paired."""
+        """Returns the paired difference in the headline figure: this model minus another."""
         part: Compared | Previous | None = getattr(self, name)
         found = part.change if isinstance(part, Previous) else part and part.difference
         return found[self.headline_rate] if found and self.headline_rate else None
@@ -215,14 +215,14 @@ AnyUtility = UtilityReport | ClassifierReport
 
 
 def utility_kind(task: str) -> type[AnyUtility]:
-    """What the artifact `utility_report` of a run is, by `RunConfig.task`."""
+    """Returns the document class of the artifact `utility_report`, by `RunConfig.task`."""
     return ClassifierReport if task == "classification" else UtilityReport
 
 
 def _paired(
     ours: dict[str, Recall], theirs: dict[str, Recall], difference: dict[str, Interval]
 ) -> None:
-    """A paired difference is the difference of what it pairs, to the digits written."""
+    """Checks that a paired difference equals the difference of its values, as rounded."""
     if not ours.keys() == theirs.keys() == difference.keys():
         raise ValueError("models are compared at other rates than they were measured at")
     for rate, found in difference.items():

@@ -1,4 +1,4 @@
-"""The verdict of the gate: allowed or denied, with every rule, waiver and approval behind it."""
+"""Verdict of the gate: allowed or denied, with all rules, waivers and approvals."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from fedemb.documents.fields import Code, Count, Name, Sha
 from fedemb.foundation.document import Document, Part, Since
 
 Line = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""One line of text, shown as it is."""
+"""One line of text, shown unchanged."""
 
 
 NOT_APPROVED = "not_approved"
-"""Code of the one reason that people remove by approving: waiting, not a refusal."""
+"""Code of the reason that approvals remove: the run is waiting, not refused."""
 
 
 class RuleOutcome(Part):
-    """What one rule of the gate found."""
+    """Result of one gate rule."""
 
     rule: Code
     outcome: Literal["passed", "denied", "waived"]
     value: Line
-    """The value that the rule checked; empty: it could not be evaluated."""
+    """Value that the rule checked; empty: the value could not be computed."""
     threshold: Line
-    """What the rule asks for."""
+    """Threshold of the rule."""
     reasons: list[Code]
-    """Codes of the reasons it gave, waived ones included."""
+    """Codes of the rule's reasons, including waived ones."""
 
 
 class AppliedWaiver(Part):
-    """A waiver in the ledger without which the gate would have denied."""
+    """Waiver in the ledger without which the gate would have denied."""
 
     code: Code
     actor: Name
-    """Who signed, as they named themselves; `unnamed`: only their key is known."""
+    """Name given by the signer; `unnamed`: only the key is known."""
     reason: Line
-    """The first line of the reason in the ledger record, cut to length."""
+    """First line of the reason in the ledger record, truncated."""
     sequence: Count
     """Number of the ledger record."""
 
 
 class GivenApproval(Part):
-    """An approval in the ledger of this model with this report."""
+    """Approval in the ledger of this model with this report."""
 
     actor: Name
     sequence: Count
 
 
 class VerdictDocument(Document):
-    """Written by gate_release. The sentences of the reasons are in its log and its page."""
+    """Written by gate_release, whose log and page contain the text of the reasons."""
 
     kind: ClassVar[str] = "verdict"
     newest: ClassVar[int] = 2
@@ -63,19 +63,19 @@ class VerdictDocument(Document):
     audit_level: Name
     config_sha: Sha
     model_sha: Sha | None
-    """None in a denial of what could not be read."""
+    """SHA-256 of the model; None if a denied model could not be read."""
     report_sha: Sha | None
     name: Annotated[Name | None, Since(2, before=None)]
-    """Under which the model may be released; None in a denial of what could not be read."""
+    """Name under which the model may be released; None if denied because it could not be read."""
     version: Annotated[Name | None, Since(2, before=None)]
     checks: Annotated[list[RuleOutcome], Since(2, before=[])]
-    """One for each rule, in the order in which they are evaluated; none in a simulation."""
+    """Outcome of each rule, in the order of evaluation; empty in a simulation."""
     waivers: Annotated[list[AppliedWaiver], Since(2, before=[])]
     approvals: Annotated[list[GivenApproval], Since(2, before=[])]
     approvals_needed: Annotated[Count | None, Since(2, before=None)]
-    """Approvals that the policy requires; None: the ledger could not be read."""
+    """Number of approvals that the policy requires; None: the ledger could not be read."""
     ledger_sequence: Annotated[Count | None, Since(2, before=None)]
-    """Last ledger record the gate knew; None: the ledger could not be read."""
+    """Last ledger record that the gate read; None: the ledger could not be read."""
 
     @model_validator(mode="after")
     def _follows(self) -> VerdictDocument:
@@ -89,5 +89,5 @@ class VerdictDocument(Document):
 
     @property
     def waiting(self) -> bool:
-        """Whether approvals are all that is missing."""
+        """Returns whether missing approvals are the only reason."""
         return not self.allow and self.reasons == [NOT_APPROVED]
