@@ -1,1 +1,1 @@
-"""Readers of users and images: formats, user ids, photos, virtual clients."""
+"""Readers of users and images: formats, user IDs, photos, virtual clients."""

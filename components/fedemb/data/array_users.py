@@ -1,4 +1,4 @@
-"""Users in memory: what `UserStore` and `GroupIndex` are on disk, for simulations. Raw."""
+"""In-memory counterpart of `UserStore` and `GroupIndex`, for simulations. Raw."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedemb.errors import InputError
 class ArrayUsers:
     """Images by user, and users by virtual client; a `sampling.Index`.
 
-    A user's virtual clients depend on the key and on their own id alone, as in a pipeline, so that
-    a user more or less changes no other user's (docs/privacy/sensitivity.md).
+    A user's virtual clients depend only on the key and on the user's ID, as in a pipeline. So
+    adding or removing a user does not affect other users (docs/privacy/sensitivity.md).
 
     >>> images = np.zeros((4, 8, 8, 1), np.uint8)
     >>> people = ArrayUsers(
@@ -29,13 +29,13 @@ class ArrayUsers:
     Args:
       images: uint8 `[images, size, size, channels]`.
       labels: `[images]` whole numbers, any values.
-      users: `[images]`, whose image it is: numbers or text.
-      virtual_clients: virtual clients per grouping.
-      groupings: independent groupings.
-      key: of the keyed hash.
+      users: `[images]`, owner of each image: numbers or text.
+      virtual_clients: number of virtual clients per grouping.
+      groupings: number of independent groupings.
+      key: key of the keyed hash.
 
     Raises:
-      InputError: the arrays do not fit together.
+      InputError: the shapes or types of the arrays do not match.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ArrayUsers:
         ids, owners = np.unique(users, return_inverse=True)
         hasher = Hasher(key)
         keys = [hasher.user_key(str(one)) for one in ids.tolist()]
-        # Rows in the order of keys, which are words of 8 bytes, highest first.
+        # Rows in the order of keys, which are big-endian words of 8 bytes.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         keys = [keys[row] for row in order]
         self.user_count = len(ids)
@@ -76,17 +76,17 @@ class ArrayUsers:
 
     @cached_property
     def classes(self) -> Int[np.ndarray, " classes"]:
-        """All labels, ascending."""
+        """Returns all labels, ascending."""
         return np.unique(self.labels)
 
     def members(self, grouping: int, group: int) -> Int[np.ndarray, " members"]:
-        """Rows of the users of one virtual client, ascending."""
+        """Returns the rows of the users of one virtual client, ascending."""
         return np.flatnonzero(self._groups[grouping] == group)
 
     def examples(
         self, rows: Int[np.ndarray, " members"], max_examples: int
     ) -> tuple[UInt8[np.ndarray, "examples size size channels"], Int[np.ndarray, " examples"]]:
-        """Images and labels of some users, at most `max_examples`, as `load_examples` chooses."""
+        """Returns at most `max_examples` images and labels, chosen as by `load_examples`."""
         places = [self._places[row] for row in rows]
         chosen = choose_examples([len(one) for one in places], max_examples)
         found = np.array([places[user][turn] for user, turn in chosen], np.int64)
@@ -94,10 +94,10 @@ class ArrayUsers:
 
 
 def check_images(images: np.ndarray, size: int | None = None, channels: int | None = None) -> None:
-    """Refuses arrays that are not square uint8 images of the wanted size and channels.
+    """Refuses arrays that are not square uint8 images of the given size and channels.
 
     Raises:
-      InputError: see above.
+      InputError: the array has another type or shape.
     """
     square = images.ndim == 4 and images.shape[1] == images.shape[2] and images.dtype == np.uint8
     wanted = f"[n, {size or 'size'}, {size or 'size'}, {channels or 'channels'}]"

@@ -1,4 +1,4 @@
-"""Runs an Apache Beam pipeline in this process, or on the engine whose options were given."""
+"""Runs an Apache Beam pipeline in this process, or on the runner set in the options."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ IN_PROCESS = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str) -> None:
-    """Builds and runs a pipeline; it fails in one sentence.
+    """Builds and runs a pipeline; failures are reported in one sentence.
 
-    Beam logs exceptions of workers with their message, which may quote data: in this process that
-    logger is silent meanwhile, and messages that are not ours are never passed on.
+    Beam logs exceptions of workers with their messages, which can quote data. So Beam's logger is
+    disabled in this process during the run, and only messages of this package are passed on.
 
     Args:
       build: adds the transforms to a `beam.Pipeline`.
-      options: Beam's own; without a runner among them, this process runs it.
-      doing: what the pipeline does, for the sentence.
+      options: Beam options; without a runner option, the pipeline runs in this process.
+      doing: description of the pipeline for the error message.
 
     Raises:
       ConfigError: Beam refuses the options.
-      FedEmbError: what a worker raised, if it was of ours; else that Beam stopped.
+      FedEmbError: an error of this package in a worker, or the fact that Beam stopped.
     """
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -36,9 +36,9 @@ def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str
     flags = [*options] if named else [f"--runner={IN_PROCESS}", *options]
     try:
         given = PipelineOptions(flags)
-        given.get_all_options()  # Beam would look at most of them when the pipeline runs
+        given.get_all_options()  # Beam checks most options only at run time
         pipeline = beam.Pipeline(options=given)
-    except (Exception, SystemExit) as error:  # argparse leaves the process at a bad value
+    except (Exception, SystemExit) as error:  # argparse exits at a bad value
         what = str(error).splitlines()[0][:300] if isinstance(error, ValueError) else "bad value"
         raise ConfigError(
             f"Apache Beam refuses the options given for its engine ({what}); see "
@@ -58,7 +58,7 @@ def run_on_beam(build: Callable[[Any], None], options: Sequence[str], doing: str
 
 
 def _in_one_sentence(error: Exception, doing: str) -> FedEmbError:
-    """Our own error as it was before it passed through a Beam worker; else a safe sentence."""
+    """Returns this package's original error from a Beam worker; else an error without data."""
     text = str(error)
     if isinstance(error, FedEmbError):
         return type(error)(re.sub(r" \[while running .*", "", text, flags=re.DOTALL))

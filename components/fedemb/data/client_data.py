@@ -1,7 +1,7 @@
-"""Reading what `partition_users` wrote: users by row, groups by number, examples as arrays.
+"""Reads the output of `partition_users`: users by row, groups by number, examples as arrays.
 
-A folder (`users/` or `evaluation/`) is laid out as `user_layout` says. Rows are global: shard after
-shard. Everything here is Raw.
+`user_layout` defines the layout of a folder (`users/` or `evaluation/`). Row numbers are global
+over all shards in order. Everything here is Raw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UserStore:
           folder: `users/` or `evaluation/` of a run.
 
         Raises:
-          ArtifactError: incomplete, of another schema version, or damaged.
+          ArtifactError: the folder is incomplete, damaged, or of another schema version.
         """
         self.path = folder.path
         self.manifest: dict[str, Any] = read_json(self.path / "manifest.json", STORE_SCHEMA)
@@ -48,24 +48,24 @@ class UserStore:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Number of users. Private."""
+        """Returns the number of users. Private."""
         return int(self._starts[-1])
 
     @cached_property
     def user_keys(self) -> np.ndarray:
-        """Keyed hashes of the users, uint64 [users], ascending: the order of rows."""
+        """Returns the keyed hashes of the users, uint64 [users], ascending: the order of rows."""
         return read_index(self.path, self.manifest["shards"], "user_key", np.uint64)
 
     @cached_property
     def image_counts(self) -> np.ndarray:
-        """Images of each user, uint32 [users]."""
+        """Returns the number of images of each user, uint32 [users]."""
         return read_index(self.path, self.manifest["shards"], "images", np.uint32)
 
     def read(self, rows: Sequence[int] | np.ndarray) -> list[UserRecord]:
-        """Reads users by row, in the order asked for.
+        """Reads users by row, in the requested order.
 
         Raises:
-          IndexError: a row that does not exist.
+          IndexError: a row does not exist.
           ArtifactError: a shard is missing or damaged.
         """
         wanted = np.asarray(rows, np.int64)
@@ -112,23 +112,24 @@ def load_examples(
     image_size: int,
     channels: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Loads the images of some users as arrays, in an order that no other user changes.
+    """Loads the images of users as arrays, in an order that does not depend on other users.
 
-    If there are too many, `choose_examples` says which; a user's are in keyed-hash order.
+    If there are more than `max_examples`, `choose_examples` selects them. The images of a user are
+    in keyed-hash order.
 
     Args:
       store: the users.
       rows: users of one virtual client; their order does not matter.
-      max_examples: examples returned at most.
-      image_size: height and width; must be what the store holds.
-      channels: 1 or 3; must be what the store holds.
+      max_examples: maximum number of examples returned.
+      image_size: height and width in pixels; must match the store.
+      channels: 1 or 3; must match the store.
 
     Returns:
       images: uint8 [examples, image_size, image_size, channels].
       labels: int64 [examples].
 
     Raises:
-      ArtifactError: the store holds images of another size, or is damaged.
+      ArtifactError: the store has images of another size, or is damaged.
     """
     if (store.image_size, store.channels) != (image_size, channels):
         raise ArtifactError(
@@ -144,14 +145,14 @@ def load_examples(
 
 
 def choose_examples(counts: Sequence[int], max_examples: int) -> list[tuple[int, int]]:
-    """Which images of some users train, where one virtual client holds too many.
+    """Selects the training images of a virtual client that has too many.
 
-    Every user gives their first image before any gives their second, so that a user with many
-    images does not push others out.
+    The first image of every user is selected before the second image of any user, so that a user
+    with many images does not displace others.
 
     Args:
-      counts: images of each user.
-      max_examples: images chosen at most.
+      counts: number of images of each user.
+      max_examples: maximum number of images selected.
 
     Returns:
       Pairs of user and image, ascending.

@@ -1,4 +1,4 @@
-"""Guesses which column of a source is what, by its name; the data owner confirms."""
+"""Guesses the role of each column of a source by its name; the data owner confirms the guess."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _LABEL = ("label", "class", "category", "character", "target")
 _IMAGE = ("image", "photo", "picture", "img", "jpg", "png", "bytes")
 _FILE = ("image_id", "file", "filename", "file_name", "path", "image", "photo")
 _TABLES_OF_FOLDERS = ("metadata.csv", "metadata.jsonl")
-"""As Hugging Face's image folders keep owners and classes, one for each split."""
+"""Tables with owners and classes in Hugging Face image folders, one per split."""
 _LOOKED_AT = 200
 NOBODY = "none"
-"""Stands for the column of owners where there is none: each image is a unit of privacy."""
+"""Placeholder for a missing owner column: each image is a unit of privacy."""
 
 
 def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) -> SourceConfig:
-    """A source with its columns as far as names tell; classes are taken to be shared by users.
+    """Returns a source with columns guessed from their names; classes are assumed to be shared.
 
     Args:
       uri: Parquet, CSV or TFRecord file, folder of users, or glob of files.
-      named: columns that are known, by what they are; `user_id` may be `NOBODY`.
-      kind: format of the files; None: by the ending of the address, or of the files of a folder.
+      named: role -> column name, for known columns; `user_id` may be `NOBODY`.
+      kind: format of the files; None: from the ending of the address, or of the files of a folder.
 
     Raises:
-      InputError: nothing there, or no column looks like an image or its owner.
-      StorageError: it cannot be read.
+      InputError: no files found, or no column looks like an image or its owner.
+      StorageError: the source cannot be read.
     """
     split_address(uri)
     said = kind or _format_of_folder(uri)
@@ -98,7 +98,7 @@ def guess_source(uri: str, named: Mapping[str, str], kind: str | None = None) ->
 
 
 def _format_of_folder(uri: str) -> str | None:
-    """Format of the files of a folder that holds no other files and no photos; else None."""
+    """Returns the format of a folder's files if they all have one format and are not photos."""
     if format_of(uri) != "image_folder":
         return None
     store = open_store(uri)
@@ -111,7 +111,7 @@ def _format_of_folder(uri: str) -> str | None:
 
 
 def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]:
-    """Names of the classes of a column, as Hugging Face keeps them in the metadata of Parquet."""
+    """Returns the class names of a column from the Hugging Face metadata of a Parquet file."""
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         names = features[label]["names"]
@@ -122,7 +122,7 @@ def _class_names(metadata: Mapping[bytes, bytes], label: str) -> tuple[str, ...]
 
 
 def _check_no_table(uri: str, names: Sequence[str]) -> None:
-    """Refuses a folder that holds a table of its photos: its folders need not be users."""
+    """Refuses a folder with a table of its photos, because its folders need not be users."""
     for name in names:
         folder, _, last = name.rpartition("/")
         table = format_of(last) != "image_folder"
@@ -134,7 +134,7 @@ def _check_no_table(uri: str, names: Sequence[str]) -> None:
 
 
 def guess_image_column(uri: str) -> str:
-    """The column of Parquet files that holds the photos; raises as `guess_source`."""
+    """Returns the photo column of Parquet files; raises as `guess_source`."""
     files = find_files(uri, "parquet")
     with open_parquet(files[0]) as file:
         return _needed(list(file.schema_arrow.names), _IMAGE, "image", uri)

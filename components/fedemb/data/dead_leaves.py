@@ -1,8 +1,8 @@
-"""Images that nobody took: leaves of random shape and colour fallen on each other.
+"""Generated images: overlapping leaves of random shape and colour.
 
-Dead leaves share much of the statistics of photographs (Baradad et al., arXiv 2106.05963), so what
-is learned from them, or the constants of their features, need no public data, no licence and no
-consent (in private training: Tang et al., arXiv 2306.06076).
+Dead leaves share many statistics of photographs (Baradad et al., arXiv 2106.05963). So features
+learned from them, or constants of their features, need no public data, no licence and no consent
+(in private training: Tang et al., arXiv 2306.06076).
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 import numpy as np
 
 _FINE = 2
-"""Pixels are means of so many squared."""
+"""Supersampling factor: each pixel is the mean of `_FINE` squared samples."""
 _LEAVES = 120
 
 
 def dead_leaves(
     images: int, size: int, channels: int, *, laws: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws images, each after one of several laws of colour, size and shape.
+    """Draws images, each from one of several laws of colour, size and shape.
 
     Args:
-      images: how many.
-      size: height and width.
+      images: number of images.
+      size: height and width in pixels.
       channels: 1 or 3.
-      laws: how many; they take turns.
-      seed: of everything.
+      laws: number of laws, used in turn.
+      seed: seed of laws and images.
 
     Returns:
-      uint8 `[images, size, size, channels]`, and the law of each, int64 `[images]`.
+      uint8 `[images, size, size, channels]`, and the law of each image, int64 `[images]`.
     """
     labels = np.arange(images) % laws
     pixels = np.empty((images, size, size, channels), np.uint8)

@@ -1,8 +1,8 @@
-"""Generated images, the data of `make run`: every identity is a random glyph of a few pen strokes.
+"""Generated images for `make run`: every identity is a random glyph of a few pen strokes.
 
-Private identities draw curved strokes with a thin pen, public classes straight ones with a broad
-pen, as public data seldom looks like your own. Every image is the glyph in another pose: wobbling
-control points, rotation, scale, shear, shift, pen width, contrast, noise.
+Private identities have curved strokes of a thin pen. Public classes have straight strokes of a
+broad pen, because public data usually differs from private data. Every image shows the glyph in
+another pose: jittered control points, rotation, scale, shear, shift, pen width, contrast, noise.
 
 A stroke is a row of Gaussian dots. A dot is separable in x and y, so the ink of a whole image is
 one matrix product [height, dots] x [dots, width], and thousands of images render per second.
@@ -22,25 +22,25 @@ from fedemb.data.pixels import encode_png
 from fedemb.foundation.files import new_file
 
 _CHUNK = 500
-"""Identities drawn from one random stream; fixed, so that the first N never depend on the rest."""
+"""Identities per random stream; fixed, so that the first N never depend on the rest."""
 _DOTS = 14
 """Dots per stroke."""
 _MAX_STROKES = 5
 _HAND = 0.05
-"""How far the hands of users differ who write the same glyph; paper is -1 to 1."""
+"""Variation of the handwriting of users for the same glyph; paper is -1 to 1."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a pen moves."""
+    """Stroke style of a pen."""
 
     stream: int
     """Number of the random stream: styles never share randomness."""
     min_strokes: int
     bend: float
-    """How far the middle of a stroke leaves the straight line; paper is -1 to 1."""
+    """Distance of the middle of a stroke from the straight line; paper is -1 to 1."""
     joined: float
-    """Chance that a stroke starts where the last one ended."""
+    """Probability that a stroke starts at the end of the previous one."""
     pen: float
     """Pen radius; the image is -1 to 1."""
 
@@ -141,7 +141,7 @@ def draw(
 def draw_classes(
     style: Style, *, seed: int, users: int, images_each: int, image_size: int, classes: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Draws users who all write the same glyphs, each in a hand of their own, in chunks.
+    """Draws users who all write the same glyphs in individual handwriting, in chunks.
 
     Yields:
       uint8 [users of the chunk, images_each, image_size, image_size], and the class of each image,
@@ -172,22 +172,22 @@ def glyphs(
     image_size: int = 28,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws glyphs as arrays.
+    """Returns glyphs as arrays.
 
     >>> images, users = glyphs(users=5)
     >>> images.shape, images.dtype, users[:5]
     ((20, 28, 28, 1), dtype('uint8'), array([0, 0, 0, 0, 1]))
 
     Args:
-      users: identities.
-      images_per_user: images of each.
-      style: how the pen moves.
-      image_size: height and width.
-      seed: the same seed gives the same images, the first ones whatever `users` is.
+      users: number of identities.
+      images_per_user: number of images per identity.
+      style: stroke style.
+      image_size: height and width in pixels.
+      seed: random seed; the first images do not depend on `users`.
 
     Returns:
       images: uint8 [users x images_per_user, image_size, image_size, 1].
-      users: int64 [users x images_per_user], whose image it is.
+      users: int64 [users x images_per_user], owner of each image.
     """
     chunks = draw(
         style, seed=seed, identities=users, images_each=images_per_user, image_size=image_size
@@ -197,9 +197,9 @@ def glyphs(
 
 
 def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], prefix: str) -> int:
-    """Writes chunks of users as Parquet: image, user_id, label. Returns the images.
+    """Writes chunks of users as Parquet: image, user_id, label. Returns the number of images.
 
-    A chunk is images, and their classes or None: then every user is one class.
+    A chunk is images with their classes, or with None if every user is one class.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -225,22 +225,22 @@ def _write(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray | None]], p
 def write_builtin(
     builtin: BuiltinData, image_size: int, private_path: Path, public_path: Path
 ) -> tuple[int, int]:
-    """Writes the private and the public glyphs as two Parquet files, in the form of real data.
+    """Writes private and public glyphs as two Parquet files, in the same form as real data.
 
     The same seed gives the same bytes; fewer users give the first of the same users.
 
     Args:
-      builtin: how many, and the seed.
+      builtin: numbers of users, images and classes, and the seed.
       image_size: height and width in pixels.
       private_path: Parquet file with `users x images_per_user` images: of one class per user, or
         of `builtin.classes` shared ones.
       public_path: Parquet file with the public classes.
 
     Returns:
-      Private and public images written.
+      Numbers of private and public images written.
 
     Raises:
-      StorageError: a file cannot be written; nothing half-written stays.
+      StorageError: a file cannot be written; no partial file is left.
     """
     each, seed = builtin.images_per_user, builtin.seed
     private: Iterable[tuple[np.ndarray, np.ndarray | None]]

@@ -1,8 +1,8 @@
-"""The index of virtual clients: which users are in which group, for every grouping.
+"""Index of virtual clients: the users of each group, for every grouping. Raw.
 
-A file holds a range of the groups of one grouping, and of each group the shard and the row in the
-shard of its users. Workers write such files side by side, none of them knowing how many users there
-are; readers map them into memory and touch the pages of the groups they ask for. Raw.
+A file has a range of the groups of one grouping, and for each group the shard and row of its users.
+Workers write these files in parallel without knowing the number of users. Readers map them into
+memory and read only the pages of the requested groups.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ their rows in the shard, ascending within a group (uint32)."""
 
 
 def damaged(name: str, what: str) -> ArtifactError:
-    """The error for a file that partition_users must write again."""
+    """Returns the error for a file that partition_users must write again."""
     return ArtifactError(f"{name} {what}; run partition_users again with this version")
 
 
 class GroupIndex:
-    """Which users are in which virtual client, for every grouping. Safe to use from threads.
+    """Users of each virtual client, for every grouping. Thread-safe.
 
-    Opening reads the manifest only. User keys take 8 bytes per user and are read when first asked
-    for; only mechanisms that sample users need them.
+    Opening reads only the manifest. User keys take 8 bytes per user and are read at first use; only
+    mechanisms that sample users need them.
     """
 
     def __init__(self, folder: VerifiedFolder):
         """Opens a folder of users.
 
         Raises:
-          ArtifactError: incomplete, without groups, or of another schema version.
+          ArtifactError: the folder is incomplete, has no groups, or has another schema version.
         """
         self._path = folder.path
         manifest = read_json(self._path / "manifest.json", STORE_SCHEMA)
@@ -79,15 +79,15 @@ class GroupIndex:
 
     @cached_property
     def user_keys(self) -> np.ndarray:
-        """Keyed hashes of the users, uint64 [users], ascending: the order of rows."""
+        """Returns the keyed hashes of the users, uint64 [users], ascending: the order of rows."""
         return read_index(self._path, self._shards, "user_key", np.uint64)
 
     def members(self, grouping: int, group: int) -> np.ndarray:
-        """Rows of the users of one virtual client, int64 [members], ascending.
+        """Returns the rows of the users of one virtual client, int64 [members], ascending.
 
         Raises:
-          IndexError: no such grouping or group.
-          ArtifactError: its file is missing or damaged.
+          IndexError: the grouping or group does not exist.
+          ArtifactError: the file of the group is missing or damaged.
         """
         if not (0 <= grouping < self.groupings and 0 <= group < self.virtual_clients):
             raise IndexError(f"no group {group} in grouping {grouping}")
@@ -97,7 +97,7 @@ class GroupIndex:
         return self._starts[shards[chosen]] + rows[chosen]
 
     def group_sizes(self, grouping: int) -> np.ndarray:
-        """Users of each virtual client, int64 [virtual_clients]. Private."""
+        """Returns the number of users of each virtual client, int64 [virtual_clients]. Private."""
         parts = range(group_files(self.virtual_clients))
         sizes = [np.diff(self._part(grouping, part)[0]) for part in parts]
         return np.concatenate(sizes).astype(np.int64)
@@ -107,7 +107,7 @@ class GroupIndex:
             return self._file(grouping, part)
 
     def _map(self, grouping: int, part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets of the groups, then shards and rows of their users, mapped."""
+        """Returns memory maps: offsets of the groups, and shards and rows of their users."""
         import pyarrow as pa
 
         name = groups_name(grouping, part, self.virtual_clients)
@@ -127,14 +127,14 @@ class GroupIndex:
 
 
 def split_groups(shard: int, groups: np.ndarray) -> list[tuple[int, GroupPiece]]:
-    """Cuts the users of a shard by the file their group is in.
+    """Splits the users of a shard by the file of their group.
 
     Args:
       shard: number of the shard.
-      groups: group of every row of it in one grouping, uint32 [rows].
+      groups: group of every row of the shard in one grouping, uint32 [rows].
 
     Returns:
-      Number of the file and what goes into it, for files that get something.
+      Number and content of each file with at least one user of the shard.
     """
     rows = np.argsort(groups, kind="stable").astype(np.uint32)
     ordered = groups[rows]
@@ -148,11 +148,11 @@ def split_groups(shard: int, groups: np.ndarray) -> list[tuple[int, GroupPiece]]
 
 
 def encode_groups(pieces: Iterable[GroupPiece], groups: int) -> bytes:
-    """A file of groups (Arrow IPC); the same pieces in any order give the same bytes.
+    """Returns a file of groups (Arrow IPC); the bytes do not depend on the order of the pieces.
 
     Args:
-      pieces: what `split_groups` gave for this file, one of every shard.
-      groups: groups of the file.
+      pieces: results of `split_groups` for this file, one per shard.
+      groups: number of groups in the file.
     """
     import pyarrow as pa
 
@@ -176,11 +176,11 @@ def encode_groups(pieces: Iterable[GroupPiece], groups: int) -> bytes:
 
 
 def encode_index(keys: np.ndarray, images: np.ndarray) -> bytes:
-    """The index beside a shard (Parquet).
+    """Returns the index file of a shard (Parquet).
 
     Args:
       keys: user keys in the order of the records, uint64 [users].
-      images: how many each user has, uint32 [users].
+      images: number of images per user, uint32 [users].
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -198,8 +198,8 @@ def read_index(
     """Reads a column of the indexes of all shards, [users].
 
     Args:
-      folder: of the users.
-      shards: `shards` of its manifest.
+      folder: folder of the users.
+      shards: field `shards` of the manifest.
       column: `user_key` or `images`.
       kind: type of the result.
 

@@ -1,9 +1,9 @@
-"""Keyed hashes that place users: block, split and virtual client, fixed for a policy's life.
+"""Keyed hashes that assign users to block, split and virtual client, fixed for a policy's life.
 
-The key is the policy's partition key (`keys/`), so without it one cannot tell which users share a
-virtual client, are held out, or fill a block; and a user is placed alike in every run.
-Nothing depends on order, counts or other users: that is what makes removing a user change one
-virtual client per grouping and nothing else (docs/privacy/sensitivity.md#rule-a).
+The key is the policy's partition key (`keys/`). Without the key it is unknown which users share a
+virtual client, are held out, or are in a block. A user's assignment is the same in every run. It
+does not depend on order, counts or other users, so removing a user changes only one virtual client
+per grouping (docs/privacy/sensitivity.md#rule-a).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY_BYTES = 8
 DIGEST_BYTES = 16
 _WORD = 8
 LEAST_CLASSES = 2
-"""Held-out classes without which no pair of two classes can be told apart."""
+"""Minimum number of held-out classes, because different-class pairs need two."""
 _PURPOSES = (
     "user",
     "user_split",
@@ -38,14 +38,14 @@ _PURPOSES = (
 
 @dataclass(frozen=True)
 class KeyRef:
-    """Where the workers fetch the partition key: the key itself never enters the Beam graph."""
+    """Reference from which workers fetch the partition key; the Beam graph has no key."""
 
     keys_uri: str
     policy_id: str
     throwaway: bytes = b""
-    """Used instead of the store if not empty: for previews that have no policy."""
+    """Key used instead of the store if not empty, for previews without a policy."""
     names: NameRule = CURRENT
-    """The rule of the policy that tells users apart."""
+    """Name rule of the policy, which defines when two IDs are the same user."""
 
     def hasher(self) -> Hasher:
         """Fetches the key.
@@ -70,47 +70,47 @@ class Hasher:
         return int.from_bytes(hmac.digest(self._keys[purpose], message, "sha256")[:_WORD], "big")
 
     def user_key(self, user_id: str) -> bytes:
-        """The 64-bit key of a canonical user id, big-endian, so that bytes sort as numbers do."""
+        """Returns the 64-bit key of a canonical user ID, big-endian: bytes sort as numbers."""
         return hmac.digest(self._keys["user"], user_id.encode(), "sha256")[:KEY_BYTES]
 
     def holds_out_user(self, user_key: bytes, fraction: float) -> bool:
-        """Whether the user belongs to evaluation, for ever."""
+        """Returns whether the user is held out for evaluation, permanently."""
         return self._word("user_split", user_key) < fraction * 2.0**64
 
     def holds_out_class(self, label: str, fraction: float) -> bool:
-        """Whether a class that users share belongs to evaluation, for ever."""
+        """Returns whether a shared class is held out for evaluation, permanently."""
         return self._word("class_split", label.encode()) < fraction * 2.0**64
 
     def held_out_classes(self, labels: Collection[str], fraction: float) -> frozenset[str]:
-        """Which of all shared classes belong to evaluation, for ever: that share, two at least."""
+        """Returns the share of classes held out for evaluation, permanently; at least two."""
         ranked = sorted(labels, key=lambda label: self._word("class_split", label.encode()))
         return frozenset(ranked[: max(LEAST_CLASSES, round(fraction * len(ranked)))])
 
     def class_id(self, label: str, user_key: bytes) -> int:
-        """Signed 64-bit number of a class; an empty `user_key` makes it a class of all users."""
+        """Returns the signed 64-bit number of a class; empty `user_key`: a class of all users."""
         word = self._word("class", len(user_key).to_bytes(1, "big") + user_key + label.encode())
         return word - (1 << 63)
 
     def bucket(self, user_key: bytes, buckets: int) -> int:
-        """Hash bucket of the user's ledger block."""
+        """Returns the hash bucket of the user's ledger block."""
         return self._word("bucket", user_key) % buckets
 
     def deletion_mark(self, user_key: bytes) -> str:
-        """Name of the mark of a user who asked to be forgotten, 64 hexadecimal digits."""
+        """Returns the name of a user's deletion marker, 64 hexadecimal digits."""
         return hmac.digest(self._keys["deletion_mark"], user_key, "sha256").hex()
 
     def image_digest(self, pixels: np.ndarray) -> bytes:
-        """Keyed digest of pixels as the model sees them: identity and place in the order."""
+        """Returns the keyed digest of model input pixels, which identifies and orders images."""
         key = self._keys["image"]
         return hashlib.blake2b(pixels.data, digest_size=DIGEST_BYTES, key=key).digest()
 
     def groups(
         self, user_keys: Sequence[bytes], groupings: int, virtual_clients: int
     ) -> Iterator[np.ndarray]:
-        """Yields the virtual client of users in one grouping after the other, uint32 [users].
+        """Yields the virtual clients of users for each grouping in order, uint32 [users].
 
-        Word `r` of the user's hash stream decides grouping `r`, so more groupings leave the first
-        ones as they are. The bias of `mod` is below virtual_clients / 2^64.
+        Word `r` of the user's hash stream decides grouping `r`, so adding groupings does not change
+        the first ones. The bias of `mod` is below virtual_clients / 2^64.
         """
         key = self._keys["group"]
         for first in range(0, groupings, 4):
@@ -124,7 +124,7 @@ class Hasher:
 
 
 def shard_of(word: bytes, shards: int) -> int:
-    """Range of the 64-bit hash space a key falls in; ranges ascend with the key.
+    """Returns the range of the 64-bit hash space that contains a key; ranges ascend with the key.
 
     >>> [shard_of(bytes([first] + [0] * 7), 4) for first in (0, 63, 64, 255)]
     [0, 0, 1, 3]

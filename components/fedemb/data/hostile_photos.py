@@ -1,7 +1,7 @@
-"""One picture in every encoding a phone, a scanner or a web page may give it.
+"""Test picture in all encodings that phones, scanners and web pages produce.
 
-A reader that drops EXIF, alpha or a colour space turns the picture, tints it or does not open it;
-two readers that agree on all of them read photos alike.
+A reader that ignores EXIF, alpha or a colour space rotates the picture, tints it or fails to open
+it. Two readers that agree on all encodings read photos in the same way.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _STORED_AS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_270,
 }
-"""How a camera turns the picture that EXIF turns back."""
+"""EXIF orientation -> transpose that the camera applied."""
 
 
 @dataclass(frozen=True)
 class HostilePhoto:
-    """One file, and what a person sees in it."""
+    """One file, and its correct pixels."""
 
     name: str
     data: bytes
@@ -37,7 +37,7 @@ class HostilePhoto:
 
 
 def hostile_photos() -> Iterator[HostilePhoto]:
-    """Yields every encoding; the picture has no symmetry, so each turn of it is another one."""
+    """Yields every encoding; the picture has no symmetry, so all rotations differ."""
     picture = _picture(61, 43)
     yield from _jpeg(picture)
     yield from _png(picture)
@@ -49,7 +49,7 @@ def hostile_photos() -> Iterator[HostilePhoto]:
 
 
 def _picture(width: int, height: int) -> Image.Image:
-    """A red corner, a green one and a blue edge on a slope of grey."""
+    """Returns a picture with a red corner, a green corner and a blue edge on a grey gradient."""
     y, x = np.mgrid[:height, :width]
     slope = (40 + 150 * (x / width + y / height) / 2).astype(np.uint8)
     pixels = np.stack([slope] * 3, axis=-1)
@@ -134,7 +134,7 @@ def _heic(picture: Image.Image) -> Iterator[HostilePhoto]:
 
 
 def _glass(picture: Image.Image) -> tuple[Image.Image, Image.Image]:
-    """The picture with its right half gone, over black, and how that looks on white."""
+    """Returns the picture with a transparent right half, over black, and its look on white."""
     alpha = np.full((picture.height, picture.width), 255, np.uint8)
     alpha[:, picture.width // 2 :] = 0
     mask = Image.fromarray(alpha)
@@ -144,7 +144,7 @@ def _glass(picture: Image.Image) -> tuple[Image.Image, Image.Image]:
 
 
 def _hole(palette: Image.Image, index: int) -> Image.Image:
-    """How a palette image looks on white whose colour `index` is transparent."""
+    """Returns the look on white of a palette image whose colour `index` is transparent."""
     mask = Image.fromarray((np.asarray(palette) != index).astype(np.uint8) * 255)
     return Image.composite(palette.convert("RGB"), Image.new("RGB", palette.size, "white"), mask)
 

@@ -1,21 +1,22 @@
-r"""Which values name the same user, class or cohort, in every format and shard.
+r"""Rules that define which values name the same user, class or cohort, in all formats and shards.
 
 Rule `nfkc-number/2`:
 
 - Text is UTF-8. Invisible characters are removed, white space is trimmed and collapsed, and Unicode
-  forms are unified (NFKC). Case, leading zeros and a plus sign stay: `Ada` is not `ada`, `007` is
-  not `7`.
-- A whole number has one name whatever its type: `7`, `7.0`, `b"7"`, `"7"` and `"7.0"` are `7`. A
-  column with one missing id is written as decimals by many tools.
-- A decimal number that lost digits names nobody: beyond 2**53 (2**24 in single precision) several
-  ids are the same number. Such numbers are floats and texts like `9007199254740994.0`, `1.5e+16`
-  and `1.23457E+11`. The remedy is to write ids as text.
-- Null, NaN, empty text, and bytes that are not UTF-8 (a raw UUID) name nobody.
+  forms are unified (NFKC). Case, leading zeros and a plus sign are kept: `Ada` is not `ada`, `007`
+  is not `7`.
+- A whole number has one name for all types: `7`, `7.0`, `b"7"`, `"7"` and `"7.0"` are `7`, because
+  many tools write a column with a missing ID as decimals.
+- A decimal number that lost digits is not a valid name: beyond 2**53 (2**24 in single precision)
+  several IDs are the same number. Such numbers are floats and texts like `9007199254740994.0`,
+  `1.5e+16` and `1.23457E+11`. To fix this, write IDs as text.
+- Null, NaN, empty text, and bytes that are not UTF-8 (a raw UUID) are not valid names.
 
-Joining too much is the safe error: two people with one name are protected together.
+Merging too many users is the safe error: two people with one name are protected together.
 
-A policy keeps the rule it began with, as another rule would make other users of the same people.
-`nfkc-strip/1`, the rule of earlier policies, keeps `"7.0"` apart from `"7"` and takes every float.
+A policy never changes its rule, because another rule would assign the same people to other users.
+`nfkc-strip/1`, the rule of earlier policies, distinguishes `"7.0"` from `"7"` and accepts every
+float.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from typing import Any, Literal
 from fedemb.errors import LedgerError
 
 _INVISIBLE = ("Cc", "Cf", "Cs")
-"""Unicode categories that no reader sees: control, format (zero width), lone surrogates."""
+"""Invisible Unicode categories: control, format (zero width), lone surrogates."""
 _EXACT, _EXACT_SINGLE = 2**53, 2**24
-"""Whole numbers from which on a float of double or single precision may stand for several."""
+"""Limits above which a float of double or single precision can represent several integers."""
 _WHOLE = re.compile(r"(-?)(0|[1-9][0-9]*)\.0+")
 _EXPONENT = re.compile(r"-?[0-9](\.[0-9]+)?[eE]\+[0-9]{2,}")
-"""A large number as NumPy, pandas and spreadsheets print it. `12e45` may be part of a digest."""
+"""Large number as printed by NumPy, pandas and spreadsheets. `12e45` may be part of a digest."""
 
 MISSING, INEXACT, NOT_TEXT = "user_id_missing", "user_id_inexact", "user_id_not_text"
-"""Why a value is not a user id; see the rule."""
+"""Reasons why a value is not a user ID; see the rule."""
 
 
 class SinglePrecision(float):
@@ -53,14 +54,14 @@ class NameRule:
     version: Literal["nfkc-strip/1", "nfkc-number/2"] = "nfkc-number/2"
 
     def text(self, value: Any) -> str | None:
-        """The one spelling of a value; None if it names nothing."""
+        """Returns the canonical spelling of a value; None if it is not a valid name."""
         value = _plain(value)
         if self.version == "nfkc-strip/1":
             return canonical_text(value)
         return None if value is None else _number_text(value)
 
     def problem(self, value: Any) -> str:
-        """Why a value for which `text` is None is not a user id."""
+        """Returns the reason why a value for which `text` is None is not a user ID."""
         value = _plain(value)
         if self.version == "nfkc-strip/1":
             return MISSING
@@ -70,7 +71,7 @@ class NameRule:
         return INEXACT if number or canonical_text(value) else MISSING
 
     def folds(self, value: Any) -> bool:
-        """Whether a value is a whole number that is written as a decimal."""
+        """Returns whether a value is a whole number written as a decimal."""
         value = _plain(value)
         if isinstance(value, float | Decimal):
             return True
@@ -79,14 +80,14 @@ class NameRule:
 
 
 CURRENT = NameRule()
-"""Of new policies, public data and filters."""
+"""Rule of new policies, public data and filters."""
 
 
 def rule_named(identifiers: str) -> NameRule:
-    """The rule that the terms of a policy name first in `identifiers`.
+    """Returns the rule that the terms of a policy name first in `identifiers`.
 
     Raises:
-      LedgerError: this version of the package does not know it.
+      LedgerError: this version of the package does not support the rule.
     """
     version = identifiers.partition(";")[0]
     for known in (NameRule("nfkc-strip/1"), CURRENT):
@@ -107,7 +108,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A value that can be looked up; None for lists and objects, which name nothing."""
+    """Returns a hashable value; None for lists and objects, which are not valid names."""
     if isinstance(value, dict | list | tuple | bytearray):
         return None
     if hasattr(value, "item"):
@@ -135,7 +136,7 @@ def _number_text(value: Any) -> str | None:
 
 
 def canonical_text(value: Any) -> str | None:
-    r"""The spelling of a value by `nfkc-strip/1`, which names of files and old policies keep.
+    r"""Returns the spelling of a value by `nfkc-strip/1`, used for file names and old policies.
 
     >>> canonical_text("  Ada\u00a0Lo\u0308we "), canonical_text(7.0), canonical_text("")
     ('Ada Löwe', '7', None)

@@ -1,9 +1,9 @@
-"""Address and version of the private input: named by a reservation, checked by partition_users.
+"""Address and version of the private input: bound by a reservation, checked by partition_users.
 
-Only names, sizes and the versions a store keeps anyway are looked at, never a byte of an image.
-What is derived from them is a keyed commitment: sizes and checksums of private files would tell the
-adversary of the definition which of two data sets it was. The run's name is in it, or equal
-commitments of two runs would tell that no data changed between.
+The fingerprint reads only names, sizes and the object versions of the store, never image bytes. It
+is a keyed commitment, because sizes and checksums of private files would let the adversary of the
+privacy definition distinguish two data sets. It includes the run ID, because equal commitments of
+two runs would reveal that no data changed between them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedemb.storage.patterns import local_path, locate
 
 
 def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
-    """Binds the files at an address as they are now.
+    """Returns a commitment to the current files at an address.
 
-    Of objects in a bucket the name, size and version (MD5, ETag or generation) are bound: another
-    content is another version. Of local files name and size: a copy of the same files must not
-    burn a reservation, and the trainer binds the data themselves before round 0. Of a CSV source
-    the mapping is bound, not the image files it names.
+    For objects in a bucket, the name, size and version (MD5, ETag or generation) are bound, so
+    other content is another version. For local files, only name and size are bound: a copy of the
+    same files must not invalidate a reservation, and the trainer binds the data before round 0. For
+    a CSV source, the mapping is bound, but not the image files that it names.
 
     Args:
       uri: `data.source.uri`; a file, folder or glob; local, gs:// or s3://.
@@ -31,7 +31,7 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
       run_id: name of the run.
 
     Returns:
-      `<uri>#<commitment>`; the bare address if there is nothing at it.
+      `<uri>#<commitment>`; only the address if it has no files.
 
     Raises:
       StorageError: the store cannot be listed.
@@ -40,7 +40,7 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
     found = False
     for entry in _entries(uri):
         found = True
-        name = entry.name.encode(errors="backslashreplace").decode()  # may be no Unicode
+        name = entry.name.encode(errors="backslashreplace").decode()  # may be invalid Unicode
         listing.update(canonical_json([name, entry.size, entry.version]) + b"\n")
     if not found:
         return uri
@@ -48,7 +48,7 @@ def fingerprint_input(uri: str, key: bytes, run_id: str) -> str:
 
 
 def _entries(uri: str) -> Iterator[Entry]:
-    """The files at an address, in order, with names below the last folder without wildcards."""
+    """Yields the files at an address, in order, named below the last folder without wildcards."""
     path = local_path(uri)
     if path is not None and path.is_file():
         yield Entry(path.name, path.stat().st_size, "")

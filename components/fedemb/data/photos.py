@@ -1,7 +1,7 @@
-"""Reads a photo file to the pixels a model takes: the one way, in training and after release.
+"""Reads a photo file to model input pixels, identically in training and after release.
 
-A release ships this file as `preprocessing.py`, so it needs Pillow, NumPy and pillow-heif and
-nothing of the package. Two readers with the same fields give the same pixels for the same bytes.
+A release ships this file as `preprocessing.py`, so it needs only Pillow, NumPy and pillow-heif and
+nothing else of the package. Readers with equal fields give equal pixels for equal bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from PIL import Image, ImageOps
 pillow_heif.register_heif_opener()
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "HEIF", "AVIF")
-"""What is read; of several frames the first. Every decoder more is one more for hostile bytes."""
+"""Supported formats; only the first frame is read. Each decoder is exposed to hostile bytes."""
 MAX_BYTES = 256 << 20
-"""Bytes of a file above which it is not read; 50 million pixels as PNG have fewer, as a rule."""
+"""Maximum bytes of a file; PNGs of 50 million pixels are usually smaller."""
 MAX_PIXELS = 50_000_000
 _PADDING = 128
-"""Grey beside a letterboxed image: 0 in the numbers the backbone sees."""
+"""Grey value around a letterboxed image: 0 in the backbone's input range."""
 
 
 class BadImageError(Exception):
-    """An image that is dropped; `reason` is a word for the rejects, never shown with a name."""
+    """Image that is dropped; `reason` is its category, never shown with a name."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -35,28 +35,28 @@ class BadImageError(Exception):
 
 @dataclass(frozen=True)
 class PhotoReader:
-    """How a model reads a file; the fields travel with it."""
+    """Settings with which a model reads photo files; stored with the model."""
 
     image_size: int
-    """Height and width of the result."""
+    """Height and width of the result in pixels."""
     channels: int
     """1 grey, 3 RGB."""
     aspect_ratio: Literal["squash", "letterbox"] = "squash"
-    """Stretch to the square, or keep the proportions and fill up with grey."""
+    """`squash`: stretched to the square; `letterbox`: proportions kept, padded with grey."""
     max_pixels: int = MAX_PIXELS
     """Width x height above which a file is not decoded."""
 
     @classmethod
     def of(cls, model: Any, max_pixels: int = MAX_PIXELS) -> PhotoReader:
-        """The reader of a model's configuration."""
+        """Returns the reader of a model's configuration."""
         return cls(model.image_size, model.channels, model.aspect_ratio, max_pixels)
 
     def read(self, data: Any) -> np.ndarray:
-        """Decodes a file and brings it to the size of the model.
+        """Decodes a file and resizes it to the input size of the model.
 
-        The orientation of EXIF is applied, transparency is laid on white, 16 bits become 8, and the
-        resize is bilinear with antialiasing. A JPEG much larger than the result is decoded at a
-        fraction of its size, which is at least twice that of the result.
+        EXIF orientation is applied, transparency is composed on white, 16 bits are reduced to 8,
+        and resizing is bilinear with antialiasing. A JPEG much larger than the result is decoded at
+        a fraction of its size, which is at least twice the size of the result.
 
         Args:
           data: encoded bytes.
@@ -65,7 +65,7 @@ class PhotoReader:
           uint8 [image_size, image_size, channels].
 
         Raises:
-          BadImageError: not bytes, empty, too large, or not decodable.
+          BadImageError: the data is not bytes, empty, too large, or not decodable.
         """
         if not isinstance(data, bytes):
             raise BadImageError("image_missing")
@@ -84,7 +84,7 @@ class PhotoReader:
             raise BadImageError("too_many_pixels") from error
         except BadImageError:
             raise
-        except Exception as error:  # whatever a decoder throws at hostile bytes: dropped
+        except Exception as error:  # decoders can raise anything at hostile bytes
             raise BadImageError("not_decodable") from error
 
     def _fit(self, image: Image.Image) -> np.ndarray:
@@ -103,7 +103,7 @@ class PhotoReader:
 
 
 def _flat(image: Image.Image, channels: int) -> Image.Image:
-    """Eight bits, no transparency, grey or RGB."""
+    """Returns the image with 8 bits, without transparency, in grey or RGB."""
     if image.mode.startswith("I"):  # 16 bit
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
     if image.has_transparency_data:

@@ -1,8 +1,8 @@
-"""Writes the pixels of any photo as one canonical PNG, and decodes that one very fast.
+"""Writes the pixels of a photo as a canonical PNG, and decodes canonical PNGs very fast.
 
 A canonical PNG has 8 bits, no filter, one IDAT chunk and nothing else, so it decodes in two
-microseconds without an image library; every other program reads it too. Training never meets an
-image that does not decode, because `canonical_image` tried it first.
+microseconds without an image library. Other programs can read it too. `canonical_image` decodes
+every image first, so training never encounters an image that does not decode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _header(height: int, width: int, channels: int) -> bytes:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Encodes one image as a canonical PNG; the same pixels give the same bytes.
+    """Returns one image as a canonical PNG; the same pixels give the same bytes.
 
     Args:
       pixels: uint8 [height, width, channels], 1 or 3 channels.
@@ -52,7 +52,7 @@ def decode_pngs(images: Sequence[bytes], image_size: int, channels: int) -> np.n
       uint8 [images, image_size, image_size, channels].
 
     Raises:
-      ArtifactError: one of them is not canonical or of another size.
+      ArtifactError: an image is not canonical or has another size.
     """
     header = _header(image_size, image_size, channels)
 
@@ -82,15 +82,15 @@ def decode_pngs(images: Sequence[bytes], image_size: int, channels: int) -> np.n
 
 
 def canonical_image(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
-    """Reads a photo and encodes it canonically.
+    """Reads a photo and encodes it as a canonical PNG.
 
     Args:
       data: encoded bytes.
-      reader: of the model.
+      reader: photo reader of the model.
 
     Returns:
-      Pixels, uint8 [image_size, image_size, channels], and their canonical PNG. What is canonical
-      already stays as it is.
+      Pixels, uint8 [image_size, image_size, channels], and their canonical PNG. Data that is
+      already canonical is unchanged.
 
     Raises:
       BadImageError: see `PhotoReader.read`.
@@ -105,7 +105,7 @@ def canonical_image(data: Any, reader: PhotoReader) -> tuple[np.ndarray, bytes]:
 
 
 def _decode_canonical(data: bytes, image_size: int, channels: int) -> np.ndarray | None:
-    """Decodes a canonical PNG without Pillow; None if the file is another one."""
+    """Decodes a canonical PNG without Pillow; returns None if the file is not canonical."""
     length, crc = int.from_bytes(data[33:37], "big"), data[-16:-12]
     if (
         length != len(data) - 57

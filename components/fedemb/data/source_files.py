@@ -1,7 +1,7 @@
-"""Opens the files of a source, one by one.
+"""Opens the files of a source, one at a time.
 
-A file that is missing, cut short or not readable is an error, said in one sentence. Bad records in
-a readable file are left to the caller, who drops and counts them.
+A file that is missing, truncated or not readable is an error, reported in one sentence. The caller
+drops and counts bad records in a readable file.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ KNOWN_ENDINGS = (
     *(".jpg", ".jpeg", ".png", ".webp", ".heic", ".gif"),
     *(".jfif", ".jpe", ".pjpeg", ".pjp", ".mpo", ".heif", ".hif", ".avif"),
 )
-"""Endings that a table may leave out of the name of an image file, the usual ones first."""
+"""Extensions that a table may omit from the name of an image file, common ones first."""
 _ENDINGS = ("", *KNOWN_ENDINGS, *map(str.upper, KNOWN_ENDINGS))
 _SIDE_FILES = (
     *(".3gp", ".avi", ".m4v", ".mkv", ".mov", ".mp", ".mp4", ".webm"),  # films, moving photos
     *(".aae", ".csv", ".html", ".json", ".jsonl", ".pdf", ".srt", ".txt", ".xml", ".xmp", ".zip"),
     *(".db", ".ini"),  # Thumbs.db, desktop.ini
 )
-"""Endings of files that phones, exports and desktops put beside photos and that are no photos."""
+"""Extensions of non-photo files that phones, exports and desktops put next to photos."""
 _SIDE_FOLDERS = frozenset(
     (
         *("#recycle", "$recycle.bin", "@recycle", "lost+found"),
         *("@eadir", "#snapshot", "@recently-snapshot", "__macosx", "system volume information"),
     )
 )
-"""Recycle bins, stores of thumbnails and the like, which desktops and servers make; lower case."""
+"""Folders that desktops and servers create, such as recycle bins and thumbnails; lower case."""
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _LARGEST_RECORD = 1 << 30
-"""Bytes of one TFRecord."""
+"""Maximum bytes of one TFRecord."""
 
 
 def is_side_file(name: str) -> bool:
-    """Whether a file beside photos is not a photo, by its ending or by one of its folders.
+    """Returns whether a file next to photos is not a photo, by its extension or folders.
 
-    Of any other file its content decides.
+    For all other files, the content decides.
     """
     lower = name.lower()
     return lower.endswith(_SIDE_FILES) or not _SIDE_FOLDERS.isdisjoint(lower.split("/")[:-1])
@@ -62,18 +62,19 @@ def is_side_file(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a source that one worker reads: a file, a row group, or some folders."""
+    """Piece of a source that one worker reads: a file, a row group, or some folders."""
 
     root: str
     """Address of the store."""
     name: str
     """Name of the file in the store; empty for folders."""
     said: str = "a file of the source"
-    """How an error names the file: its own name may hold a user's id (`user=ada/0.parquet`)."""
+    """Name of the file in errors, because the file name may contain a user ID
+    (`user=ada/0.parquet`)."""
     row_group: int | None = None
-    """None: all of the file."""
+    """Number of the row group; None: the whole file."""
     folders: tuple[str, ...] = ()
-    """Empty for a file, and for all folders of the store."""
+    """Names of the folders; empty for a file, and for all folders of the store."""
 
 
 def check_columns(
@@ -81,7 +82,8 @@ def check_columns(
 ) -> None:
     """Raises InputError unless a file has all columns, each once.
 
-    Without `header` it is not said what there is: the first line of a CSV file may be a person's.
+    Without `header`, the message does not list the columns found, because the first line of a CSV
+    file may be personal data.
     """
     there = ", ".join(map(repr, sorted(found))) if header else f"{len(found)} others in line 1"
     for column in wanted:
@@ -95,7 +97,7 @@ def check_columns(
 
 
 def path_values(name: str) -> dict[str, str | None]:
-    """Columns that Spark and Hive write as folders: `user_id=ada/part-0.parquet`."""
+    """Returns the columns that Spark and Hive write as folders: `user_id=ada/part-0.parquet`."""
     pairs = (part.split("=", 1) for part in name.split("/")[:-1] if "=" in part)
     return {
         unquote(column): None if value == _HIVE_NULL else unquote(value) for column, value in pairs
@@ -107,7 +109,7 @@ def open_parquet(part: Part) -> Iterator[Any]:
     """Opens a Parquet file; a remote one is copied to the temporary folder, never to memory.
 
     Raises:
-      InputError: missing, cut or damaged.
+      InputError: the file is missing, truncated or damaged.
       StorageError: no permission.
     """
     import pyarrow as pa
@@ -147,17 +149,17 @@ def open_csv(
 
     Args:
       part: the file.
-      columns: those wanted.
-      odd: called for each line with another number of fields than the first, which is left out.
+      columns: names of the columns to read.
+      odd: called for each line whose number of fields differs from the first line; it is skipped.
 
     Raises:
-      InputError: missing, no CSV, or a column is not there or there twice.
+      InputError: the file is missing or not a CSV, or a column is missing or duplicated.
       StorageError: no permission.
     """
     import pyarrow as pa
 
     with _as_file(part) as path:
-        # Of two columns of one name the reader would take the first.
+        # The reader would take the first of two columns with one name.
         check_columns(part.said, _names_in_line_1(part, path), columns, header=False)
         types = dict.fromkeys(columns, pa.binary())
         with _csv_reader(part, path, odd, column_types=types, include_columns=columns) as reader:
@@ -165,7 +167,7 @@ def open_csv(
 
 
 def csv_columns(part: Part) -> list[str]:
-    """Names in the header line; raises as `open_csv`."""
+    """Returns the column names in the header line; raises as `open_csv`."""
     with _as_file(part) as path:
         return _names_in_line_1(part, path)
 
@@ -174,7 +176,7 @@ def _names_in_line_1(part: Part, path: Path) -> list[str]:
     with _csv_reader(part, path) as reader:
         try:
             return reader.schema.names
-        except UnicodeDecodeError as error:  # which bytes they are is not said: it may be a row
+        except UnicodeDecodeError as error:  # bytes are not shown: may be a row
             raise InputError(
                 f"the header line of {part.said} is not UTF-8; write one that names the columns"
             ) from error
@@ -206,7 +208,7 @@ def _csv_reader(
 
 
 def _masked(data: bytes) -> int:
-    """Checksum of TFRecord."""
+    """Returns the masked checksum of a TFRecord."""
     import google_crc32c
 
     crc = google_crc32c.value(data)
@@ -214,7 +216,7 @@ def _masked(data: bytes) -> int:
 
 
 class _Inflated(io.RawIOBase):
-    """A ZLIB stream, read forwards."""
+    """ZLIB stream that is read forwards."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._inflate, self._left = file, zlib.decompressobj(), b""
@@ -236,7 +238,7 @@ class _Inflated(io.RawIOBase):
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[Any]:
-    """A TFRecord file without its compression, whatever its name says."""
+    """Yields a TFRecord file decompressed, independent of its name."""
     with open_regular(path) as file:
         head = file.read(12)
         file.seek(0)
@@ -251,10 +253,10 @@ def _unpacked(path: Path) -> Iterator[Any]:
 
 
 def iter_tfrecord(part: Part) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file, checksums verified; GZIP and ZLIB by its first bytes.
+    """Yields the records of a TFRecord file with verified checksums; detects GZIP and ZLIB.
 
     Raises:
-      InputError: the file is cut or damaged.
+      InputError: the file is truncated or damaged.
     """
     with _as_file(part) as path:
         try:
@@ -263,7 +265,7 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
                     length = int.from_bytes(head[:8], "little")
                     if len(head) < 12 or _masked(head[:8]) != int.from_bytes(head[8:], "little"):
                         raise EOFError
-                    if length > _LARGEST_RECORD:  # before as much memory is asked for
+                    if length > _LARGEST_RECORD:  # before allocating that memory
                         raise EOFError
                     record = file.read(length)
                     crc = file.read(4)
@@ -279,10 +281,10 @@ def iter_tfrecord(part: Part) -> Iterator[bytes]:
 
 
 def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None:
-    """First value of each named feature of a tf.train.Example; None if the bytes are not one."""
+    """Returns the first value of each named feature of a tf.train.Example; None if invalid."""
     try:
         features = example_class().FromString(record).features.feature
-    except Exception:  # whatever protobuf throws at hostile bytes: the record is dropped
+    except Exception:  # protobuf can raise anything at hostile bytes
         return None
     values: dict[str, Any] = {}
     for name in names:
@@ -295,11 +297,12 @@ def example_values(record: bytes, names: Sequence[str]) -> dict[str, Any] | None
 
 
 def _read_inside(root: Path, name: str, *, own_folder: bool) -> bytes | None:
-    """Bytes of a regular file below a folder; None for a pipe, a device, or a link that leads out.
+    """Returns the bytes of a regular file below a folder; None for other kinds of files.
 
-    With `own_folder`, also for a link out of the first folder of its name, which is a person's.
+    Other kinds are a pipe, a device, or a link that leads out of the folder. With `own_folder`,
+    also a link that leads out of the first folder of its name, which belongs to one person.
 
-    Opened without waiting: a pipe that nobody writes to would hold a worker for ever.
+    Opens the file without blocking, because a pipe without a writer would block a worker forever.
     """
     path = (root / name).resolve()
     inside = root / name.split("/", maxsplit=1)[0] if own_folder else root
@@ -319,7 +322,7 @@ def _whole(data: bytes | None) -> bytes:
 
 
 def plain_name(name: str, root: str) -> str:
-    """A name in a table relative to the root, without `./`, doubled slashes, or the root itself."""
+    """Returns a table's file name relative to the root, without `./`, `//` or the root itself."""
     for prefix in (f"{root}/", f"file://{root}/"):
         name = name.removeprefix(prefix)
     if name.startswith("/"):  # absolute, and not below the root
@@ -328,25 +331,25 @@ def plain_name(name: str, root: str) -> str:
 
 
 class ImageFiles:
-    """Reads image files by name below a root; what is not there is a bad record, not a failure.
+    """Reads image files by name below a root; a missing file is a bad record, not a failure.
 
     Args:
-      uri: the root.
-      of_users: folders directly below it are users; no link leads from one to another, which would
-        make one person's photo two users' records.
+      uri: address of the root.
+      of_users: whether folders directly below the root are users. Links between them are not
+        followed, because one person's photo would become a record of two users.
     """
 
     def __init__(self, uri: str, *, of_users: bool = False):
         self._store, self._of_users = open_store(uri), of_users
         self.missing = ""
-        """The first name for which there was no file. Private."""
+        """First name without a file. Private."""
 
     def read(self, name: str) -> bytes:
-        """Returns the bytes of `name`, or of it with an ending for images.
+        """Returns the bytes of `name`, or of `name` with an image extension.
 
         Raises:
-          BadImageError: no such file, or larger than `MAX_BYTES`; of users' folders, also a film or
-            another file beside photos, which is not opened.
+          BadImageError: the file is missing or larger than `MAX_BYTES`; in users' folders, also a
+            video or another non-photo file, which is not opened.
           StorageError: the store cannot be read.
         """
         if self._of_users and is_side_file(name):
@@ -361,9 +364,9 @@ class ImageFiles:
         raise BadImageError("image_missing")
 
     def _spellings(self, name: str) -> Iterator[str]:
-        """Names below the root for a name in a table, the spelling of the table first.
+        """Yields names below the root for a name in a table, the table's spelling first.
 
-        None leads out of the root, and none is hidden.
+        No name leads out of the root or is hidden.
         """
         known = set[str]()
         for path in (name, name.replace("\\", "/")):

@@ -1,10 +1,10 @@
-"""Lists what there is to read (files, row groups, folders), and fails if it is missing.
+"""Lists the files, row groups and folders of a source, and fails if something is missing.
 
-Only names and schemas are read, never data: a missing file, a missing column, a cut file or a lack
-of permission is a fault of the infrastructure, and one sentence says so before anything runs.
-`find_parts` runs in the driver and lists files; what grows with the users, a folder each or the row
-groups of a file, is found by workers with `split_part`, a few at a time. Of files in a bucket the
-driver looks into the first only, workers into all.
+Reads only names and schemas, never data. A missing file, a missing column, a truncated file or a
+missing permission is an infrastructure fault, reported in one sentence before anything runs.
+`find_parts` runs in the driver and lists files. Workers use `split_part` to list the parts whose
+number grows with the users: one folder per user, or the row groups of a file. For files in a
+bucket, the driver opens only the first file, and workers open all.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ FOLDERS_PER_PART = 64
 
 
 def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
-    """Lists what there is to read, and checks that it can be read.
+    """Lists the parts of a source, and checks that they can be read.
 
     Args:
-      source: where.
+      source: the source.
       columns: names that must exist, besides the image; columns of `where` are added.
 
     Returns:
       Parts, sorted by name.
 
     Raises:
-      InputError: nothing there, a column missing, a file damaged.
+      InputError: no files found, a column is missing, or a file is damaged.
       StorageError: no permission, no credentials, no network.
     """
     kind = source.file_format
@@ -64,11 +64,11 @@ def find_parts(source: SourceConfig, columns: Sequence[str]) -> list[Part]:
 
 
 def split_part(part: Part) -> Iterator[Part]:
-    """Yields what one worker after the other can read of a part, without reading data.
+    """Yields smaller parts that workers can read separately, without reading data.
 
     Raises:
       InputError: the file is damaged.
-      StorageError: it cannot be read any more.
+      StorageError: the file can no longer be read.
     """
     store = open_store(part.root)
     if not part.name and not part.folders:
@@ -89,7 +89,7 @@ def _batches(folders: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 
 def loose_files(source: SourceConfig) -> int:
-    """Number of photos in the folder of the users that are in no folder of a user."""
+    """Returns the number of photos that are not inside a user's folder."""
     if source.file_format != "image_folder":
         return 0
     store = open_store(source.uri)
@@ -102,22 +102,22 @@ def loose_files(source: SourceConfig) -> int:
 
 
 def _folders(store: Store) -> Iterator[str]:
-    """Names of the folders at the top of a store, in any order, a page at a time."""
+    """Yields the names of the top folders of a store, in any order, one page at a time."""
     if store.local_root is None:
         names = (entry.name for entry in store.entries() if "/" in entry.name)
         yield from (folder for folder, _ in groupby(names, lambda name: name.split("/")[0]))
         return
     with os.scandir(store.local_root) as entries:
         for entry in entries:
-            # A link would count its person twice, or somebody from anywhere.
+            # A link would count its user twice, or a person from outside the store.
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield entry.name
 
 
 def find_files(uri: str, kind: str) -> list[Part]:
-    """The files at an address, sorted by name: a file, a folder or a glob.
+    """Returns the files at an address, sorted by name: a file, a folder or a glob.
 
-    What exists is taken as it is spelled, see `fedemb.storage.patterns`.
+    An existing name is used literally, see `fedemb.storage.patterns`.
     """
     place = locate(uri)
     store = open_store(place.root)
@@ -150,7 +150,7 @@ def _find_folders(source: SourceConfig, wanted: Sequence[str]) -> list[Part]:
 
 
 def csv_image_root(source: SourceConfig) -> str:
-    """The folder below which a CSV source names its images: the one it lies in, unless named."""
+    """Returns the image root of a CSV source; by default the folder of the CSV file."""
     return source.image_root or find_files(source.uri, "csv")[0].root
 
 

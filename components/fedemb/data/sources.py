@@ -1,9 +1,9 @@
-"""Reading images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
+"""Reads images with owners: Parquet, TFRecord, image folders, CSV mappings; local, gs://, s3://.
 
-Reading happens in three moves, so that Beam can spread it and a laptop can loop over it:
-`find_parts` looks at names and schemas and fails loudly when the infrastructure is at fault;
-`split_part` cuts a file or folder into pieces for workers; `read_part` yields batches of rows and
-never judges them: what is wrong with a single record is for the caller to drop.
+Reading has three stages, so that Beam can distribute it and a laptop can loop over it. `find_parts`
+checks names and schemas, and raises an error for infrastructure faults. `split_part` splits a file
+or folder into parts for workers. `read_part` yields batches of rows without validating records; the
+caller drops bad records.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ BATCH_BYTES = 8 << 20
 
 @dataclass
 class Batch:
-    """Rows as columns of equal length. Values are as the source has them."""
+    """Rows as columns of equal length, with the values of the source."""
 
     images: list[Any]
     """Encoded bytes, or the name (str) of an image file for `ImageFiles`."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
-    """The other columns, by their names in the source."""
+    """Column name in the source -> values, for all other columns."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         return len(self.images)
 
 
@@ -65,7 +65,7 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
 
     Raises:
       InputError: the file is damaged.
-      StorageError: it cannot be read any more.
+      StorageError: the file can no longer be read.
     """
     wanted = list(dict.fromkeys([*columns, *source.where]))
     kind = source.file_format
@@ -82,7 +82,7 @@ def read_part(source: SourceConfig, part: Part, columns: Sequence[str]) -> Itera
 
 
 def named_labels(source: SourceConfig, batch: Batch) -> Batch:
-    """Returns the rows with the names of their classes where `label_names` has them."""
+    """Returns the rows with class numbers replaced by the names in `label_names`."""
     names, column = source.label_names, source.columns.label
     if not names or column not in batch.columns:
         return batch
@@ -92,7 +92,7 @@ def named_labels(source: SourceConfig, batch: Batch) -> Batch:
 
 
 def apply_where(source: SourceConfig, batch: Batch) -> Batch:
-    """Returns the rows whose columns have one of the values that `where` names."""
+    """Returns the rows that match the filter `where`."""
     keep = np.ones(len(batch), bool)
     for column, values in source.where.items():
         allowed = {CURRENT.text(value) for value in values}
@@ -137,7 +137,7 @@ def _read_parquet(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 
 def _values(column: Any) -> list[Any]:
-    """A column's values; None for one that Python cannot hold, as text that is not UTF-8."""
+    """Returns a column's values; None for values that Python cannot hold, e.g. invalid UTF-8."""
     import pyarrow as pa
 
     try:
@@ -174,7 +174,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
                     yield Batch(images, others)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{part.said} cannot be read as CSV to its end; check it") from error
-    # Lines that are no row of the table: bad records, which `where` cannot leave out.
+    # Lines that are not rows of the table: bad records, to which `where` does not apply.
     lines = next(odd)
     for start in range(0, lines, BATCH_ROWS):
         size = min(BATCH_ROWS, lines - start)
@@ -183,7 +183,7 @@ def _read_csv(source: SourceConfig, part: Part, columns: list[str]) -> Iterator[
 
 
 def _file_name(value: bytes | None, root: str) -> str:
-    """The name of an image file below the root, the same for all ways to write it; else empty."""
+    """Returns the normalised name of an image file below the root; empty if invalid."""
     try:
         name = (value or b"").decode().strip()
     except UnicodeDecodeError:
@@ -208,7 +208,7 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 
 def _unicode(name: str) -> str:
-    """A file name without bytes that are not Unicode, which Beam cannot carry between workers."""
+    """Returns a file name with non-Unicode bytes replaced, as Beam cannot pass them to workers."""
     return name.encode(errors="ignore").decode()
 
 
@@ -230,7 +230,7 @@ def _from_rows(rows: list[dict[str, Any]], image: str, columns: list[str]) -> Ba
 
 
 def image_files(source: SourceConfig) -> ImageFiles | None:
-    """The image files a source refers to; None if its images are inside."""
+    """Returns the reader of a source's image files; None if its files contain the images."""
     kind = source.file_format
     if kind == "csv":
         return ImageFiles(csv_image_root(source))
@@ -238,19 +238,19 @@ def image_files(source: SourceConfig) -> ImageFiles | None:
 
 
 def read_public_images(source: SourceConfig, reader: PhotoReader) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a public set that fits in memory; images that do not decode are left out.
+    """Reads a public set that fits in memory; images that do not decode are skipped.
 
     Args:
-      source: where; without a label column every user is one class.
-      reader: of the model.
+      source: source of the images; without a label column every user is one class.
+      reader: photo reader of the model.
 
     Returns:
       images: uint8 [images, image_size, image_size, channels].
       labels: int64 [images], 0 .. classes - 1 in the order of the class names.
 
     Raises:
-      InputError: nothing there, a column missing, a file damaged, or no image decodes.
-      StorageError: it cannot be read.
+      InputError: no files found, a column is missing, a file is damaged, or no image decodes.
+      StorageError: the source cannot be read.
     """
     column = source.columns.label or source.columns.user_id
     if column is None:

@@ -1,12 +1,12 @@
-"""Files of a folder of users: the names and sizes that writers and readers share.
+"""Layout of a folder of users: file names and sizes shared by writers and readers.
 
     manifest.json                       schema `fedemb/user_store/2`, private counts, digests
     users-00000-of-00004.arrayrecord    user records, sorted by user key over all shards
     users-00000-of-00004.parquet        user_key, images: one line per record of the shard
     groups-00003-00000-of-00062.arrow   `users/` only: a range of the groups of grouping 3
 
-No file grows with the number of users beyond what public constants say: `partition.shards` bounds a
-shard, `GROUPS_PER_FILE` a file of groups. Everything here is Raw.
+Public constants limit the size of each file: `partition.shards` for a shard, `GROUPS_PER_FILE` for
+a file of groups. Everything here is Raw.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from __future__ import annotations
 STORE_SCHEMA = "fedemb/user_store/2"
 GROUPS_SCHEMA = "fedemb/groups/2"
 WRITER_OPTIONS = "group_size:1,uncompressed"
-"""One record per chunk: a random read touches nothing else. PNGs do not shrink further."""
+"""One record per chunk for random reads; PNGs cannot be compressed further."""
 GROUPS_PER_FILE = 1 << 14
-"""Groups of one file: at 32 users a group it takes 3 MB."""
+"""Number of groups per file: about 3 MB at 32 users per group."""
 
 
 def shard_name(kind: str, shard: int, shards: int) -> str:
-    """File name of a shard, e.g. `users-00000-of-00004.arrayrecord`."""
+    """Returns the file name of a shard, e.g. `users-00000-of-00004.arrayrecord`."""
     return f"{kind}-{shard:05d}-of-{shards:05d}.arrayrecord"
 
 
 def index_name(shard: str) -> str:
-    """Name of the index beside a shard, given the shard's.
+    """Returns the name of the index file of a shard.
 
     >>> index_name("users-00000-of-00004.arrayrecord")
     'users-00000-of-00004.parquet'
@@ -34,12 +34,12 @@ def index_name(shard: str) -> str:
 
 
 def group_files(virtual_clients: int) -> int:
-    """Files of one grouping."""
+    """Returns the number of files of one grouping."""
     return -(-virtual_clients // GROUPS_PER_FILE)
 
 
 def groups_name(grouping: int, part: int, virtual_clients: int) -> str:
-    """Name of a file of groups.
+    """Returns the name of a file of groups.
 
     >>> groups_name(3, 0, 1_000_000)
     'groups-00003-00000-of-00062.arrow'
@@ -48,7 +48,7 @@ def groups_name(grouping: int, part: int, virtual_clients: int) -> str:
 
 
 def groups_in_file(part: int, virtual_clients: int) -> int:
-    """Groups of the file `part` of a grouping.
+    """Returns the number of groups in the file `part` of a grouping.
 
     >>> groups_in_file(0, 1000), groups_in_file(61, 1_000_000)
     (1000, 576)

@@ -1,7 +1,7 @@
-"""A private folder whose content matches the commitment in the ledger.
+"""Private folder whose content matches the commitment in the ledger.
 
-`UserStore` and `GroupIndex` open nothing else, so a step cannot read users that were not checked.
-Steps get such a folder from `fedemb.runtime.private_inputs.open_private`.
+`UserStore` and `GroupIndex` open only verified folders, so a step cannot read unchecked users.
+Steps get a verified folder from `fedemb.runtime.private_inputs.open_private`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedemb.keys import commit_to_people
 
 @dataclass(frozen=True)
 class FolderCommitment:
-    """What the ledger holds about one private folder of one attempt."""
+    """Commitment in the ledger to one private folder of one attempt."""
 
     run_id: str
     attempt: int
@@ -27,17 +27,17 @@ class FolderCommitment:
 
 
 class VerifiedFolder:
-    """A local folder that matched its commitment when it was opened.
+    """Local folder that matched its commitment when it was opened.
 
     Attributes:
-      path: the folder. Raw.
+      path: path of the folder. Raw.
     """
 
     def __init__(self, path: Path, commitment: FolderCommitment) -> None:
         """Reads every byte of the folder once and compares it with the commitment.
 
         Raises:
-          PlanMismatch: the folder holds anything else, or something else in addition.
+          PlanMismatch: the folder has other or additional content.
         """
         self.path = Path(path)
         self._what = f"{self.path.name}/ of run {commitment.run_id}"
@@ -54,7 +54,7 @@ class VerifiedFolder:
         """Compares names, sizes and modification times with those at the time of the check.
 
         Raises:
-          PlanMismatch: a file was added, removed or written since.
+          PlanMismatch: a file was added, removed or written since the check.
         """
         if _versions(self.path) != self._files:
             raise PlanMismatch(
@@ -64,7 +64,7 @@ class VerifiedFolder:
 
 
 def _versions(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, size and modification time of every file below a folder."""
+    """Returns inode, size and modification time of every file below a folder."""
     found: dict[str, tuple[int, int, int]] = {}
     for path in root.rglob("*"):
         if path.is_file():
