@@ -1,4 +1,4 @@
-"""The rounds that a configuration describes, on the backend it names."""
+"""Creates the training rounds of a configuration, on its backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def client_rounds(
     devices: Sequence[str] | None = None,
     shared_head_rows: int = 0,
 ) -> tuple[TrainingRound, Any]:
-    """The round of virtual clients.
+    """Returns the round function of virtual clients.
 
     Args:
       backbone: `keras.Model` from `build_backbone`; not changed by rounds.
@@ -70,7 +70,7 @@ def unit_rounds(
     workers: int,
     devices: Sequence[str] | None = None,
 ) -> TrainingRound:
-    """The round of unit gradients.
+    """Returns the round function of unit gradients.
 
     Args:
       classifier: `keras.Model` of `build_classifier`; see `client_rounds`, as are the others.

@@ -1,7 +1,7 @@
 """Training on one pooled data set: public pretraining, and the baseline without privacy.
 
-The same losses, augmentation and optimizer kernels as local training, in one loop over shuffled
-batches with a learning rate that rises for a tenth of the steps, then falls along a half cosine.
+Uses the same losses, augmentation and optimizer kernels as local training, in one loop over
+shuffled batches. The learning rate rises for a tenth of the steps, then falls along a half cosine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WARM_UP = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how fast a pooled training runs.
+    """Length and learning rates of a pooled training.
 
     Attributes:
       epochs: passes over the images; the last, short batch of each is left out.

@@ -1,4 +1,4 @@
-"""Features of a frozen trunk, computed once for each unit or user of a run."""
+"""Cache of frozen trunk features, computed once for each unit or user of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row_type(features: int) -> np.dtype:
 
 
 def rows_of(features: np.ndarray, labels: np.ndarray) -> UnitFeatures:
-    """Features and labels of images as rows.
+    """Returns features and labels of images as rows.
 
     Args:
       features: float32 `[images, features]`.
@@ -128,9 +128,9 @@ def unit_key(client: VirtualClient) -> bytes:
 
 
 def keeps_features(model: ModelConfig, local: LocalTrainingConfig) -> bool:
-    """Whether local training can take features that are computed once.
+    """Returns whether local training can use features that are computed once.
 
-    The projection alone trains, and pixels are the same in every epoch.
+    This holds if only the projection trains and the pixels are the same in every epoch.
     """
     return model.trainable == "projection" and local.augmentation is None
 
@@ -138,7 +138,7 @@ def keeps_features(model: ModelConfig, local: LocalTrainingConfig) -> bool:
 class FrozenFeatures:
     """Loads virtual clients as the features of their images.
 
-    They are kept by user: a virtual client without one of its users takes nothing new.
+    Features are cached by user, so removing a user from a virtual client needs no new features.
 
     Args:
       trunk: `keras.Model`, images to features.

@@ -1,4 +1,4 @@
-"""Virtual clients, sampled and loaded while the ones before them train. Raw."""
+"""Samples and loads virtual clients while the previous ones train. Raw."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fedemb.engine.rounds import Slab
 from fedemb.engine.training_round import TrainingRound
 
 _AHEAD = 2
-"""Slabs waiting at most: with their own bound, the memory this takes."""
+"""Maximum number of waiting slabs; with the maximum slab size, this limits memory."""
 
 
 class Feed:
-    """Slabs of all rounds to come, made by one thread that stays a little ahead.
+    """Slabs of all remaining rounds, produced ahead of time by one thread.
 
     Args:
       function: packs them; its mechanism samples the virtual clients of a round.
       first: number of the first round; the last one is the plan's.
-      index: who is in which virtual client, a `sampling.Index`.
-      load: reads what a `sampling.VirtualClient` brings.
+      index: users of each virtual client, a `sampling.Index`.
+      load: reads the examples of a `sampling.VirtualClient`.
     """
 
     def __init__(

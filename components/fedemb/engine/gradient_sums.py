@@ -1,12 +1,12 @@
-"""Gradients that meet at one tensor, added up in one order.
+"""Sums several gradients of one tensor in a fixed order.
 
-TensorFlow adds them with `AddN`, which begins with the first term whose buffer is free by then.
-Which one that is depends on how far other operations have come, so that of three terms or more the
-sum differs in its last bits from run to run wherever operations run side by side: kernels that are
-standardised, activations that go to three layers. A record must depend on nothing but its unit.
+TensorFlow sums them with `AddN`, which starts with the first term whose buffer is free. This order
+depends on the progress of parallel operations. So a sum of three or more terms differs in its last
+bits between runs, for example for standardised kernels or activations used by three layers. A
+record must depend only on its unit.
 
-Only TensorFlow knows what adds gradients up; its version is pinned, and a test looks for `AddN` in
-what its optimizer leaves of a round.
+The summation is internal to TensorFlow. So its version is pinned, and a test checks the optimized
+graph of a round for `AddN`.
 """
 
 from __future__ import annotations

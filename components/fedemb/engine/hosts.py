@@ -1,12 +1,12 @@
-"""Several hosts that train together on JAX: who is there, and what the chief tells the others.
+"""Multi-host training on JAX: host discovery, and messages from the chief to the other hosts.
 
 Every host runs one process. Process 0, the chief, is the ordinary training step. All others run
 
     python -m fedemb.training.hosts
 
-and hold nothing but the units of the current step: coins, keys, noise, ledger and server state live
-on the chief alone. The chief tells everybody what to compute, and all add their integers up, so one
-process and many give the same bits (on processors of one kind).
+and hold only the units of the current step: coins, keys, noise, ledger and server state are only on
+the chief. The chief tells all hosts what to compute, and all hosts sum their integers. So one
+process and many processes give the same bits (on processors of one kind).
 
 The variables of Kubeflow Trainer's JAX runtime say who a process is, the chief as process 0:
 
@@ -15,8 +15,8 @@ The variables of Kubeflow Trainer's JAX runtime say who a process is, the chief 
 With `FEDEMB_CHIEF=address:port` besides, they count the other hosts alone, which a pipeline's step
 started (`training.train_job`).
 
-The traffic is neither encrypted nor authenticated, and un-noised: images go out, clipped sums come
-back. Let a network policy admit the hosts of this job and nobody else.
+The traffic is not encrypted, not authenticated, and un-noised: images are sent out, and clipped
+sums come back. Use a network policy that admits only the hosts of this job.
 """
 
 from __future__ import annotations
@@ -88,16 +88,16 @@ class Place(NamedTuple):
 
 
 class Message(IntEnum):
-    """What the chief tells the others to do."""
+    """Message from the chief to the other hosts."""
 
     JOB = 0
-    """Build what this describes."""
+    """Build the described round function."""
     BEGIN = 1
-    """Begin sums of nothing, from these weights under this clip."""
+    """Start empty sums, with the given weights and clipping norm."""
     STEP = 2
     """Add these units."""
     END = 3
-    """Go home."""
+    """Exit."""
 
 
 def connect(place: Place | None) -> bool:

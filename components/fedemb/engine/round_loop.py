@@ -45,7 +45,7 @@ def run_rounds(
     """Runs the rounds that `state` has not seen yet, one for each step of the iterator.
 
     Args:
-      function: what units bring to a round, with the mechanism that clips, sums, noises and prices.
+      function: round function, with the mechanism that clips, sums, noises and prices.
       server: rule that applies the noised mean.
       state: before the first round to run.
       feed: virtual clients of the same rounds.

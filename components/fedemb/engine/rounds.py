@@ -1,4 +1,4 @@
-"""The round: virtual clients side by side, their clipped integer updates summed exactly.
+"""Training round: virtual clients in parallel, with an exact sum of clipped integer updates.
 
 One traced function holds one loop per worker, each on a core or an accelerator; a loop trains its
 virtual clients one after the other in the worker's own variables and adds their updates to its own
@@ -40,7 +40,7 @@ def _specs(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class ClientExamples:
-    """The examples of one virtual client. Raw."""
+    """Examples of one virtual client. Raw."""
 
     grouping: int
     group: int
@@ -80,7 +80,7 @@ Slab = list[Any]
 
 
 def seed_of(seed: int, round_index: int, grouping: int, group: int) -> np.random.SeedSequence:
-    """Seed of one virtual client or unit in one round: depends on nothing else."""
+    """Returns the seed of one virtual client or unit in one round; depends on nothing else."""
     return np.random.SeedSequence([seed, round_index, grouping, group])
 
 
@@ -281,7 +281,7 @@ class ParallelRounds(SlabRounds):
 
 
 def dealt(devices: Sequence[str] | None, workers: int) -> list[str | None]:
-    """A device for each worker, in turn; None: left to TensorFlow."""
+    """Returns a device for each worker, in turn; None: TensorFlow decides."""
     return [devices[number % len(devices)] if devices else None for number in range(workers)]
 
 
@@ -333,7 +333,7 @@ class RoundFunction(ClientRounds, ParallelRounds):
       seed: of shuffles, augmentation and heads. Never of noise or sampling.
       workers: virtual clients trained side by side; best with as many cores and one intra-op
         thread (`configure_threads`), or one per device.
-      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+      devices: names of devices; assigned to workers in turn. None: TensorFlow decides.
       shared_head_rows: DP-FedAvg, see `Objective`.
     """
 
@@ -370,9 +370,10 @@ class RoundFunction(ClientRounds, ParallelRounds):
         )
 
     def _pack(self, units: Sequence[ClientExamples], round_index: int) -> Slab:
-        """Deals clients to workers in the order of their coins.
+        """Assigns clients to workers in the order of their coins.
 
-        Sizes are not looked at, or one user could send others to a worker whose floats differ.
+        The assignment ignores sizes. Otherwise one user could move others to a worker whose floats
+        differ.
         """
         shares: list[list[LocalData]] = [[] for _ in range(self.worker_count)]
         for unit in units:

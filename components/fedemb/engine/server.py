@@ -1,6 +1,6 @@
-"""The server's step on the noised mean update: post-processing, free of charge.
+"""Server step on the noised mean update: post-processing, at no privacy cost.
 
-Plain numpy on one flat vector, in a fixed order: a resumed run computes the same bits.
+Uses NumPy on one flat vector in a fixed order, so that a resumed run computes the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADAM_BETA_2, ADAM_EPSILON = 0.99, 1e-3
 
 
 def learning_rate(config: ServerConfig, round_index: int, rounds: int) -> float:
-    """Rate of a round: linear warm-up, then constant, cosine or linear decay over all rounds."""
+    """Returns the rate of a round: linear warm-up, then the decay schedule over all rounds."""
     if round_index < config.warmup_rounds:
         return config.learning_rate * (round_index + 1) / config.warmup_rounds
     left = max(1, rounds - config.warmup_rounds)
@@ -58,12 +58,12 @@ class ServerState:
 
 
 def decays(config: ServerConfig) -> tuple[float, ...]:
-    """Decay of each average that is kept, the released one first."""
+    """Returns the decay of each kept average, the released one first."""
     return (config.ema_decay, *config.other_ema_decays)
 
 
 def initial_state(config: ServerConfig, weights: Float32[np.ndarray, " dim"]) -> ServerState:
-    """State before round 0."""
+    """Returns the state before round 0."""
     zeros = np.zeros_like(weights)
     second = zeros[:0] if config.optimizer == "sgd" else zeros
     averages = np.zeros((len(decays(config)), len(weights)), np.float32)
@@ -126,16 +126,16 @@ def server_step(
 
 
 class ServerRule(Protocol):
-    """What makes the next state of a noised mean.
+    """Rule that computes the next server state from a noised mean.
 
-    It holds public numbers alone: applied a second time it tells whether it was the noised mean
-    that trained.
+    The rule contains only public numbers. Applying it again verifies that the noised mean trained
+    the model.
     """
 
     def __call__(
         self, server: ServerConfig, state: ServerState, mean: Float32[np.ndarray, " dim"]
     ) -> ServerState:
-        """The state after the round."""
+        """Returns the state after the round."""
         ...
 
 
@@ -168,12 +168,12 @@ def _as_long_as(step: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> 
 def released_weights(
     config: ServerConfig, state: ServerState, average: int = 0
 ) -> Float32[np.ndarray, " dim"]:
-    """Exponential average of the weights after each round, without bias to the start.
+    """Returns the exponential average of the weights after each round, without initial bias.
 
     Args:
-      config: of the run.
-      state: after the last round.
-      average: 0: what is released; else one of `other_ema_decays`, counted from 1.
+      config: server configuration of the run.
+      state: state after the last round.
+      average: 0: the released average; else an index in `other_ema_decays`, counted from 1.
     """
     decay = decays(config)[average]
     if decay == 0.0 or state.rounds == 0:

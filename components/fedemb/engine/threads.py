@@ -1,4 +1,4 @@
-"""Threads and devices: decided once per process, before TensorFlow starts."""
+"""Configures threads and devices once per process, before TensorFlow starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -36,7 +36,7 @@ def configure_threads(parallel_clients: int = 0) -> int:
 
 
 def accelerators() -> list[str] | None:
-    """Names of the accelerators clients are dealt out to; None on a machine without."""
+    """Returns the names of accelerators for clients; None on a machine without accelerators."""
     import tensorflow as tf
 
     return [device.name for device in tf.config.list_logical_devices("GPU")] or None

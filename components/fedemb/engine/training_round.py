@@ -1,4 +1,4 @@
-"""What the loop needs of a kind of round, however it is computed."""
+"""Interface that every kind of training round implements."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedemb.engine.server import ServerRule
 
 
 class TrainingRound(Protocol):
-    """Units in, their clipped integer sum out."""
+    """Training round: takes units and returns their clipped integer sum."""
 
     mechanism: Any
     """`privacy.queries.Mechanism`: samples, clips, sums, noises and prices."""
     dim: int
-    """Numbers that train."""
+    """Number of trained values."""
     seconds_waited: float
-    """Of the last round: how long it waited for data."""
+    """Seconds that the last round waited for data."""
 
     @property
     def advance(self) -> ServerRule:
-        """The server's step on the noised mean."""
+        """Returns the server step on the noised mean."""
         ...
 
     def initial_weights(self) -> np.ndarray:
-        """What trains, before the first round, float32 `[dim]`."""
+        """Returns the initial trained values, float32 `[dim]`."""
         ...
 
     def slabs(self, units: Iterable[Any], round_index: int) -> Iterator[Any]:
@@ -35,5 +35,5 @@ class TrainingRound(Protocol):
         ...
 
     def run(self, weights: np.ndarray, slabs: Iterable[Any]) -> RoundSums:
-        """The clipped sum of a round over its packed units, from the weights all start from."""
+        """Returns the clipped sum of a round over its packed units, from the broadcast weights."""
         ...

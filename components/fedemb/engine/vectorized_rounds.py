@@ -1,4 +1,4 @@
-"""Units side by side in one vectorised map: what must hold before the first private one is read."""
+"""Rounds with a vectorised map over units, and the exactness check before private data is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VectorizedRounds(SlabRounds):
 
     @abstractmethod
     def _generated(self, group: int, random: np.random.Generator) -> ClientExamples:
-        """A unit that no data made."""
+        """Returns a generated unit that does not depend on data."""
 
     @abstractmethod
     def _sums_by_worker(
@@ -48,7 +48,7 @@ class VectorizedRounds(SlabRounds):
         return super().run(weights, slabs)
 
     def rehearse(self, weights: Float32[np.ndarray, " dim"] | None = None) -> None:
-        """Shows once what `require_exact` wants, at these weights or the initial ones."""
+        """Runs `require_exact` once, at the given weights or the initial weights."""
         self.require_exact(self.initial_weights() if weights is None else weights)
         self._shown = True
 

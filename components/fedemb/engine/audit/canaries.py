@@ -1,9 +1,9 @@
-"""Witness: canaries that go through a mechanism of their own, made from the plan as the real one.
+"""Canaries in a separate mechanism, which is built from the plan like the real one.
 
-Sampler, clip, grid, sum and noise are the same code under a key of their own, so what comes out
-tells noise, clip and sampling probability as they run. Canaries train nothing: their vectors lie in
-coordinates that no model has, and no real user's record, coin or noise depends on them. What is
-published of them is a function of keys and plan alone and costs no user anything.
+Sampler, clip, grid, sum and noise are the same code with a separate key, so the output shows noise,
+clip and sampling probability as executed. Canaries do not train the model: their vectors use
+coordinates that no model has, and no real user's record, coin or noise depends on them. Published
+canary figures are a function of only keys and plan, at no privacy cost.
 """
 
 # TensorFlow and jax-privacy ship no types; our own signatures are checked.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 COORDINATES = 4096
 CANARIES = 256
-"""That are put in; as many are left out, and nothing of theirs is ever added."""
+"""Number of included canaries; the same number is excluded and never added."""
 ROUNDS = 32
 """Rounds with canaries at least, if there are so many; they are spread evenly."""
 _LENGTH = 10.0
@@ -51,12 +51,12 @@ class CanaryIndex:
         self.user_keys = numbers * np.uint64(0x9E3779B97F4A7C15)
 
     def members(self, grouping: int, group: int) -> np.ndarray:
-        """Canaries of a virtual client."""
+        """Returns the canaries of a virtual client."""
         del grouping
         return np.arange(group, CANARIES, self.virtual_clients)
 
     def canaries(self, client: VirtualClient) -> np.ndarray:
-        """Numbers of the canaries that bring a virtual client's vector."""
+        """Returns the numbers of the canaries in a virtual client."""
         if self._each == 1:
             return client.users
         images = client.users * self._each + client.grouping
@@ -88,7 +88,7 @@ class WitnessMechanism:
         self._mechanism = build_mechanism(self.plan, key, run_id, attempt, inputs_sha)
         self._index = CanaryIndex(self.plan)
         random = np.random.default_rng(list(derive(key, "membership")))
-        # Which canaries are in is secret until the run is over: nobody could treat them apart.
+        # The included canaries are secret until the run ends, so no code can treat them apart.
         self._included = random.permutation(2 * CANARIES)[:CANARIES]
         self._counts = {"rounds": 0, "contributions": 0, "taken": 0}
         self._sums = {"energy": 0.0, "length": 0.0, "between": 0.0}
@@ -103,7 +103,7 @@ class WitnessMechanism:
         self._summed = traced(summed)
 
     def add(self, round_index: int) -> None:
-        """Lets the canaries take part in a round, if it is one of theirs."""
+        """Adds the canaries to a round, if it is a canary round."""
         if round_index % max(1, self.plan.rounds // ROUNDS):
             return
         clients = self._mechanism.sample_clients(round_index, self._index)
@@ -142,7 +142,7 @@ class WitnessMechanism:
 
     @property
     def found(self) -> Witness:
-        """What the canaries saw so far."""
+        """Returns the canary results so far."""
         counts, sums = self._counts, self._sums
         chance = None if self.plan.draws_places else self.plan.chance
         free = counts["rounds"] * COORDINATES - counts["contributions"]
@@ -176,12 +176,12 @@ class WitnessMechanism:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The figures so far."""
+        """Returns the figures so far."""
         kept = {_SCORES: self._scores.tolist(), _BEFORE: self._before.tolist()}
         return {**self._counts, **self._sums, **kept}
 
     def restore(self, figures: dict[str, Any]) -> None:
-        """Goes on after the rounds that `to_json` was called after."""
+        """Resumes after the rounds that `to_json` covered."""
         self._scores = np.array(figures[_SCORES])
         self._before = np.broadcast_to(np.array(figures[_BEFORE]), COORDINATES)
         self._counts = {name: figures[name] for name in self._counts}

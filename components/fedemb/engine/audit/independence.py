@@ -1,10 +1,10 @@
-"""Whether the noise and the coins of a run are independent wherever the guarantee needs it.
+"""Checks that noise and coins of a run are independent wherever the guarantee requires it.
 
-Receipts show that each round holds its noise. They draw the noise again with the function that drew
-it first, so they cannot see a function that gives several rounds the same noise. Here keystreams of
-different rounds, quantities, runs and keys are compared with each other, and so is who takes part.
-Everything that is compared follows from keys, tags and plan: no private value is read. Each check
-has a bound on its false alarms that holds for every plan, by Chernoff or an exact distribution.
+Receipts show that each round contains its noise. They redraw the noise with the same function, so
+they cannot detect a function that gives several rounds the same noise. This module compares the
+keystreams and the participants of different rounds, quantities, runs and keys. All compared values
+follow from keys, tags and plan: no private value is read. The false alarm rate of each check is
+bounded for every plan, by Chernoff or an exact distribution.
 """
 
 # scipy ships no types.
@@ -55,7 +55,7 @@ _Transform = Callable[..., Any]
 
 @dataclass(frozen=True)
 class AttemptSecrets:
-    """What noise and coins of an attempt are drawn from."""
+    """Secrets from which noise and coins of an attempt are drawn."""
 
     root_key: bytes
     run_id: str
@@ -116,7 +116,7 @@ def independence(
 
 
 def _tags_differ(noise_key: bytes, tags: Sequence[bytes]) -> bool:
-    """Whether each round has a tag of its own, which depends on round, key and every value."""
+    """Returns whether each round has its own tag, which depends on round, key and every value."""
     numbers = np.zeros(3 * NORMALS, np.int64)
     variants = [round_tag(noise_key, r, {"update": numbers}) for r in (0, 1, 256, 1 << 16)]
     for place in (0, numbers.size // 2, numbers.size - 1):
@@ -131,7 +131,7 @@ def _tags_differ(noise_key: bytes, tags: Sequence[bytes]) -> bool:
 
 
 def _rounds_differ(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) -> bool:
-    """Whether no round repeats the noise of another, as a whole or at another offset."""
+    """Returns whether no round repeats the noise of another, at any offset."""
     key = secrets.key("noise")
     starts = {_normals(key, tag)[:2].tobytes() for tag in tags}
     some = np.array([_normals(key, tags[number]) for number in _compared_rounds(len(tags))])
@@ -154,7 +154,7 @@ def _vector_is_fresh(secrets: AttemptSecrets, tags: Sequence[bytes], size: int) 
 
 
 def _quantities_differ(secrets: AttemptSecrets, tags: Sequence[bytes]) -> bool:
-    """Whether update and count of an adaptive clip have noise of their own."""
+    """Returns whether update and count of an adaptive clip have separate noise."""
     key = secrets.key("noise")
     some = [tags[number] for number in _compared_rounds(len(tags))]
     rows = [_normals(key, tag, name) for tag in some for name in ("update", "below", "another")]
@@ -162,7 +162,7 @@ def _quantities_differ(secrets: AttemptSecrets, tags: Sequence[bytes]) -> bool:
 
 
 def _keys_differ(secrets: AttemptSecrets, tags: Sequence[bytes]) -> bool:
-    """Whether attempts, runs, inputs, canaries and coins have keys of their own."""
+    """Returns whether attempts, runs, inputs, canaries and coins have separate keys."""
     everybody = [secrets, *secrets.others]
     rows = [_normals(one.key("noise"), tags[0]) for one in everybody]
     rows += [gaussian(one.key(name), NORMALS) for one in everybody for name in ("noise", "coins")]
@@ -224,7 +224,7 @@ def _compared_rounds(rounds: int) -> list[int]:
 
 
 class _Coins:
-    """Who of 256 made-up users takes part in some rounds, by the run's own coins."""
+    """Participation of 256 synthetic users in some rounds, by the run's own coins."""
 
     def __init__(self, plan: MechanismPlan, secrets: AttemptSecrets, rounds: Sequence[int]):
         self._plan = plan.replaced(virtual_clients=max(CANARIES, plan.virtual_clients))
@@ -250,7 +250,7 @@ class _Coins:
         return taken
 
     def rounds_differ(self) -> bool:
-        """Whether who takes part in one round says nothing of the others."""
+        """Returns whether participants of one round are independent of other rounds."""
         taken, half = self._taken, len(self._taken) // 2
         later = taken[2::2]
         pairs = [
@@ -266,7 +266,7 @@ class _Coins:
         ) and all(_as_likely(int(n), CANARIES, same, enough / each.size) for n in np.unique(each))
 
     def units_differ(self) -> bool:
-        """Whether who takes part in a round says nothing of the others in it."""
+        """Returns whether participants of a round are independent of each other."""
         taken, half = self._taken, CANARIES // 2
         total, enough = int(taken.sum()), FALSE_ALARM / 3
         halves = ((taken[:, 0::2], taken[:, 1::2]), (taken[:, :half], taken[:, half:]))
@@ -276,7 +276,7 @@ class _Coins:
         )
 
     def keys_differ(self) -> bool:
-        """Whether other attempts, runs and inputs have other coins."""
+        """Returns whether other attempts, runs and inputs have other coins."""
         others = [self._taken & self._drawn(one) for one in self._secrets.others]
         enough = FALSE_ALARM / len(others)
         return all(

@@ -30,7 +30,7 @@ class NoiseReceipts:
     """Receipts of the rounds so far.
 
     Args:
-      plan: what was priced; its `noise_multiplier` is taken as it stands there.
+      plan: what was priced; its `noise_multiplier` is used unchanged.
       noise_key: `noise.run_key(root, "noise", ...)`.
       tags: of the rounds before, where rounds share their noise.
     """
@@ -43,7 +43,7 @@ class NoiseReceipts:
         self._noise = self._both = self._rest = 0.0
 
     def add(self, mean: np.ndarray, l2_norm_clip: float, tag: bytes) -> float:
-        """Looks at a round and returns its slope. Raw.
+        """Adds a round and returns its slope. Raw.
 
         Args:
           mean: `[dim]`, as committed.
@@ -106,7 +106,7 @@ class NoiseReceipts:
 
     @property
     def found(self) -> Receipts:
-        """What the rounds so far say."""
+        """Returns the result of the rounds so far."""
         if not self._noise > 0:
             return Receipts(rounds=self._rounds, failed=self._failed, together=False)
         tolerance = SIGMAS * math.sqrt(self._rest) / self._noise + _DIGITS
@@ -115,11 +115,11 @@ class NoiseReceipts:
         return Receipts(rounds=self._rounds, failed=self._failed, together=together)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures so far. Raw."""
+        """Returns the figures so far. Raw."""
         names = ("_rounds", "_failed", "_noise", "_both", "_rest")
         return {name.strip("_"): getattr(self, name) for name in names}
 
     def restore(self, figures: dict[str, Any]) -> None:
-        """Goes on after the rounds that `to_json` was called after."""
+        """Resumes after the rounds that `to_json` covered."""
         for name, value in figures.items():
             setattr(self, f"_{name}", value)

@@ -1,7 +1,7 @@
-"""Evidence, gathered beside the rounds, that what was priced is what runs.
+"""Evidence, collected during training, that the priced mechanism is the one that runs.
 
-It looks at records as they were committed, at keys while they exist, and trains two rounds again.
-It gives nothing to the training: with it or without it a run releases the same bits.
+The audit reads committed records, reads keys while they exist, and runs two rounds again. It does
+not affect training: a run releases the same bits with or without it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = "audit.npz"
 
 @dataclass(frozen=True)
 class AttemptKeys:
-    """What noise and coins of an attempt are drawn from, while it exists."""
+    """Keys from which noise and coins of an attempt are drawn, while they exist."""
 
     root_key: bytes
     run_id: str
@@ -46,14 +46,14 @@ class AttemptKeys:
         return run_key(self.root_key, "noise", self.run_id, self.attempt, self.inputs_sha)
 
     def chosen_rounds(self, rounds: int) -> list[int]:
-        """Rounds to run again: known to nobody before the key is."""
+        """Returns the rounds to run again, which are unknown without the key."""
         words = derive(self.root_key, "replay", self.run_id, str(self.attempt))
         random = np.random.default_rng(list(words))
         return sorted(random.permutation(rounds)[:REPLAYED].tolist())
 
 
 class RoundAudit:
-    """Receipts, fold, canaries, tags and the weights that two rounds began with.
+    """Receipts, fold, canaries, tags, and the initial weights of two rounds.
 
     Args:
       plan: what was priced.
@@ -89,11 +89,11 @@ class RoundAudit:
 
     @property
     def rounds(self) -> int:
-        """Rounds looked at."""
+        """Returns the number of audited rounds."""
         return self._state.rounds
 
     def add(self, record: Any) -> float:
-        """Looks at the next committed round; returns the slope of its noise. Raw.
+        """Adds the next committed round; returns the slope of its noise. Raw.
 
         Args:
           record: its `RoundRecord`, mean included.
@@ -129,7 +129,7 @@ class RoundAudit:
         Args:
           function: of the training.
           index: the users.
-          load: reads what a `sampling.VirtualClient` brings.
+          load: reads the examples of a `sampling.VirtualClient`.
           read: the record of a round.
         """
         failed: set[str] = set()
@@ -151,7 +151,7 @@ class RoundAudit:
         self._replay = Replay(rounds=len(chosen), failed=sorted(failed))
 
     def found(self, released: np.ndarray, delta: float) -> MechanismAudit:
-        """All evidence of a finished training, after `replay`.
+        """Returns all evidence of a finished training, after `replay`.
 
         Args:
           released: weights that leave the training, float32 `[dim]`.
@@ -184,7 +184,7 @@ class RoundAudit:
         return found.model_copy(update={"failed": [*found.failed, "witness_rounds"]})
 
     def save(self, store: Store) -> None:
-        """Writes where it stands, beside the trainer's checkpoint and before it."""
+        """Writes the state, next to the trainer's checkpoint and before it."""
         head = {
             "inputs_sha": self._keys.inputs_sha,
             "rounds": self.rounds,
@@ -203,11 +203,11 @@ class RoundAudit:
         store.write(_NAME, pack(head, kept | self._state.arrays))
 
     def restore(self, store: Store, read: Callable[[int], Any]) -> None:
-        """Goes on where a trainer of the same attempt wrote it last, or begins.
+        """Resumes from the last state saved by a trainer of the same attempt, or starts.
 
         Args:
           store: working state of the attempt.
-          read: the record of a round. The last one looked at has the tags of all before, where
+          read: the record of a round. The last audited record has the tags of all before, where
             rounds share their noise; a checkpoint may be older.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A round on record, run again without one of its users: what must then be the same."""
+"""Repeats a recorded round without one of its users, and checks that the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedemb.privacy.randomness.sampling import VirtualClient
 
 
 class OneRound:
-    """One round again, from the weights and the mechanism's state it began with."""
+    """Repeats one round from its initial weights and mechanism state."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class OneRound:
         function.mechanism.rewind(before)
 
     def problems(self, index: Any, after: dict[str, Any]) -> set[str]:
-        """What is not as it must be.
+        """Returns the codes of failed checks.
 
         Args:
           index: the users.
@@ -53,7 +53,7 @@ class OneRound:
     def _without_one(
         self, index: Any, clients: list[VirtualClient]
     ) -> tuple[set[str], list[np.ndarray]]:
-        """What is wrong without one of the users, and the sums with them put back.
+        """Returns failed checks without one of the users, and the sums with the user added back.
 
         Where images are sampled alone, all images of the user are taken out at once, and what each
         of them brought is put back by itself: each has a clip of its own.
@@ -122,11 +122,11 @@ class _Without:
 
     @property
     def user_keys(self) -> np.ndarray:
-        """Of those who are left."""
+        """Returns the keys of the remaining users."""
         return np.delete(self._index.user_keys, self._removed)
 
     def members(self, grouping: int, group: int) -> np.ndarray:
-        """Rows among those who are left."""
+        """Returns the rows among the remaining users."""
         rows = self._index.members(grouping, group)
         rows = rows[rows != self._removed]
         return rows - (rows > self._removed)

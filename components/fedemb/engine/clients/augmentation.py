@@ -1,4 +1,4 @@
-"""Random affine copies of images; who calls draws the numbers, from a seed of its own."""
+"""Random affine copies of images; the caller draws the random numbers from its own seed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a virtual client trains with and in which order: drawn on the host, for every backend.
+"""Draws head, order and augmentation of a virtual client on the host, for every backend.
 
-All of it follows from the seed of the client in the round, and from nothing else: a run means the
-same on each backend, and no framework's generator has a part in it.
+All draws depend only on the seed of the client in the round. So a run has the same draws on each
+backend, and no framework's random generator is used.
 
-A head is born and dies inside one virtual client and one round. Its size is the number of distinct
-labels of that client, never the number of identities in the world, and it reaches no artifact.
+A head exists only inside one virtual client and one round. Its size is the number of distinct
+labels of that client, never the total number of identities. No artifact contains it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedemb.engine.clients.augmentation import DRAWS
 
 
 class LocalData(NamedTuple):
-    """What one virtual client brings to local training. Raw."""
+    """Inputs of local training for one virtual client. Raw."""
 
     images: Any
     """uint8 `[examples, size, size, channels]`, at least one; or features, see `ClientExamples`."""
@@ -80,7 +80,7 @@ def local_data(
 
 
 def no_data(config: LocalTrainingConfig, image: Sequence[int], dim: int) -> LocalData:
-    """What a client without examples brings: the shapes."""
+    """Returns the data of a client without examples, with the right shapes."""
     images, labels = np.zeros((0, *image), type_of(image)), np.zeros(0, np.int64)
     return local_data(images, labels, config, seed=np.random.SeedSequence(0), dim=dim)
 

@@ -62,7 +62,7 @@ class Worker:
 
 
 def first_head(objective: Objective, broadcast: Sequence[Any], examples: LocalData) -> Any:
-    """The head a client begins with, one row per label."""
+    """Returns the initial head of a client, one row per label."""
     config = objective.config
     if config.head_init == "glorot":
         return examples.head

@@ -1,4 +1,4 @@
-"""What virtual clients train, on any backend."""
+"""Objective that virtual clients train, on any backend."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Local training of one virtual client on JAX: the steps of `local_training.py` in fixed shapes.
 
-Under `vmap` clients train side by side. Each has a loop of its own length; one that has ended keeps
-its state while the others go on. A last short batch of an epoch is filled up, and so is the head;
-what fills them has neither loss nor gradient.
+Under `vmap`, clients train in parallel. Each client has its own loop length, and a finished client
+keeps its state while others continue. The last short batch of an epoch and the head are padded; the
+padding has neither loss nor gradient.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train_client(
     Args:
       objective: backbone, trained variables, local configuration.
       broadcast: float32 `objective.shapes`, the weights all clients start from, of this device.
-      client: what it brings.
+      client: data of the client.
     """
     import jax
     import jax.numpy as jnp
@@ -127,7 +127,7 @@ def _moved(  # noqa: PLR0917 - a weight, what is kept of it, and the step
 
 
 def _first_head(objective: Objective, broadcast: Sequence[Any], client: Client) -> Any:
-    """The head a client begins with; class means are computed some images at a time."""
+    """Returns the initial head of a client; class means are computed in batches of images."""
     config = objective.config
     if config.head_init == "glorot":
         return client.head

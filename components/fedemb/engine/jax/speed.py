@@ -1,4 +1,4 @@
-"""How fast private rounds are on the available devices, beside a plain step of the same net."""
+"""Measures the speed of private rounds on the available devices, and of a plain training step."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Speed(NamedTuple):
     net: str
     precision: str
     views: int
-    """K: augmented copies of an image, or times a client looks at it."""
+    """K: number of augmented copies of an image, or of visits by a client."""
     microbatch: int
     """Units side by side on a device; of the plain step its batch."""
     microseconds_per_view: float
@@ -96,7 +96,7 @@ def describe_device() -> dict[str, Any]:
 
 
 def measure(model: ModelConfig, seconds: float) -> Iterator[Speed]:
-    """Measures until the time is over; what is not begun by then is left out.
+    """Measures until the time is over; measurements not started by then are skipped.
 
     Args:
       model: a classifier, for unit gradients.
@@ -144,7 +144,7 @@ def _timed(act: Callable[[], Any]) -> tuple[float, float]:
 def _plain(net: Any, name: str, half: bool, rows: int = 0) -> Speed:
     """Forward, backward and step of SGD on one device; nothing is clipped.
 
-    Of a backbone with a head of so many `rows`, or of a classifier as it is.
+    The model is a backbone with a head of `rows` rows, or an unchanged classifier.
     """
     import jax
     import jax.numpy as jnp
@@ -251,7 +251,7 @@ def _round(
       plain: the plain step of the same net.
       looks: at images, in this round.
       views: see `Speed`.
-      of: such rounds in one whose noise is looked at.
+      of: such rounds in one whose noise is audited.
     """
     mechanism, weights = function.mechanism, function.initial_weights()
     named = work, plain.net, plain.precision, views, function.together

@@ -1,6 +1,6 @@
-"""DP-SGD of a head alone, on features that a frozen backbone computes once.
+"""DP-SGD of a head only, on features that a frozen backbone computes once.
 
-No gradient is ever formed: the norm of a record follows from features and errors, and the clipped
+No gradient is computed: the norm of a record follows from features and errors, and the clipped
 sum is one matrix product (`privacy.queries.product_sum`). A round costs two products and the noise.
 """
 

@@ -107,7 +107,7 @@ class UnitRounds(VectorizedRounds):
     def _logits(self, weights: Sequence[Any], images: Any) -> Any:
         """Logits under `weights` in place of `variables`.
 
-        The head is one product with its bias as a last row, and has classes that nobody has up to
+        The head is one product with its bias as a last row, and is padded with unused classes to
         a whole number of lanes: rows ten numbers wide are split differently at different places
         of a micro-batch, and the last of them are computed in another way.
         """
@@ -153,7 +153,7 @@ class UnitGradientFunction(UnitRounds, ParallelRounds):
       variables: variables that train.
       seed: of the views. Never of noise or sampling.
       workers: micro-batches computed side by side; best as for `RoundFunction`.
-      devices: names of devices; workers are dealt out to them in turn. None: left to TensorFlow.
+      devices: names of devices; assigned to workers in turn. None: TensorFlow decides.
     """
 
     def __init__(
