@@ -208,7 +208,7 @@ def _read_folders(source: SourceConfig, part: Part, columns: list[str]) -> Itera
 
 
 def _unicode(name: str) -> str:
-    """Returns a file name with non-Unicode bytes replaced, as Beam cannot pass them to workers."""
+    """Returns a file name without non-Unicode bytes, which Beam cannot pass between workers."""
     return name.encode(errors="ignore").decode()
 
 
