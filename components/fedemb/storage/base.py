@@ -145,7 +145,7 @@ class Store(ABC):
 
     @abstractmethod
     def digest(self, name: str) -> str | None:
-        """Returns the SHA-256, recorded at upload (remote) or computed (local); None: unknown."""
+        """Returns the SHA-256, recorded at upload or computed locally; None: missing or unknown."""
 
     def clock(self) -> datetime | None:
         """Returns the current time of the store; None if only this machine's clock is available.
